@@ -1,0 +1,81 @@
+"""What the commands share: clean errors, the loading of a model folder, and a folder that is written whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+
+@contextmanager
+def clean_errors() -> Iterator[None]:
+    """End the command with one line on stderr and exit code 2 where its input is wrong."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from error
+
+
+def import_models() -> dict:
+    """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
+    from transformers.utils import logging
+
+    from transformers_xl.modeling.auto import VARIANTS, register
+
+    logging.disable_progress_bar()
+    register()
+    return VARIANTS
+
+
+def load_model(folder: Path) -> tuple:
+    """The causal language model in a folder, on the GPU where there is one, and its tokenizer.
+
+    Raises:
+        ValueError: the folder holds no model of this package.
+        OSError: a file is missing in the folder.
+    """
+    variants = import_models()
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote.")
+    config = AutoConfig.from_pretrained(folder)
+    if config.model_type not in variants:
+        raise ValueError(f"`model`={str(folder)!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def check_output(folder: Path, overwrite: bool) -> None:
+    """Raise a `ValueError` where `folder` cannot be written."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`output`={str(folder)!r} is a file: give the name of a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(f"`output`={str(folder)!r} is not empty: choose another folder, or add --overwrite.")
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place at the end, or disappears when the body fails."""
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workspace:
+        new, old = Path(workspace, "new"), Path(workspace, "old")
+        new.mkdir()
+        yield new
+        if folder.exists():
+            os.replace(folder, old)
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if old.exists():
+                os.replace(old, folder)
+            raise
+
+
+__all__ = ["check_output", "clean_errors", "import_models", "load_model", "written_whole"]

@@ -1,0 +1,61 @@
+"""`transformers-xl evaluate`: bits per byte of a text, with and without memory."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors, load_model
+
+
+def evaluate(
+    model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
+    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    segment_length: Annotated[int | None, Option(help="Tokens per segment.", show_default="as in training")] = None,
+    batch_size: Annotated[int, Option(help="Lanes of text that are read side by side; each begins without memory.")] = 1,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")] = False,
+) -> None:
+    """Measure how well a model predicts a text, in bits per byte, with its memory and without."""
+    with clean_errors():
+        model, tokenizer = load_model(model_dir)
+        from transformers_xl.evaluation.bits_per_byte import score_text
+        from transformers_xl.streams.files import read_ids
+
+        ids, size = read_ids(text, tokenizer, progress=not as_json)
+        size -= len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
+        scores = {
+            name: score_text(model, ids, segment_length, batch_size, memory, num_bytes=size, progress=not as_json)
+            for name, memory in (("with memory", True), ("without memory", False))
+        }
+    if as_json:
+        typer.echo(json.dumps({name.replace(" ", "_"): _summary(score) for name, score in scores.items()}, indent=2))
+    else:
+        _print_table(scores)
+
+
+def _summary(score) -> dict:
+    by_position = [None if value != value else value for value in score.bits_per_byte_by_position.tolist()]
+    return {
+        "bits_per_byte": score.bits_per_byte,
+        "nats": score.nats,
+        "tokens": score.tokens,
+        "bytes": score.bytes,
+        "bits_per_byte_by_position": by_position,
+    }
+
+
+def _print_table(scores: dict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "bits per byte", "nats", "tokens", "bytes")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, score in scores.items():
+        table.add_row(name, f"{score.bits_per_byte:.4f}", f"{score.nats:,.1f}", f"{score.tokens:,}", f"{score.bytes:,}")
+    Console().print(table)
+
+
+__all__ = ["evaluate"]

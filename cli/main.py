@@ -1,0 +1,23 @@
+"""The `transformers-xl` command.
+
+Commands import torch and transformers when they run, not when they are listed: `--help` answers at once.
+"""
+
+import typer
+
+from transformers_xl.cli.evaluate import evaluate
+from transformers_xl.cli.generate import generate
+from transformers_xl.cli.train import train
+
+app = typer.Typer(
+    name="transformers-xl",
+    help="Language models that remember past their window: train one on your text, measure it, let it write.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+for command in (train, evaluate, generate):
+    app.command(no_args_is_help=True)(command)
+
+if __name__ == "__main__":
+    app()

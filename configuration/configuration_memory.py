@@ -1,0 +1,154 @@
+"""The fields that every model with segment memory shares."""
+
+import difflib
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+@strict
+class MemoryConfig(PreTrainedConfig):
+    r"""
+    Base configuration of the models in this package. A variant adds its paper's fields and changes defaults.
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 32000):
+            Number of token ids.
+        hidden_size (`int`, *optional*, defaults to 512):
+            Width of the residual stream (`d_model` in the original code).
+        num_hidden_layers (`int`, *optional*, defaults to 6):
+            Number of layers (`n_layer`).
+        num_attention_heads (`int`, *optional*, defaults to 8):
+            Number of attention heads (`n_head`).
+        head_dim (`int`, *optional*):
+            Width of one head (`d_head`); `hidden_size // num_attention_heads` when not given.
+        intermediate_size (`int`, *optional*, defaults to 2048):
+            Inner width of the feed-forward (`d_inner`).
+        hidden_act (`str`, *optional*, defaults to `"relu"`):
+            Activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
+        mem_len (`int`, *optional*, defaults to 512):
+            Length of the memory, in tokens. 0 turns memory off and needs `same_length=False`.
+        segment_length (`int`, *optional*, defaults to 128):
+            Tokens per training segment (`tgt_len`); read by the training code, not by the model.
+        same_length (`bool`, *optional*, defaults to `True`):
+            `True`: every token sees exactly the last `mem_len` positions, itself included, so that results do not depend
+            on how a text is cut. `False`: one call is one segment, and a token sees the memory and all earlier tokens
+            of its call.
+        clamp_len (`int`, *optional*, defaults to -1):
+            Relative distances above this many positions are treated as this distance; -1 turns it off.
+        initial_memory (`str`, *optional*, defaults to `"empty"`):
+            What a fresh row remembers: `"empty"`, nothing; `"zeros"`, `mem_len` zero vectors that are attended to (the
+            memory of old Hugging Face checkpoints).
+        norm_position (`str`, *optional*, defaults to `"pre"`):
+            `"pre"` normalises the input of a sub-layer, `"post"` the sum after it (https://arxiv.org/abs/2002.04745).
+        use_final_norm (`bool`, *optional*):
+            Whether a layer norm follows the last layer; with `norm_position="pre"` only when not given.
+        share_relative_bias (`bool`, *optional*, defaults to `True`):
+            Whether all layers share one pair of biases u, v of the relative attention, or each layer has its own
+            (`untie_r`). Without meaning for variants with other positions.
+        lm_head_bias (`bool`, *optional*, defaults to `True`):
+            Whether the language modeling head has a bias.
+        dropout (`float`, *optional*, defaults to 0.1):
+            Probability of dropout after the embedding, in the feed-forward, and on the output of every sub-layer.
+        attention_dropout (`float`, *optional*, defaults to 0.0):
+            Probability of dropout on the attention weights (`dropatt`).
+        layer_norm_eps (`float`, *optional*, defaults to 1e-5):
+            Epsilon of the layer norms.
+        initializer_range (`float`, *optional*, defaults to 0.02):
+            Standard deviation of the normal distribution that weights start from.
+        tie_word_embeddings (`bool`, *optional*, defaults to `True`):
+            Whether the head uses the weights of the embedding.
+    """
+
+    model_type = "memory_transformer"
+    keys_to_ignore_at_inference = ["past_key_values", "mems", "mems_mask"]
+    attribute_map = {
+        "d_model": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "d_head": "head_dim",
+        "d_inner": "intermediate_size",
+    }
+
+    vocab_size: int = 32000
+    hidden_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    head_dim: int | None = None
+    intermediate_size: int = 2048
+    hidden_act: str = "relu"
+    mem_len: int = 512
+    segment_length: int = 128
+    same_length: bool = True
+    clamp_len: int = -1
+    initial_memory: str = "empty"
+    norm_position: str = "pre"
+    use_final_norm: bool | None = None
+    share_relative_bias: bool = True
+    lm_head_bias: bool = True
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any):
+        self._refuse_misspelled(kwargs)
+        if self.head_dim is None and self.num_attention_heads > 0:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.use_final_norm is None:
+            self.use_final_norm = self.norm_position == "pre"
+        # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    def _refuse_misspelled(self, kwargs: dict[str, Any]) -> None:
+        if "sliding_window" in kwargs:
+            raise ValueError(
+                f"`sliding_window`={kwargs['sliding_window']} cannot be set, it follows from the memory: set `mem_len`."
+            )
+        fields = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
+        known = set(fields) | set(self.attribute_map) | set(vars(PreTrainedConfig)) | {"num_labels", "name_or_path"}
+        for name in kwargs:
+            close = [] if name in known else difflib.get_close_matches(name, [*fields, *self.attribute_map], cutoff=0.8)
+            if close:
+                raise ValueError(
+                    f"`{name}`={kwargs[name]!r} is not a field of {type(self).__name__}: did you mean `{close[0]}`?"
+                )
+
+    def validate_architecture(self) -> None:
+        """Raise a `ValueError` when the fields do not describe a model that can run."""
+        positive = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name in (*positive, "segment_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
+        if self.head_dim is not None and self.head_dim < 1:
+            raise ValueError(
+                f"`head_dim`={self.head_dim} must be at least 1: use at most `hidden_size`={self.hidden_size} heads, "
+                f"not `num_attention_heads`={self.num_attention_heads}, or give `head_dim`."
+            )
+        if self.mem_len < 0:
+            raise ValueError(f"`mem_len`={self.mem_len} must not be negative; 0 turns memory off.")
+        if self.mem_len == 0 and self.same_length:
+            raise ValueError(
+                "`mem_len`=0 with `same_length`=True lets a token see nothing, not even itself: "
+                "set `same_length=False` for a model without memory, or `mem_len` to at least 1."
+            )
+        for name, choices in (("norm_position", ("pre", "post")), ("initial_memory", ("empty", "zeros"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"`{name}`={getattr(self, name)!r} must be one of {choices}.")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
+
+    @property
+    def sliding_window(self) -> int:
+        """Positions that a token sees when it stands right behind a full memory, itself included."""
+        return self.mem_len if self.same_length else self.mem_len + 1
+
+
+__all__ = ["MemoryConfig"]

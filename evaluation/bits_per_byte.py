@@ -1,0 +1,116 @@
+"""How well a language model predicts a text, in bits per byte, with its memory and without.
+
+    bits per byte = nats / ln 2 / bytes
+
+`nats` is the sum of the negative log-likelihoods of the predicted tokens, `bytes` the number of bytes that they stand
+for. Every token of a text is predicted but its first, which nothing precedes.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from transformers_xl.streams.text_stream import TextStream
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The prediction of a text.
+
+    Attributes:
+        nats_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
+        tokens_by_position: tokens predicted at each position of a segment `(segment_length,)`.
+        bytes: bytes that the predicted tokens stand for.
+    """
+
+    nats_by_position: np.ndarray
+    tokens_by_position: np.ndarray
+    bytes: int
+
+    @property
+    def nats(self) -> float:
+        return float(self.nats_by_position.sum())
+
+    @property
+    def tokens(self) -> int:
+        return int(self.tokens_by_position.sum())
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes
+
+    @property
+    def bits_per_byte_by_position(self) -> np.ndarray:
+        """Bits per byte at each position of a segment `(segment_length,)`, a token taken for its mean number of bytes;
+        nan at positions where nothing was predicted."""
+        bytes_by_position = self.tokens_by_position * (self.bytes / self.tokens)
+        with np.errstate(invalid="ignore"):
+            return self.nats_by_position / math.log(2) / bytes_by_position
+
+
+def score_text(
+    model: PreTrainedModel,
+    ids: np.ndarray | torch.Tensor,
+    segment_length: int | None = None,
+    lanes: int = 1,
+    memory: bool = True,
+    num_bytes: int | None = None,
+    progress: bool = False,
+) -> TextScore:
+    """Predict a text in segments.
+
+    A text is cut into `lanes` contiguous lanes that are read side by side; each begins without a memory, so that more
+    lanes are faster and give away a little. The memory is that of `model(ids, use_cache=True)`.
+
+    Args:
+        model: a causal language model of this package, left in the mode (training or not) it comes in.
+        ids: token ids of the text `(tokens,)`.
+        segment_length: tokens per segment; `config.segment_length` when not given.
+        lanes: number of lanes, the batch size.
+        memory: `True`: a segment is read with the memory of those before. `False`: each segment alone.
+        num_bytes: bytes that all tokens but the first stand for; one per token when not given.
+        progress: show a bar on stderr.
+
+    Raises:
+        ValueError: `ids` is too short or not one row of integers, or a number is below 1.
+    """
+    if num_bytes is not None and num_bytes < 1:
+        raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the text behind its first token.")
+    segment_length = model.config.segment_length if segment_length is None else segment_length
+    stream = TextStream(ids, segment_length, lanes, keep_tail=True)
+    nats = torch.zeros(segment_length, dtype=torch.float64, device=model.device)
+    tokens = torch.zeros(segment_length, dtype=torch.long, device=model.device)
+    cache = None
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in tqdm(DataLoader(stream, batch_size=lanes), desc="evaluating", disable=not progress):
+                # a mask of ones would cost a gather in every layer
+                mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
+                targets = batch["shift_labels"].to(model.device)
+                outputs = model(
+                    batch["input_ids"].to(model.device), attention_mask=mask, past_key_values=cache, use_cache=memory
+                )
+                cache = outputs.past_key_values if memory else None
+                loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
+                nats += loss.double().sum(0)
+                tokens += (targets != -100).sum(0)
+    finally:
+        model.train(was_training)
+    tokens = tokens.cpu().numpy()
+    return TextScore(nats.cpu().numpy(), tokens, int(tokens.sum()) if num_bytes is None else num_bytes)
+
+
+def bits_per_byte(model: PreTrainedModel, ids: np.ndarray | torch.Tensor, **kwargs) -> float:
+    """Bits per byte of a text; arguments as for [`score_text`]."""
+    return score_text(model, ids, **kwargs).bits_per_byte
+
+
+__all__ = ["TextScore", "bits_per_byte", "score_text"]

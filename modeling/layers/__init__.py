@@ -1,0 +1,1 @@
+"""What papers change: the parts that models are made of."""

@@ -1,0 +1,131 @@
+"""Multi-head attention over `[memory; segment]`, and Transformer-XL's relative form of it."""
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.positions import RelativeBias
+from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
+from transformers_xl.modeling.ops.window import take
+
+
+# B batch, T segment length, M memory length, K = M + T, H heads, D head dim, E hidden size
+class MemoryAttention(nn.Module):
+    """Attention of a segment's queries to the keys and values of `[memory; segment]`, without positions.
+
+    A variant with positions overrides `score_terms`.
+    """
+
+    def __init__(self, config: MemoryConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.scaling = config.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        inner_size = config.num_attention_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, inner_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, inner_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, inner_size, bias=False)
+        self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=False)
+
+    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H, K, D]
+
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
+        return self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
+
+    def score_terms(
+        self, query: torch.Tensor, num_keys: int, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
+        return query, None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        past_key_values=None,
+        visible: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
+        position_embeddings: tuple | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """
+        Args:
+            hidden_states (`torch.Tensor` of shape `(B, T, E)`): the segment, normalised where the model is pre-norm.
+            memory (`torch.Tensor` of shape `(B, M, E)`, *optional*): newest last, normalised like the segment.
+            past_key_values (`MemoryCache`, *optional*): holds the projected memory instead.
+            visible (`torch.Tensor` of shape `(B or 1, 1, T, K)`, *optional*): bool; everything is visible when not given.
+            order (`torch.Tensor` of shape `(B, K)`, *optional*): packs padded rows of `[memory; segment]`.
+            position_embeddings: what the model's positions made for all layers.
+
+        Returns:
+            The output `(B, T, E)`, and the weights `(B, H, T, K)` where the attention function returns them.
+        """
+        query = self.split_heads(self.q_proj(hidden_states))
+        if past_key_values is not None:
+            key, value = past_key_values.update(*self.project(hidden_states), self.layer_idx, order=order)
+        else:
+            context = hidden_states if memory is None else torch.cat([memory, hidden_states], dim=1)
+            key, value = self.project(take(context, order))
+        query, bias = self.score_terms(
+            query, key.shape[-2], position_embeddings=position_embeddings, past_key_values=past_key_values
+        )
+        if bias is None:
+            bias = visible
+        elif visible is not None:
+            bias = bias.masked_fill(~visible, -torch.inf)
+        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        attn_output, attn_weights = attention_interface(
+            self,
+            query,
+            key,
+            value,
+            bias,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            is_causal=False,
+            **kwargs,
+        )
+        return self.o_proj(attn_output.flatten(-2)), attn_weights
+
+
+class RelativeAttention(MemoryAttention):
+    """Attention with relative positions: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 3.3.
+
+        score[i, j] = ((q_i + content_bias) . k_j + (q_i + position_bias) . r_{i-j}) / sqrt(head_dim)
+
+    where r = r_proj(R), R the sinusoids of `RelativePositions`.
+
+    Differs from the original: tensors are batch first; the second term is handed to the attention function as an additive
+    mask, so that SDPA applies; queries, keys and values have their own projections (`qkv_net` there).
+    """
+
+    def __init__(self, config: MemoryConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.r_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
+        self.bias = None if config.share_relative_bias else RelativeBias(config)
+
+    def score_terms(
+        self, query: torch.Tensor, num_keys: int, position_embeddings: tuple, past_key_values=None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        table, shared_bias = position_embeddings
+        bias = shared_bias if self.bias is None else self.bias
+        positions = self.project_positions(table, past_key_values)[:, -(num_keys + 1) :]  # [H, K + 1, D]
+        position_query = (query + bias.position_bias[:, None]) * self.scaling
+        return query + bias.content_bias[:, None], position_scores(position_query, positions)
+
+    def project_positions(self, table: torch.Tensor | None, past_key_values=None) -> torch.Tensor:
+        """r of every distance in `table`, `(heads, distances, head_dim)`. A cache keeps it, as it keeps keys and values."""
+        if table is None:
+            return past_key_values.layers[self.layer_idx].positions
+        positions = self.r_proj(table).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        if past_key_values is not None and not torch.is_grad_enabled():
+            past_key_values.layers[self.layer_idx].positions = positions
+        return positions

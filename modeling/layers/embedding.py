@@ -1,0 +1,16 @@
+"""Token embeddings scaled by the square root of their width: Vaswani et al., 2017, section 3.4."""
+
+import math
+
+import torch
+from torch import nn
+
+
+class ScaledEmbedding(nn.Embedding):
+    """An embedding whose output is multiplied by `sqrt(hidden_size)`.
+
+    The scale is part of the module, so that `model(inputs_embeds=model.get_input_embeddings()(ids))` is `model(ids)`.
+    """
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_ids) * math.sqrt(self.embedding_dim)

@@ -1,0 +1,21 @@
+"""The position-wise feed-forward: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, section 3.3."""
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
+
+class FeedForward(nn.Module):
+    """`fc2(act(fc1(x)))`, with dropout after the activation and on the output."""
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states)))))

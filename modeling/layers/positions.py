@@ -1,0 +1,53 @@
+"""Relative positions: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 3.3."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
+
+class RelativeBias(nn.Module):
+    """The two biases that replace the query's absolute position.
+
+    `content_bias` is u (`r_w_bias` in the original code), `position_bias` is v (`r_r_bias`), each `(heads, head_dim)`.
+    """
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__()
+        self.content_bias = nn.Parameter(torch.empty(config.num_attention_heads, config.head_dim))
+        self.position_bias = nn.Parameter(torch.empty(config.num_attention_heads, config.head_dim))
+
+    def init_weights(self, config: MemoryConfig) -> None:
+        init.normal_(self.content_bias, mean=0.0, std=config.initializer_range)
+        init.normal_(self.position_bias, mean=0.0, std=config.initializer_range)
+
+
+class RelativePositions(nn.Module):
+    """Sinusoids of relative distances, and the biases u, v where all layers share them.
+
+        R(p) = [sin(p f_0), .., sin(p f_n), cos(p f_0), .., cos(p f_n)]     f_m = 10000^(-2m / hidden_size)
+
+    with the distance p clamped to at most `clamp_len`. Sines come first, not in turns with the cosines, as in the
+    original code. The table is computed when it is asked for: a buffer would not survive loading through the meta device.
+    """
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__()
+        self.hidden_size = config.hidden_size
+        self.clamp_len = config.clamp_len
+        self.bias = RelativeBias(config) if config.share_relative_bias else None
+
+    def forward(self, num_keys: int, like: torch.Tensor) -> torch.Tensor:
+        """R of the distances num_keys-1 .. -1, of shape `(num_keys + 1, hidden_size)`, in dtype and device of `like`.
+
+        The last row is never seen: it makes the relative shift a view, see `ops.relative_attention`.
+        """
+        # float64 tables for float64 models, float32 below
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        distances = torch.arange(num_keys - 1, -2, -1, device=like.device, dtype=dtype)
+        if self.clamp_len > 0:
+            distances = distances.clamp(max=self.clamp_len)
+        steps = torch.arange(0, self.hidden_size, 2, device=like.device, dtype=dtype)
+        angles = distances[:, None] * 10000.0 ** (-steps / self.hidden_size)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, : self.hidden_size].to(like.dtype)

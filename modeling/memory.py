@@ -1,0 +1,220 @@
+"""The inference memory: projected keys and values of the window, owned by the caller and updated in place."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from transformers import Cache, PreTrainedConfig
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from transformers_xl.modeling.ops.window import last, none_if_all, take
+
+
+class MemoryCacheLayer(DynamicSlidingWindowLayer):
+    """Keys and values of one layer, `(batch, heads, <=sliding_window - 1, head_dim)`, newest last, and its other states.
+
+    Differs from the library's sliding window: a window of 1 keeps nothing; rows can be packed while they are updated;
+    `states` holds further tensors by name, batch first, for variants that remember more; `positions` holds what the
+    attention projected of the relative positions, `(heads, distances, head_dim)`, which is the same for every row.
+    """
+
+    def __init__(self, sliding_window: int):
+        super().__init__(sliding_window)
+        self.kept = sliding_window - 1
+        self.states: dict[str, torch.Tensor] = {}
+        self.positions: torch.Tensor | None = None
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, order: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the keys and values of a segment, and return those of `[memory; segment]`, packed by `order` (B, K)."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.cumulative_length += key_states.shape[-2]
+        keys, self.keys = self.extend(self.keys, key_states, order, dim=-2)
+        values, self.values = self.extend(self.values, value_states, order, dim=-2)
+        return keys, values
+
+    def extend(
+        self, kept: torch.Tensor, new: torch.Tensor, order: torch.Tensor | None, dim: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a segment sees of `kept` and `new` along `dim`, and what is kept of it afterwards."""
+        memory = last(kept, self.kept, dim)
+        seen = take(torch.cat([memory, new], dim=dim), order, dim)
+        if not self.record_past:
+            return seen, last(seen, self.kept, dim).detach()
+        # assisted decoding may take tokens back: what they push out of the window stays until `crop`
+        pushed_out = kept.narrow(dim, 0, kept.shape[dim] - memory.shape[dim])
+        return seen, torch.cat([pushed_out, seen], dim=dim).detach()
+
+    @property
+    def num_kept(self) -> int:
+        """Number of positions that the next segment sees."""
+        return min(self.keys.shape[-2], self.kept) if self.is_initialized else 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the newest `-tokens_to_remove` positions back, and cut what is kept to the window again."""
+        removed = -tokens_to_remove
+        if removed < 0:
+            raise ValueError(f"`tokens_to_remove`={tokens_to_remove} must be zero or negative: minus the tokens to remove.")
+        if not self.is_initialized:
+            return
+        if removed and not self.record_past and self.keys.shape[-2] >= self.kept:
+            raise RuntimeError("The window is full and what left it was not recorded: call `activate_past_recording()` first.")
+        self.keys = self.cropped(self.keys, removed, dim=-2)
+        self.values = self.cropped(self.values, removed, dim=-2)
+        self.cumulative_length -= removed
+
+    def cropped(self, kept: torch.Tensor, removed: int, dim: int) -> torch.Tensor:
+        return last(kept.narrow(dim, 0, kept.shape[dim] - removed), self.kept, dim)
+
+    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply `function` to every tensor that has a row per batch element."""
+        if self.is_initialized:
+            self.keys, self.values = function(self.keys), function(self.values)
+        self.states = {name: function(state) for name, state in self.states.items()}
+
+    def reset(self) -> None:
+        super().reset()
+        self.states = {}
+        self.positions = None
+
+
+class StaticMemoryCacheLayer(MemoryCacheLayer):
+    """The same window in tensors of fixed shape and address, filled from the right: empty slots are masked."""
+
+    is_compileable = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (
+            states.new_zeros(*states.shape[:2], self.kept, states.shape[-1]) for states in (key_states, value_states)
+        )
+        if not torch.compiler.is_compiling():
+            torch._dynamo.mark_static_address(self.keys)
+            torch._dynamo.mark_static_address(self.values)
+        self.is_initialized = True
+
+    def extend(
+        self, kept: torch.Tensor, new: torch.Tensor, order: torch.Tensor | None, dim: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = take(torch.cat([kept, new], dim=dim), order, dim)
+        kept.copy_(last(seen, self.kept, dim).detach())
+        return seen, kept
+
+    def reset(self) -> None:
+        if self.is_initialized:
+            self.keys.zero_()
+            self.values.zero_()
+        self.cumulative_length = 0
+        self.states = {name: state.zero_() for name, state in self.states.items()}
+
+    def activate_past_recording(self) -> None:
+        raise ValueError("A static memory cannot take tokens back: assisted decoding needs `cache_implementation=None`.")
+
+
+class MemoryCache(Cache):
+    """The memory of a model as its attention reads it: made by `model(ids, use_cache=True)` or by `generate()`.
+
+    Passing it back as `past_key_values` continues the text, one token's projections per token. It belongs to the weights
+    it was made with, and to one position of one text: `copy()` branches off.
+
+    Attributes:
+        mask (`torch.Tensor` of shape `(batch, columns)`, *optional*): bool, which columns hold real tokens; None when all do.
+        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and
+            remember nothing more.
+
+    Args:
+        config ([`MemoryConfig`]): gives the number of layers and the window.
+        static (`bool`): whether the tensors have a fixed shape and address, for `torch.compile`.
+    """
+
+    def __init__(self, config: PreTrainedConfig, static: bool = False):
+        if config.mem_len == 0:
+            raise ValueError("`mem_len`=0 keeps no memory: call the model without a cache.")
+        layer_class = StaticMemoryCacheLayer if static else MemoryCacheLayer
+        super().__init__(layers=[layer_class(config.sliding_window) for _ in range(config.num_hidden_layers)])
+        self.static = static
+        self.mask: torch.Tensor | None = None
+        self.ended: torch.Tensor | None = None
+
+    @property
+    def num_kept(self) -> int:
+        """Number of columns that the next segment sees, padding included."""
+        return self.layers[0].kept if self.static else self.layers[0].num_kept
+
+    @property
+    def num_positions(self) -> int:
+        """Number of rows of relative positions that every layer has projected."""
+        return min(0 if layer.positions is None else layer.positions.shape[1] for layer in self.layers)
+
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].keys.shape[0] if self.layers[0].is_initialized else -1
+
+    def memory_mask(self, batch: int, device: torch.device) -> torch.Tensor | None:
+        """Which of the `num_kept` columns hold real tokens, (batch, num_kept) bool; None when all do."""
+        if self.static and self.mask is None:
+            self.mask = torch.zeros(batch, self.num_kept, dtype=torch.bool, device=device)
+            if not torch.compiler.is_compiling():
+                torch._dynamo.mark_static_address(self.mask)
+        return None if self.mask is None else last(self.mask, self.num_kept)
+
+    def update_mask(self, valid: torch.Tensor | None) -> None:
+        """Note which of the columns (batch, K) that the last segment saw, its own included, are worth remembering."""
+        layer = self.layers[0]
+        if self.static:
+            self.mask.copy_(last(valid, layer.kept))
+        elif not layer.record_past:
+            self.mask = None if valid is None else none_if_all(last(valid, layer.kept))
+        elif valid is not None:
+            pushed_out = layer.keys.shape[-2] - valid.shape[1]
+            before = valid.new_ones(valid.shape[0], pushed_out) if self.mask is None else self.mask[:, :pushed_out]
+            self.mask = torch.cat([before, valid], dim=1)
+
+    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply `function` to every tensor that has a row per batch element."""
+        for layer in self.layers:
+            layer.map_rows(function)
+        self.mask = None if self.mask is None else function(self.mask)
+        self.ended = None if self.ended is None else function(self.ended)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self.map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.map_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.map_rows(lambda rows: rows[indices.to(rows.device)])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if self.mask is not None:
+            self.mask = self.layers[0].cropped(self.mask, -tokens_to_remove, dim=1)
+
+    def reset(self) -> None:
+        super().reset()
+        self.ended = None
+        if self.static and self.mask is not None:
+            self.mask.zero_()
+        else:
+            self.mask = None
+
+    def copy(self) -> "MemoryCache":
+        """A memory that continues from here without changing this one; `get_seq_length()` counts anew from zero."""
+        other = copy.copy(self)
+        other.layers = [copy.copy(layer) for layer in self.layers]
+        for layer in other.layers:
+            layer.cumulative_length = 0
+        # a dynamic window replaces its tensors when it is updated, a static one writes into them
+        other.map_rows(torch.clone if self.static else lambda rows: rows)
+        return other
+
+
+__all__ = ["MemoryCache", "MemoryCacheLayer", "StaticMemoryCacheLayer"]

@@ -1,0 +1,68 @@
+"""Arithmetic of relative attention: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 3.3 and appendix B.
+
+    score[i, j] = ((q_i + u) . k_j + (q_i + v) . r_{i-j}) / sqrt(d)
+
+The first term is ordinary attention with queries `q + u`. The second one is computed here, for all keys at once.
+"""
+
+import torch
+
+
+def relative_shift(scores: torch.Tensor) -> torch.Tensor:
+    """Turn scores by distance into scores by key, as a view.
+
+    Args:
+        scores (`torch.Tensor` of shape `(..., T, K + 1)`): column c is the distance K-1-c; the last column, distance -1,
+            is never read where a key is visible. The last two dimensions are contiguous.
+
+    Returns:
+        `torch.Tensor` of shape `(..., T, K)`: row t, column j is the distance (K-T+t) - j of query t and key j. Keys after
+        the query hold values of other rows and must be masked.
+    """
+    length, num_keys = scores.shape[-2], scores.shape[-1] - 1
+    # Row t wants the columns from T-1-t on. In the flat buffer they begin at t*(K+1) + T-1-t = t*K + T-1: equal strides.
+    flat = scores.flatten(-2)
+    return flat.narrow(-1, length - 1, length * num_keys).unflatten(-1, (length, num_keys))
+
+
+def position_scores(query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The position term `query_i . r_{i-j}` for every query and key.
+
+    Args:
+        query (`torch.Tensor` of shape `(B, H, T, D)`): `(q + v)`, scaled.
+        positions (`torch.Tensor` of shape `(H, K + 1, D)`): projected positions of the distances K-1 .. -1.
+
+    Returns:
+        `torch.Tensor` of shape `(B, H, T, K)`.
+    """
+    # one matrix product per head over batch x length: the positions are not repeated over the batch
+    return relative_shift(torch.einsum("bhtd,hkd->bhtk", query, positions))
+
+
+def eager_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in plain steps, with the weights. `attention_mask` is bool (True is visible) or added to the scores.
+
+    Returns:
+        The output of shape `(B, T, H, D)` and the weights of shape `(B, H, T, K)`. A query that sees nothing gets zeros.
+    """
+    scores = query @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, -torch.inf)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    # softmax over nothing is NaN, for the gradient too: such rows go through it as zeros and come out as zeros
+    sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1, dtype=softmax_dtype).to(query.dtype)
+    weights = weights.masked_fill(sees_nothing, 0.0)
+    attended = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (attended @ value).transpose(1, 2).contiguous(), weights

@@ -1,0 +1,110 @@
+"""Where the tokens of a batch stand and which of them see each other, when every row is `[memory; segment]`.
+
+Padding never takes a place: each row is packed to the right, so that row b, column K-1 is its newest real token and the
+distance of two real tokens is the distance of their columns. Shapes: B batch, T segment, M memory, K = M + T.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class PackedRows(NamedTuple):
+    """Rows of `[memory; segment]` packed to the right; each field is None where no row needs it.
+
+    `order` (B, K): column of `[memory; segment]` that stands at each packed column; `valid` (B, K): real tokens, packed;
+    `episode` (B, K): number of the episode that each packed column belongs to, the memory's being 0.
+    """
+
+    order: torch.Tensor | None = None
+    valid: torch.Tensor | None = None
+    episode: torch.Tensor | None = None
+
+
+def right_align(valid: torch.Tensor) -> torch.Tensor:
+    """The stable order (B, K) that brings the real columns of `valid` (B, K) bool to the right."""
+    return valid.long().argsort(dim=-1, stable=True)
+
+
+def take(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
+    """`rows` with the columns of dimension `dim` in the `order` (B, n) of their batch row."""
+    if order is None:
+        return rows
+    shape = [1] * rows.dim()
+    shape[0], shape[dim] = order.shape
+    return rows.take_along_dim(order.view(shape), dim=dim)
+
+
+def last(columns: torch.Tensor, count: int, dim: int = 1) -> torch.Tensor:
+    """The last `count` columns, also for a count of zero, where `columns[-0:]` would keep everything."""
+    length = columns.shape[dim]
+    kept = min(count, length)
+    return columns.narrow(dim, length - kept, kept)
+
+
+def pack_rows(
+    shape: tuple[int, int, int],
+    memory_mask: torch.Tensor | None,
+    segment_mask: torch.Tensor | None,
+    reset: torch.Tensor | None,
+) -> PackedRows:
+    """Pack `[memory; segment]` of `shape` (B, M, T) to the right.
+
+    Args:
+        memory_mask: (B, M) bool, real columns of the memory; None when all are.
+        segment_mask: (B, T) bool, real columns of the segment, whose padding stands on the left; None when all are.
+        reset: (B, T) bool, tokens that begin an episode; None when none does.
+    """
+    batch, memory_length, length = shape
+    order = valid = episode = None
+    if memory_mask is not None or segment_mask is not None:
+        device = (memory_mask if memory_mask is not None else segment_mask).device
+        real = torch.ones(1, 1, dtype=torch.bool, device=device)
+        memory_mask = real.expand(batch, memory_length) if memory_mask is None else memory_mask
+        segment_mask = real.expand(batch, length) if segment_mask is None else segment_mask
+        valid = torch.cat([memory_mask, segment_mask], dim=1)
+        order = right_align(valid)
+        valid = take(valid, order)
+    if reset is not None:
+        of_memory = reset.new_zeros(batch, memory_length, dtype=torch.long)
+        episode = take(torch.cat([of_memory, reset.long().cumsum(1)], dim=1), order)
+    return PackedRows(order, valid, episode)
+
+
+def visible_positions(
+    rows: PackedRows, length: int, num_keys: int, window: int | None, device: torch.device
+) -> torch.Tensor | None:
+    """Which keys the last `length` of `num_keys` packed columns see, (B or 1, 1, T, K) bool; None when all see all.
+
+    A token sees itself, what came before it in its episode and, with a `window`, of that only the last `window` positions.
+    """
+    windowed = window is not None and num_keys > window
+    if length == 1 and not windowed and rows.valid is None and rows.episode is None:
+        return None
+    columns = torch.arange(num_keys, device=device)
+    distance = columns[num_keys - length :, None] - columns
+    visible = distance >= 0
+    if windowed:
+        visible = visible & (distance < window)
+    visible = visible[None, None]
+    if rows.valid is not None:
+        visible = visible & rows.valid[:, None, None, :]
+    if rows.episode is not None:
+        visible = visible & (rows.episode[:, None, num_keys - length :, None] == rows.episode[:, None, None, :])
+    return visible
+
+
+def remembered(rows: PackedRows, mem_len: int) -> torch.Tensor | None:
+    """Which of the last `mem_len` packed columns are worth remembering, (B, <=mem_len) bool; None when all are."""
+    valid = rows.valid
+    if rows.episode is not None:
+        current = rows.episode == rows.episode[:, -1:]
+        valid = current if valid is None else valid & current
+    return None if valid is None else last(valid, mem_len)
+
+
+def none_if_all(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """None for a mask that hides nothing, so that unpadded batches take the plain path. A compiled graph cannot ask."""
+    if mask is None or torch.compiler.is_compiling():
+        return mask
+    return None if bool(mask.all()) else mask

@@ -1,0 +1,39 @@
+"""Bytes as they are generated."""
+
+from collections.abc import Callable
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+
+class ByteStreamer(BaseStreamer):
+    """Hands every generated token to `write` as bytes at once, for `model.generate(streamer=...)` and one row.
+
+    A character of several bytes arrives in pieces: a terminal or a file puts it together.
+
+    Args:
+        tokenizer: a byte-level tokenizer, with `decode_bytes`.
+        write: takes the bytes of each new token; the prompt is left out.
+    """
+
+    def __init__(self, tokenizer, write: Callable[[bytes], object]):
+        if not hasattr(tokenizer, "decode_bytes"):
+            raise ValueError(
+                f"`tokenizer` is a {type(tokenizer).__name__}, which has no `decode_bytes`: use `transformers.TextStreamer`."
+            )
+        self.tokenizer = tokenizer
+        self.write = write
+        self.prompt_is_next = True
+
+    def put(self, value: torch.Tensor) -> None:
+        if value.shape[0] > 1 and value.dim() > 1:
+            raise ValueError(f"`input_ids` has {value.shape[0]} rows: a streamer takes one.")
+        if not self.prompt_is_next:
+            self.write(self.tokenizer.decode_bytes(value.flatten().tolist()))
+        self.prompt_is_next = False
+
+    def end(self) -> None:
+        self.prompt_is_next = True
+
+
+__all__ = ["ByteStreamer"]

@@ -1,0 +1,104 @@
+"""A text as a stream of segments that a model with memory reads in order.
+
+Transformer-XL (Dai et al., 2019, https://arxiv.org/abs/1901.02860) trains on consecutive segments of one long text, a
+batch row continuing where it stopped at the step before (`LMOrderedIterator` in the original code).
+"""
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+class TextStream(Dataset):
+    """A text of token ids, cut into `lanes` contiguous lanes that are read side by side.
+
+    Items are step-major: item `i` is segment `i // lanes` of lane `i % lanes`. Read in order, in batches of `lanes`
+    items, row `b` of a batch therefore continues row `b` of the batch before; in `n` processes with batches of
+    `lanes / n` items the same holds for every process under Accelerate's default dealing of batches.
+
+    Each item is a dictionary of
+
+    - `input_ids` `(segment_length,)`: the tokens.
+    - `labels` `(segment_length,)`: the same tokens, for code that shifts them itself.
+    - `shift_labels` `(segment_length,)`: the next token of every token. That of a segment's last token is the first
+      token of the next segment, that of a lane's last token the first token of the next lane. -100: no target.
+    - `reset` `()` bool: the lane begins here, nothing has been read before.
+    - `attention_mask` `(segment_length,)`, with `keep_tail` only: 1 for tokens, 0 for padding.
+
+    Args:
+        ids: token ids of the whole text `(tokens,)`, an array or tensor of integers (a memory map will do).
+        segment_length: tokens per segment.
+        lanes: number of lanes: batch size per process x processes.
+        keep_tail: what happens to the end of a text that does not fill its last segments. `False`, for training: all
+            segments are full, and the up to `lanes * segment_length` tokens at the end of the text are left out.
+            `True`, for evaluation: every token is read once, and the last segment of a lane is padded on the right.
+        pad_token_id: what the padding of `keep_tail` is filled with; it is masked everywhere.
+
+    Raises:
+        ValueError: `ids` is not one row of integers, or too short for its lanes, or a number is below 1.
+    """
+
+    def __init__(
+        self,
+        ids: np.ndarray | torch.Tensor,
+        segment_length: int,
+        lanes: int = 1,
+        keep_tail: bool = False,
+        pad_token_id: int = 0,
+    ):
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(
+                f"`ids` has shape {ids.shape} and dtype {ids.dtype}: give one row of integers, all texts joined."
+            )
+        for name, value in (("segment_length", segment_length), ("lanes", lanes)):
+            if value < 1:
+                raise ValueError(f"`{name}`={value} must be at least 1.")
+        # every lane needs a token and a target in evaluation, a full segment and the target behind it in training
+        needed = lanes + 1 if keep_tail else lanes * segment_length + 1
+        if len(ids) < needed:
+            raise ValueError(
+                f"`ids` has {len(ids)} tokens, too short for `lanes`={lanes} of `segment_length`={segment_length}: "
+                f"at least {needed} are needed. Use a longer text, fewer lanes or shorter segments."
+            )
+        self.ids = ids
+        self.segment_length = segment_length
+        self.lanes = lanes
+        self.keep_tail = keep_tail
+        self.pad_token_id = pad_token_id
+        if keep_tail:
+            self.starts = np.linspace(0, len(ids), lanes + 1).astype(np.int64)
+            self.segments = -(-int(np.diff(self.starts).max()) // segment_length)
+        else:
+            self.segments = (len(ids) - 1) // (lanes * segment_length)
+            self.starts = np.arange(lanes + 1) * self.segments * segment_length
+
+    def __len__(self) -> int:
+        return self.segments * self.lanes
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of a stream of {len(self)}")
+        segment, lane = divmod(index, self.lanes)
+        start = self.starts[lane] + segment * self.segment_length
+        stop = min(start + self.segment_length, self.starts[lane + 1])
+        input_ids = self._filled(start, stop, self.pad_token_id)
+        item = {
+            "input_ids": input_ids,
+            "labels": self._filled(start, stop, -100),
+            "shift_labels": self._filled(start + 1, stop + 1, -100),
+            "reset": torch.tensor(segment == 0),
+        }
+        if self.keep_tail:
+            item["attention_mask"] = (torch.arange(self.segment_length) < stop - start).long()
+        return item
+
+    def _filled(self, start: int, stop: int, fill: int) -> torch.Tensor:
+        """Tokens `start` to `stop`, filled up on the right to `segment_length`; nothing where `stop` is not behind `start`."""
+        row = torch.full((self.segment_length,), fill, dtype=torch.long)
+        tokens = self.ids[start : max(start, stop)].astype(np.int64)
+        row[: len(tokens)] = torch.from_numpy(tokens)
+        return row
+
+
+__all__ = ["TextStream"]

@@ -1,0 +1,143 @@
+"""Training that remembers: transformers' Trainer, with one memory that is carried from segment to segment."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import Trainer, TrainingArguments, default_data_collator
+from transformers.trainer_utils import EvalLoopOutput
+
+
+@dataclass
+class MemoryTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the defaults that a stream of consecutive segments needs: its order is kept, a batch that
+    would not fill all rows is dropped, and every column of the stream reaches the model."""
+
+    train_sampling_strategy: str = "sequential"
+    dataloader_drop_last: bool = True
+    remove_unused_columns: bool = False
+
+
+class Memory(NamedTuple):
+    """What a batch remembers: `mems`, batch first and detached, and the real positions of attention memories
+    `(batch, <=mem_len)` bool, None when all are."""
+
+    mems: tuple[torch.Tensor, ...]
+    mems_mask: torch.Tensor | None
+
+
+class MemoryTrainer(Trainer):
+    """A `Trainer` whose model reads each batch with the memory of the batch before.
+
+    Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals
+    them with `lanes` = batch size per process x processes. A row whose `reset` is true starts afresh; so does every
+    evaluation and prediction, whose memory is kept apart from that of training. The evaluation loss is the library's: the
+    mean over batches of their mean loss per token, in nats, in which a padded last segment counts like a full one
+    (`transformers_xl.evaluation` weighs every token alike).
+
+    `memory` holds the memories, under `"train"` and `"eval"`.
+
+    Raises:
+        ValueError: an argument would tear rows out of their order, or the rows of a batch are not those of the memory.
+    """
+
+    def __init__(self, model: nn.Module | None = None, args: TrainingArguments | None = None, **kwargs: Any):
+        args = MemoryTrainingArguments() if args is None else args
+        _check_arguments(args)
+        if kwargs.get("data_collator") is None:
+            # the default for a tokenizer pads, and would add a mask to segments that are all full
+            kwargs["data_collator"] = default_data_collator
+        _check_lanes("train_dataset", kwargs.get("train_dataset"), args.train_batch_size, args.world_size)
+        for dataset in _datasets(kwargs.get("eval_dataset")):
+            _check_lanes("eval_dataset", dataset, args.eval_batch_size, args.world_size)
+        super().__init__(model, args, **kwargs)
+        if args.label_names is None:
+            self.label_names = ["shift_labels"]
+        self.memory: dict[str, Memory] = {}
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, Any]:
+        mode = "train" if model.training else "eval"
+        memory = self.memory.get(mode)
+        inputs = dict(inputs)
+        reset = inputs.pop("reset", None)
+        if reset is not None and reset.dim() == 1 and reset.all():
+            # no memory, rather than one that is masked everywhere: an epoch begins without the cost of a full memory
+            memory = None
+        elif reset is not None and reset.any():
+            inputs["reset"] = reset
+        if memory is not None:
+            _check_rows(memory, inputs)
+            inputs |= memory._asdict()
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if not hasattr(outputs, "mems"):
+            raise ValueError(f"`model` is a {type(self.model).__name__}, which returns no `mems`: use `transformers.Trainer`.")
+        self.memory.pop(mode, None)
+        if outputs.mems is not None:
+            self.memory[mode] = Memory(outputs.mems, outputs.mems_mask)
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        _check_lanes("eval_dataset", dataloader.dataset, self.args.eval_batch_size, self.args.world_size)
+        self.memory.pop("eval", None)
+        try:
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            self.memory.pop("eval", None)
+
+
+def _check_arguments(args: TrainingArguments) -> None:
+    """Refuse what would tear the rows of consecutive batches apart, or drop a column that the model needs."""
+    accelerator = args.accelerator_config
+    refused = [
+        ("train_sampling_strategy", args.train_sampling_strategy, "sequential", "segments must come in their order"),
+        ("dataloader_drop_last", args.dataloader_drop_last, True, "every batch must fill all rows of the memory"),
+        ("remove_unused_columns", args.remove_unused_columns, False, "`reset` and `shift_labels` must reach the model"),
+        ("auto_find_batch_size", args.auto_find_batch_size, False, "rows of the memory cannot change in number"),
+        ("label_smoothing_factor", args.label_smoothing_factor, 0.0, "the library's smoothing ignores `shift_labels`"),
+        ("accelerator_config.split_batches", accelerator.split_batches, False, "it deals a row to another process"),
+    ]
+    for name, value, required, reason in refused:
+        if value != required:
+            raise ValueError(
+                f"`{name}`={value!r} does not work with a memory that is carried from batch to batch ({reason}): set "
+                f"`{name}={required!r}`, as `MemoryTrainingArguments` does."
+            )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"`n_gpu`={args.n_gpu} in one process would spread the rows of a memory over devices (DataParallel): start one "
+            f"process per device with `torchrun --nproc_per_node {args.n_gpu}`, or set `CUDA_VISIBLE_DEVICES=0`."
+        )
+
+
+def _datasets(datasets: Dataset | dict[str, Dataset] | None) -> Iterable[Dataset | None]:
+    return datasets.values() if isinstance(datasets, dict) else [datasets]
+
+
+def _check_lanes(name: str, dataset: Dataset | None, batch_size: int, processes: int) -> None:
+    lanes = getattr(dataset, "lanes", None)
+    if lanes is not None and lanes != batch_size * processes:
+        raise ValueError(
+            f"`{name}` has `lanes`={lanes}, but a batch holds {batch_size} rows in each of {processes} processes: build it "
+            f"with `lanes={batch_size * processes}`, or change the batch size per device."
+        )
+
+
+def _check_rows(memory: Memory, inputs: dict[str, Any]) -> None:
+    remembered, rows = len(memory.mems[0]), len(inputs.get("input_ids", inputs.get("inputs_embeds")))
+    if remembered != rows:
+        raise ValueError(
+            f"`input_ids` has a batch of {rows} rows, but the memory has {remembered}: make the length of the dataset a "
+            "multiple of the batch size, or set `reset` to true where the number of rows changes."
+        )
+
+
+__all__ = ["Memory", "MemoryTrainer", "MemoryTrainingArguments"]

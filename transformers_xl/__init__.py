@@ -1,0 +1,45 @@
+"""Transformers that remember past their window, as Hugging Face models.
+
+`import transformers_xl` registers every variant with the Auto classes of transformers.
+"""
+
+import importlib as _importlib
+import sys as _sys
+from pathlib import Path as _Path
+
+__version__ = "0.1.0.dev0"
+
+if not (_Path(__file__).parent / "modeling").is_dir():  # a checkout, not a wheel: the root folders are the sub-packages
+    __path__.append(str(_Path(__file__).parent.parent))
+
+_NAMES = {
+    "ByteTokenizer": "tokenization.tokenization_bytes",
+    "MemoryCache": "modeling.memory",
+    "MemoryConfig": "configuration.configuration_memory",
+    "MemoryTrainer": "training.trainer",
+    "TransformerXLConfig": "configuration.configuration_transformer_xl",
+    "TransformerXLForCausalLM": "modeling.modeling_transformer_xl",
+    "TransformerXLForSequenceClassification": "modeling.modeling_transformer_xl",
+    "TransformerXLForTokenClassification": "modeling.modeling_transformer_xl",
+    "TransformerXLModel": "modeling.modeling_transformer_xl",
+}
+
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str):
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+# The command line answers `--help` at once, without the seconds that torch and transformers take to import: its commands
+# register when they load a model.
+if _Path(getattr(_sys, "argv", [""])[0]).stem != "transformers-xl":
+    _importlib.import_module(f"{__name__}.modeling.auto").register()
