@@ -1,0 +1,38 @@
+"""One layer with memory: attention over `[memory; segment]`, then a feed-forward, each with its residual sum and norm."""
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.feed_forward import FeedForward
+from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+
+
+class MemoryLayer(GradientCheckpointingLayer):
+    """The Transformer-XL layer, pre- or post-norm: what the papers after it change.
+
+    `attention_input` says how the attention sees a layer's input, for the segment and for the memory alike.
+    """
+
+    attention_class = RelativeAttention
+    feed_forward_class = FeedForward
+
+    def __init__(self, config: MemoryConfig, layer_idx: int):
+        super().__init__()
+        self.input_layernorm = SublayerLayerNorm(config)
+        self.self_attn = self.attention_class(config, layer_idx)
+        self.post_attention_layernorm = SublayerLayerNorm(config)
+        self.mlp = self.feed_forward_class(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def attention_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.input_layernorm.before(hidden_states)
+
+    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
+        memory = None if memory is None else self.attention_input(memory)
+        attn_output, _ = self.self_attn(self.attention_input(hidden_states), memory, **kwargs)
+        hidden_states = self.input_layernorm.after(hidden_states + self.dropout(attn_output))
+        mlp_output = self.mlp(self.post_attention_layernorm.before(hidden_states))
+        return self.post_attention_layernorm.after(hidden_states + mlp_output)

@@ -1,0 +1,523 @@
+"""The backbone that every variant shares: a decoder that carries memory from segment to segment."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import auto_docstring, can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.generation_memory import MemoryGeneration
+from transformers_xl.modeling.layers.embedding import ScaledEmbedding
+from transformers_xl.modeling.layers.positions import RelativePositions
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.modeling_outputs_memory import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.ops.window import (
+    last,
+    none_if_all,
+    pack_rows,
+    remembered,
+    right_align,
+    take,
+    visible_positions,
+)
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of every model with segment memory.")
+class MemoryPreTrainedModel(PreTrainedModel):
+    config: MemoryConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
+            module.init_weights(self.config)  # our layers that hold raw parameters
+
+
+class MemoryModel:
+    """The decoder: embedding, layers over `[memory; segment]`, final norm. A mixin: the variant adds its `PreTrainedModel`.
+
+    A variant sets `layer_class` and `positions_class` (None for a model without positions), or overrides one method.
+    """
+
+    layer_class: type[nn.Module] = MemoryLayer
+    positions_class: type[nn.Module] | None = RelativePositions
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__(config)
+        self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.dropout = nn.Dropout(config.dropout)
+        self.positions = None if self.positions_class is None else self.positions_class(config)
+        self.layers = nn.ModuleList(
+            [self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        )
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: MemoryCache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        mems: tuple[torch.Tensor, ...] | None = None,
+        mems_mask: torch.Tensor | None = None,
+        reset: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> MemoryModelOutput:
+        r"""
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
+            1 for real tokens, 0 for padding, on any side. With a cache it may cover the whole history; the cache knows
+            about what it holds, and only the last `length` columns are read.
+        mems (`tuple[torch.Tensor]`, *optional*):
+            The `mems` of the previous segment's output. Nothing is changed in place.
+        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
+            The `mems_mask` of the previous segment's output.
+        reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
+            Bool. Rows that start afresh with this segment, or tokens that begin an episode: what came before is not seen.
+        use_cache (`bool`, *optional*):
+            Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
+        """
+        self._check_inputs(input_ids, inputs_embeds, attention_mask, past_key_values, mems, mems_mask, reset)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        length = inputs_embeds.shape[1]
+        if use_cache and past_key_values is None and self.config.mem_len > 0:
+            past_key_values = self.make_cache(mems, mems_mask, like=inputs_embeds)
+            mems = mems_mask = None
+
+        segment_mask = None if attention_mask is None else none_if_all(attention_mask[:, -length:].bool())
+        if past_key_values is not None and past_key_values.ended is not None:
+            going_on = ~past_key_values.ended[:, None].expand(-1, length)
+            segment_mask = going_on if segment_mask is None else segment_mask & going_on
+        if reset is not None and reset.dim() == 1:
+            mems, mems_mask = self.reset_rows(reset, past_key_values, mems, mems_mask)
+            reset = None
+
+        # padding stands on the left inside, whatever the side it came from
+        align = None if segment_mask is None else right_align(segment_mask)
+        hidden_states = take(inputs_embeds, align)
+        outputs = self._run(
+            hidden_states,
+            None if segment_mask is None else take(segment_mask, align),
+            None if reset is None else take(reset, align),
+            past_key_values,
+            mems,
+            mems_mask,
+            **kwargs,
+        )
+        if align is not None:
+            back = align.argsort(dim=-1)
+            outputs.last_hidden_state = take(outputs.last_hidden_state, back)
+            if outputs.hidden_states is not None:
+                outputs.hidden_states = tuple(take(states, back) for states in outputs.hidden_states)
+            if outputs.attentions is not None:
+                outputs.attentions = tuple(
+                    weights if weights is None else take(weights, back, dim=2) for weights in outputs.attentions
+                )
+        return outputs
+
+    @capture_outputs
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        segment_mask: torch.Tensor | None,
+        reset: torch.Tensor | None,
+        past_key_values: MemoryCache | None,
+        mems: tuple[torch.Tensor, ...] | None,
+        mems_mask: torch.Tensor | None,
+        **kwargs,
+    ) -> MemoryModelOutput:
+        """The layers, on a segment whose padding stands on the left."""
+        batch, length = hidden_states.shape[:2]
+        config = self.config
+        hidden_states = self.dropout(hidden_states)
+        if past_key_values is not None:
+            if not past_key_values.layers[0].is_initialized and config.initial_memory == "zeros":
+                self.remember(past_key_values, self.initial_mems(hidden_states), None)
+            memory_length = past_key_values.num_kept
+            seen_mask = past_key_values.memory_mask(batch, hidden_states.device)
+        else:
+            if mems is None and config.mem_len > 0:
+                mems = self.initial_mems(hidden_states)
+            memory_length = min(mems[0].shape[1], config.sliding_window - 1) if mems else 0
+            mems_mask = none_if_all(mems_mask)
+            seen_mask = None if mems_mask is None else last(mems_mask, memory_length)
+
+        rows = pack_rows((batch, memory_length, length), seen_mask, segment_mask, reset)
+        num_keys = memory_length + length
+        window = config.sliding_window if config.same_length else None
+        context = {
+            "visible": visible_positions(rows, length, num_keys, window, hidden_states.device),
+            "order": rows.order,
+            "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
+            "past_key_values": past_key_values,
+            **kwargs,
+        }
+        if past_key_values is not None:
+            for layer in self.layers:
+                hidden_states = layer(hidden_states, **context)
+            past_key_values.update_mask(remembered(rows, num_keys))
+            new_mems = new_mask = None
+        else:
+            hidden_states, inputs = self.run_layers(hidden_states, mems, memory_length, **context)
+            new_mems, new_mask = self.update_memory(mems, mems_mask, inputs, segment_mask, reset)
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        return MemoryModelOutput(
+            last_hidden_state=hidden_states, past_key_values=past_key_values, mems=new_mems, mems_mask=new_mask
+        )
+
+    def run_layers(
+        self, hidden_states: torch.Tensor, mems: tuple[torch.Tensor, ...] | None, memory_length: int, **context
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run the layers with their memories; also return the input of each, which is what they will remember."""
+        inputs = []
+        for layer_idx, layer in enumerate(self.layers):
+            inputs.append(hidden_states)
+            # the memory's type follows the model: Accelerate hands back bfloat16 outputs as float32
+            memory = last(mems[layer_idx], memory_length).to(hidden_states.dtype) if memory_length else None
+            hidden_states = layer(hidden_states, memory, **context)
+        return hidden_states, inputs
+
+    def update_memory(
+        self,
+        mems: tuple[torch.Tensor, ...] | None,
+        mems_mask: torch.Tensor | None,
+        inputs: list[torch.Tensor],
+        segment_mask: torch.Tensor | None,
+        reset: torch.Tensor | None,
+    ) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
+        """The last `mem_len` real inputs of each layer, and which of them are real."""
+        if not mems:
+            return None, None
+        mem_len = self.config.mem_len
+        batch, length = inputs[0].shape[:2]
+        # only what can still be remembered is copied: not the memory's start, nor that of a long segment
+        kept = min(mems[0].shape[1], mem_len if segment_mask is not None or mems_mask is not None else mem_len - length)
+        kept, added = max(kept, 0), min(length, mem_len if segment_mask is None else length)
+        rows = pack_rows(
+            (batch, kept, added),
+            None if mems_mask is None else last(mems_mask, kept),
+            segment_mask,
+            None if reset is None else last(reset, added),
+        )
+        order = None if rows.order is None else last(rows.order, mem_len)
+        new_mems = tuple(
+            last(take(torch.cat([last(memory, kept).to(new.dtype), last(new, added)], dim=1), order), mem_len).detach()
+            for memory, new in zip(mems, inputs, strict=True)
+        )
+        return new_mems, none_if_all(remembered(rows, mem_len))
+
+    def position_embeddings(
+        self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None
+    ) -> tuple | None:
+        """What the layers need to know of positions: the table of relative distances (None where a cache holds its
+        projections), and the shared biases."""
+        if self.positions is None:
+            return None
+        if past_key_values is None:
+            return self.positions(num_keys, hidden_states), self.positions.bias
+        num_keys = max(num_keys, self.config.sliding_window)  # at once for all steps to come
+        if not torch.is_grad_enabled() and past_key_values.num_positions > num_keys:
+            return None, self.positions.bias
+        return self.positions(num_keys, hidden_states), self.positions.bias
+
+    def initial_mems(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The memory of a fresh row: empty, or `mem_len` zero vectors, as `config.initial_memory` says."""
+        length = self.config.mem_len if self.config.initial_memory == "zeros" else 0
+        return tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for _ in self.layers)
+
+    def make_cache(
+        self,
+        mems: tuple[torch.Tensor, ...] | None,
+        mems_mask: torch.Tensor | None,
+        like: torch.Tensor,
+        static: bool = False,
+    ) -> MemoryCache:
+        """A new cache that remembers `mems`: the value turned into the engine."""
+        cache = MemoryCache(self.config, static=static)
+        if mems is not None:
+            self.remember(cache, tuple(memory.to(like.dtype) for memory in mems), mems_mask)
+        return cache
+
+    def remember(
+        self, cache: MemoryCache, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None
+    ) -> None:
+        """Project `mems` into an empty `cache`."""
+        batch, length = mems[0].shape[:2]
+        seen = cache.memory_mask(batch, mems[0].device)
+        rows = pack_rows((batch, cache.num_kept, length), seen, mems_mask, None)
+        for layer_idx, (layer, memory) in enumerate(zip(self.layers, mems, strict=True)):
+            cache.update(*layer.self_attn.project(layer.attention_input(memory)), layer_idx, order=rows.order)
+            cache.layers[layer_idx].cumulative_length = 0  # it counts the tokens that generate() has fed
+        cache.update_mask(rows.valid)
+
+    def reset_rows(
+        self,
+        reset: torch.Tensor,
+        past_key_values: MemoryCache | None,
+        mems: tuple[torch.Tensor, ...] | None,
+        mems_mask: torch.Tensor | None,
+    ) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
+        """Let the rows in `reset` (batch,) forget; the memory's value is returned, the cache is changed."""
+        if past_key_values is not None:
+            fresh = self.make_cache(None, None, self.embed_tokens.weight)
+            if self.config.initial_memory == "zeros":
+                self.remember(fresh, self.initial_mems(self.embed_tokens.weight[:1]), None)
+            past_key_values.reset_rows(reset, fresh)
+        elif mems is not None and self.config.initial_memory == "zeros":
+            mems = tuple(memory.masked_fill(reset[:, None, None], 0.0) for memory in mems)
+            mems_mask = None if mems_mask is None else mems_mask | reset[:, None]
+        elif mems is not None:
+            mems_mask = mems[0].new_ones(mems[0].shape[:2], dtype=torch.bool) if mems_mask is None else mems_mask
+            mems_mask = mems_mask & ~reset[:, None]
+        return mems, mems_mask
+
+    def _check_inputs(self, input_ids, inputs_embeds, attention_mask, past_key_values, mems, mems_mask, reset) -> None:
+        """Raise a `ValueError` that names what is wrong with the arguments, before any work is done."""
+        config = self.config
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
+        name, inputs, dims = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
+        if inputs.dim() != dims or 0 in inputs.shape:
+            raise ValueError(f"`{name}` has shape {tuple(inputs.shape)}: it must be (batch, length, ...), none of them 0.")
+        batch, length = inputs.shape[:2]
+        if inputs_embeds is not None and inputs_embeds.shape[2] != config.hidden_size:
+            raise ValueError(
+                f"`inputs_embeds` has width {inputs_embeds.shape[2]}: it must be `hidden_size`={config.hidden_size}."
+            )
+        # looking at the values would break a compiled graph, and wait for a GPU
+        if input_ids is not None and input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = int(input_ids.min()), int(input_ids.max())
+            if low < 0 or high >= self.embed_tokens.num_embeddings:
+                raise ValueError(
+                    f"`input_ids` holds {low if low < 0 else high}: ids must lie in 0..{self.embed_tokens.num_embeddings - 1} "
+                    "(`vocab_size`-1). Is it the tokenizer of this model?"
+                )
+        if attention_mask is not None:
+            too_short = attention_mask.dim() == 2 and attention_mask.shape[1] < length
+            too_long = attention_mask.dim() == 2 and past_key_values is None and attention_mask.shape[1] > length
+            if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or too_short or too_long:
+                raise ValueError(
+                    f"`attention_mask` has shape {tuple(attention_mask.shape)}: it must be (batch, length) = "
+                    f"({batch}, {length}), 1 for real tokens; only with a cache it may be longer, for the whole history."
+                )
+        if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, length))):
+            raise ValueError(
+                f"`reset` has shape {tuple(reset.shape)} and type {reset.dtype}: it must be bool of shape ({batch},) or "
+                f"({batch}, {length})."
+            )
+        if reset is not None and reset.dim() == 2 and config.initial_memory == "zeros":
+            raise ValueError(
+                "`reset` of shape (batch, length) needs `initial_memory`='empty': an episode that starts inside a segment "
+                "cannot begin with a memory of zeros. Use `reset` of shape (batch,) at segment starts."
+            )
+        if past_key_values is not None:
+            self._check_cache(past_key_values, batch, mems)
+        if mems is not None:
+            self._check_mems(mems, mems_mask, batch)
+        elif mems_mask is not None:
+            raise ValueError("`mems_mask` says which of `mems` are real: hand in both, as the last output gave them.")
+
+    def _check_cache(self, past_key_values, batch: int, mems) -> None:
+        if mems is not None:
+            raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
+        if not isinstance(past_key_values, MemoryCache):
+            raise ValueError(
+                f"`past_key_values` is a {type(past_key_values).__name__}: it must be a MemoryCache, as "
+                "`model(ids, use_cache=True).past_key_values` is."
+            )
+        if len(past_key_values) != len(self.layers) or past_key_values.batch_size not in (-1, batch):
+            raise ValueError(
+                f"`past_key_values` has {len(past_key_values)} layers and {past_key_values.batch_size} rows: this call has "
+                f"{len(self.layers)} layers and {batch} rows. Is it the cache of this model and batch?"
+            )
+
+    def _check_mems(self, mems, mems_mask, batch: int) -> None:
+        config = self.config
+        if isinstance(mems, MemoryCache):
+            raise ValueError("`mems` is a MemoryCache: hand it in as `past_key_values`, or as `mems` of `generate()`.")
+        if config.mem_len == 0:
+            raise ValueError("`mems` was given, but this model has `mem_len`=0 and remembers nothing: leave it out.")
+        if len(mems) != len(self.layers):
+            raise ValueError(f"`mems` has {len(mems)} tensors: it must have one per layer, {len(self.layers)}.")
+        for index, memory in enumerate(mems):
+            expected = (batch, mems[0].shape[1] if mems[0].dim() == 3 else "<=mem_len", config.hidden_size)
+            if tuple(memory.shape) != expected:
+                raise ValueError(
+                    f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be {expected}, (batch, <=mem_len, hidden_size)."
+                )
+            if not memory.is_floating_point():
+                raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
+        shape = (batch, mems[0].shape[1])
+        if mems_mask is not None and (tuple(mems_mask.shape) != shape or mems_mask.dtype != torch.bool):
+            raise ValueError(
+                f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool of shape {shape}."
+            )
+
+
+class MemoryHead:
+    """A model with a head on it. A mixin: the variant sets `model_class` and adds its `PreTrainedModel`."""
+
+    model_class: type[nn.Module]
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__(config)
+        # not AutoModel.from_config: it asks for trust again when the code came from the Hub
+        self.model = self.model_class(config)
+        self.build_head(config)
+        self.post_init()
+
+    def head_output(self, outputs: MemoryModelOutput, loss: torch.Tensor | None, logits: torch.Tensor | None):
+        carried = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return MemoryHeadOutput(loss=loss, logits=logits, **carried)
+
+
+class MemoryForCausalLM(MemoryHead, MemoryGeneration):
+    """Language modeling head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def build_head(self, config: MemoryConfig) -> None:
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: MemoryCache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        shift_labels: torch.LongTensor | None = None,
+        mems: tuple[torch.Tensor, ...] | None = None,
+        mems_mask: torch.Tensor | None = None,
+        reset: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
+        shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The token that follows each token, used instead of `labels`: with it the last token of a segment has a target
+            too, the first of the next segment.
+        mems (`tuple[torch.Tensor]`, *optional*):
+            The `mems` of the previous segment's output.
+        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
+            The `mems_mask` of the previous segment's output.
+        reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
+            Bool: rows that start afresh, or tokens that begin an episode.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            mems=mems,
+            mems_mask=mems_mask,
+            reset=reset,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None or shift_labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, shift_labels=shift_labels, vocab_size=self.vocab_size, **kwargs
+            )
+        return self.head_output(outputs, loss, logits)
+
+
+class MemoryForSequenceClassification(MemoryHead):
+    """Classification of a segment by its last real token."""
+
+    def build_head(self, config: MemoryConfig) -> None:
+        self.num_labels = config.num_labels
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch,)`, *optional*):
+            Class of each row, in 0..num_labels-1; with one label, a number to regress to.
+        """
+        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+            attention_mask = input_ids != self.config.pad_token_id
+        outputs = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+        )
+        hidden_states = outputs.last_hidden_state
+        if attention_mask is None:
+            pooled = hidden_states[:, -1]
+        else:
+            columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+            newest = (last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
+            pooled = hidden_states[torch.arange(len(newest), device=newest.device), newest]
+        logits = self.score(pooled)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return self.head_output(outputs, loss, logits)
+
+
+class MemoryForTokenClassification(MemoryHead):
+    """Classification of every token."""
+
+    def build_head(self, config: MemoryConfig) -> None:
+        self.num_labels = config.num_labels
+        self.dropout = nn.Dropout(config.dropout)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            Class of each token, in 0..num_labels-1; -100 is ignored.
+        """
+        outputs = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+        )
+        logits = self.score(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else self.loss_function(logits=logits, labels=labels, config=self.config)
+        return self.head_output(outputs, loss, logits)
+
+
+__all__ = [
+    "MemoryForCausalLM",
+    "MemoryForSequenceClassification",
+    "MemoryForTokenClassification",
+    "MemoryModel",
+    "MemoryPreTrainedModel",
+]

@@ -1,0 +1,57 @@
+"""What the models return: the library's outputs, with memory."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import Cache
+from transformers.utils import ModelOutput
+
+
+@dataclass
+class MemoryModelOutput(ModelOutput):
+    """
+    Args:
+        last_hidden_state (`torch.Tensor` of shape `(batch, length, hidden_size)`):
+            Output of the last layer.
+        past_key_values ([`MemoryCache`], *optional*):
+            The memory as keys and values, where the call used a cache.
+        mems (`tuple[torch.Tensor]`, *optional*):
+            The memory as a value, where the call used no cache: the last `mem_len` inputs of each layer,
+            `(batch, <=mem_len, hidden_size)`, newest last, detached. To be handed to the next call.
+        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
+            Bool, which positions of `mems` are real; None when all are. To be handed on with `mems`.
+        hidden_states (`tuple[torch.Tensor]`, *optional*):
+            Input of each layer and output of the last one.
+        attentions (`tuple[torch.Tensor]`, *optional*):
+            Weights of each layer, `(batch, heads, length, keys)`, the keys being those of `[memory; segment]` with
+            padding packed to the left.
+    """
+
+    last_hidden_state: torch.Tensor | None = None
+    past_key_values: Cache | None = None
+    mems: tuple[torch.Tensor, ...] | None = None
+    mems_mask: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class MemoryHeadOutput(ModelOutput):
+    """
+    Args:
+        loss (`torch.Tensor` of shape `(1,)`, *optional*):
+            Where labels were given; nats per token for language models.
+        logits (`torch.Tensor`):
+            `(batch, length, vocab_size)` for language models, `(batch, num_labels)` for sequence classification,
+            `(batch, length, num_labels)` for token classification.
+        past_key_values, mems, mems_mask, hidden_states, attentions:
+            As in [`MemoryModelOutput`].
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    past_key_values: Cache | None = None
+    mems: tuple[torch.Tensor, ...] | None = None
+    mems_mask: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
