@@ -142,6 +142,7 @@ class MemoryCache(Cache):
         self.static = static
         self.mask: torch.Tensor | None = None
         self.ended: torch.Tensor | None = None
+        self.start = None  # what beam search started from, while it runs
 
     @property
     def num_kept(self) -> int:
@@ -206,6 +207,30 @@ class MemoryCache(Cache):
         else:
             self.mask = None
 
+    def reset_rows(self, reset: torch.Tensor, fresh: "MemoryCache | None") -> None:
+        """Let the rows in `reset` (batch,) forget: they become the one row of `fresh`, or remember nothing without it."""
+        if not self.layers[0].is_initialized:
+            return
+        if fresh is not None:
+            for layer, new in zip(self.layers, fresh.layers, strict=True):
+                rows = reset[:, None, None, None]
+                layer.keys = torch.where(rows, new.keys, layer.keys)
+                layer.values = torch.where(rows, new.values, layer.values)
+            self.mask = None if self.mask is None else self.mask | reset[:, None]
+        else:
+            keys = self.layers[0].keys
+            mask = reset.new_ones(keys.shape[0], keys.shape[2]) if self.mask is None else self.mask
+            self.mask = mask & ~reset[:, None]
+
+    def finish(self) -> None:
+        """Leave `generate()`: the rows may go on, and no token is taken back any more."""
+        self.ended = None
+        self.start = None
+        if not self.static:
+            self.crop(0)
+            for layer in self.layers:
+                layer.record_past = False
+
     def copy(self) -> "MemoryCache":
         """A memory that continues from here without changing this one; `get_seq_length()` counts anew from zero."""
         other = copy.copy(self)
@@ -214,6 +239,7 @@ class MemoryCache(Cache):
             layer.cumulative_length = 0
         # a dynamic window replaces its tensors when it is updated, a static one writes into them
         other.map_rows(torch.clone if self.static else lambda rows: rows)
+        other.finish()
         return other
 
 

@@ -115,7 +115,7 @@ class MemoryModel:
             past_key_values,
             mems,
             mems_mask,
-            **kwargs,
+            **(kwargs | {"return_dict": True}),
         )
         if align is not None:
             back = align.argsort(dim=-1)
@@ -204,14 +204,15 @@ class MemoryModel:
             return None, None
         mem_len = self.config.mem_len
         batch, length = inputs[0].shape[:2]
-        # only what can still be remembered is copied: not the memory's start, nor that of a long segment
-        kept = min(mems[0].shape[1], mem_len if segment_mask is not None or mems_mask is not None else mem_len - length)
-        kept, added = max(kept, 0), min(length, mem_len if segment_mask is None else length)
+        # only what can still be remembered is copied; padding and episodes may leave room for more of the old memory
+        packed = segment_mask is not None or mems_mask is not None or reset is not None
+        kept = min(mems[0].shape[1], mem_len if packed else max(mem_len - length, 0))
+        added = length if reset is not None else min(length, mem_len)
         rows = pack_rows(
             (batch, kept, added),
             None if mems_mask is None else last(mems_mask, kept),
-            segment_mask,
-            None if reset is None else last(reset, added),
+            None if segment_mask is None else last(segment_mask, added),
+            reset,
         )
         order = None if rows.order is None else last(rows.order, mem_len)
         new_mems = tuple(
@@ -273,9 +274,10 @@ class MemoryModel:
     ) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
         """Let the rows in `reset` (batch,) forget; the memory's value is returned, the cache is changed."""
         if past_key_values is not None:
-            fresh = self.make_cache(None, None, self.embed_tokens.weight)
+            fresh = None
             if self.config.initial_memory == "zeros":
-                self.remember(fresh, self.initial_mems(self.embed_tokens.weight[:1]), None)
+                row = self.embed_tokens.weight[:1]
+                fresh = self.make_cache(self.initial_mems(row), None, like=row)
             past_key_values.reset_rows(reset, fresh)
         elif mems is not None and self.config.initial_memory == "zeros":
             mems = tuple(memory.masked_fill(reset[:, None, None], 0.0) for memory in mems)
@@ -433,7 +435,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             mems_mask=mems_mask,
             reset=reset,
             use_cache=use_cache,
-            **kwargs,
+            **(kwargs | {"return_dict": True}),
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
@@ -468,7 +470,10 @@ class MemoryForSequenceClassification(MemoryHead):
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = input_ids != self.config.pad_token_id
         outputs = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **(kwargs | {"return_dict": True}),
         )
         hidden_states = outputs.last_hidden_state
         if attention_mask is None:
@@ -507,7 +512,10 @@ class MemoryForTokenClassification(MemoryHead):
             Class of each token, in 0..num_labels-1; -100 is ignored.
         """
         outputs = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **(kwargs | {"return_dict": True}),
         )
         logits = self.score(self.dropout(outputs.last_hidden_state))
         loss = None if labels is None else self.loss_function(logits=logits, labels=labels, config=self.config)

@@ -1,0 +1,92 @@
+"""The one table of variants. Registration with the Auto classes, the common tests, the cards and the README read it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.modeling.modeling_transformer_xl import (
+    TransformerXLForCausalLM,
+    TransformerXLForSequenceClassification,
+    TransformerXLForTokenClassification,
+    TransformerXLModel,
+)
+from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One paper: its classes, and what its memory promises.
+
+    `causal`: a token sees nothing that comes after it. `memory`: `"exact"`, segments with memory equal one long text;
+    `"own"`, the paper's memory is something else; `"none"`. `croppable`: the newest tokens can be taken back, which
+    assisted decoding needs.
+    """
+
+    config_class: type[MemoryConfig]
+    model_class: type[PreTrainedModel]
+    causal_lm_class: type[PreTrainedModel] | None
+    sequence_classification_class: type[PreTrainedModel]
+    token_classification_class: type[PreTrainedModel]
+    paper: str
+    authors: str
+    year: int
+    url: str
+    idea: str
+    causal: bool = True
+    memory: Literal["exact", "own", "none"] = "exact"
+    croppable: bool = True
+
+
+VARIANTS: dict[str, Variant] = {
+    variant.config_class.model_type: variant
+    for variant in (
+        Variant(
+            config_class=TransformerXLConfig,
+            model_class=TransformerXLModel,
+            causal_lm_class=TransformerXLForCausalLM,
+            sequence_classification_class=TransformerXLForSequenceClassification,
+            token_classification_class=TransformerXLForTokenClassification,
+            paper="Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
+            authors="Dai et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1901.02860",
+            idea="Every layer attends to the inputs it had in earlier segments, by relative positions.",
+        ),
+    )
+}
+
+_registered = False
+
+
+def register() -> None:
+    """Make every variant known to the Auto classes. `import transformers_xl` does it; a second call does nothing.
+
+    Raises:
+        ValueError: from the library, when another package has taken one of the model types.
+    """
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    for model_type, variant in VARIANTS.items():
+        AutoConfig.register(model_type, variant.config_class)
+        AutoTokenizer.register(variant.config_class, tokenizer_class=ByteTokenizer)
+        for auto_class, model_class in (
+            (AutoModel, variant.model_class),
+            (AutoModelForCausalLM, variant.causal_lm_class),
+            (AutoModelForSequenceClassification, variant.sequence_classification_class),
+            (AutoModelForTokenClassification, variant.token_classification_class),
+        ):
+            if model_class is not None:
+                auto_class.register(variant.config_class, model_class)

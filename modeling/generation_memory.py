@@ -1,0 +1,248 @@
+"""`generate()` with memory: https://arxiv.org/abs/1901.02860, section 3.2, at the cost of one token per token."""
+
+from typing import NamedTuple
+
+import torch
+from transformers.generation import (
+    GenerateBeamDecoderOnlyOutput,
+    GenerateDecoderOnlyOutput,
+    GenerationConfig,
+    GenerationMode,
+    StoppingCriteriaList,
+)
+from transformers.utils import ModelOutput
+
+from transformers_xl.modeling.memory import MemoryCache
+
+
+class _WithMemory:
+    """Memory of a generated text, as properties: a field would be copied into the answers of a pipeline."""
+
+    @property
+    def mems(self) -> MemoryCache | None:
+        """The memory after all but the last token of each sequence; hand it on as `generate(..., mems=result.mems)`.
+
+        The next call begins with `result.sequences[:, -1:]`. None for a model without memory. A row that ended before
+        the others remembers nothing from its end on.
+        """
+        return self.past_key_values
+
+    @property
+    def mems_mask(self) -> torch.Tensor | None:
+        """Bool `(batch, positions)`, which positions of the memory are real; None when all are. `mems` knows it too."""
+        return None if self.past_key_values is None else self.past_key_values.mask
+
+
+class MemoryGenerateOutput(_WithMemory, GenerateDecoderOnlyOutput):
+    """Result of `generate(return_dict_in_generate=True)`, with `mems`."""
+
+
+class MemoryGenerateBeamOutput(_WithMemory, GenerateBeamDecoderOnlyOutput):
+    """Result of beam search, with `mems` of the returned sequences."""
+
+
+class _BeamStart(NamedTuple):
+    """What beam search started from, one row per beam."""
+
+    cache: MemoryCache
+    already_read: int
+    attention_mask: torch.Tensor | None
+    inputs_embeds: torch.Tensor | None
+
+
+class _NotingStoppingCriteria(StoppingCriteriaList):
+    """Stopping criteria that tell the memory which rows have ended while others go on."""
+
+    def __init__(self, criteria: StoppingCriteriaList, cache: MemoryCache):
+        super().__init__(criteria)
+        self.cache = cache
+
+    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
+        done = super().__call__(input_ids, scores, **kwargs)
+        ended = done if self.cache.ended is None else done | self.cache.ended
+        if self.cache.static or bool(ended.any()):
+            self.cache.ended = ended
+        return done
+
+
+class MemoryGeneration:
+    """What a model with memory changes in transformers' `GenerationMixin`, which the variant lists among its own bases."""
+
+    def generate(
+        self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
+    ) -> ModelOutput | torch.LongTensor:
+        r"""
+        Everything of transformers' `generate()`, and:
+
+        Args:
+            mems (`tuple[torch.Tensor]` or [`MemoryCache`], *optional*):
+                What to remember before the prompt: `mems` of a model's output, or of an earlier result. Nothing is changed
+                in place: the same memory can be continued in several ways.
+            mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
+                Which positions of `mems` are real.
+            reset (`torch.Tensor` of shape `(batch,)`, *optional*):
+                Bool, rows that forget `mems` before the prompt.
+
+        Returns:
+            Token ids `(batch, length)`, or with `return_dict_in_generate=True` a result that has `.mems` too.
+        """
+        self._refuse_caches(generation_config, kwargs)
+        mems = kwargs.get("mems")
+        if mems is None and "mems" in kwargs:
+            del kwargs["mems"]  # the library takes any key of this name for a cache
+        if mems is not None and kwargs.get("past_key_values") is not None:
+            raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
+        reset = kwargs.get("reset")
+        if reset is not None and reset.dim() != 1:
+            raise ValueError(f"`reset` has shape {tuple(reset.shape)}: `generate()` takes (batch,), rows that start afresh.")
+
+        result = super().generate(inputs, generation_config=generation_config, **kwargs)
+        if not isinstance(result, ModelOutput):
+            return result
+        cache = result.past_key_values if isinstance(result.past_key_values, MemoryCache) else None
+        if isinstance(result, GenerateBeamDecoderOnlyOutput):
+            result = MemoryGenerateBeamOutput(**result)
+            cache = None if cache is None or cache.start is None else self._read_again(result, cache.start)
+        else:
+            result = MemoryGenerateOutput(**result)
+            if cache is not None and not getattr(generation_config, "is_assistant", False):
+                cache.finish()  # an assistant's next call takes tokens back
+        result.past_key_values = cache
+        return result
+
+    def _refuse_caches(self, generation_config: GenerationConfig | None, kwargs: dict) -> None:
+        configs = [kwargs, vars(generation_config or GenerationConfig()), vars(self.generation_config)]
+        kind = next((c["cache_implementation"] for c in configs if c.get("cache_implementation") is not None), None)
+        if kind not in (None, "dynamic", "static"):
+            raise ValueError(
+                f"`cache_implementation`={kind!r} cannot hold this model's memory: leave it out, or use 'static'. The memory "
+                f"never grows beyond `mem_len`={self.config.mem_len} positions."
+            )
+
+    def generate_batch(self, *args, **kwargs):
+        raise ValueError("Continuous batching pages its cache, which cannot hold this model's memory: use `generate()`.")
+
+    init_continuous_batching = continuous_batching_context_manager = generate_batch
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict,
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        if self.config.mem_len == 0:
+            if model_kwargs.get("inputs_embeds") is not None:
+                raise ValueError("`inputs_embeds` cannot be read again at every token: with `mem_len`=0 give `input_ids`.")
+            generation_config.use_cache = False
+        if generation_config.use_cache is False:
+            return  # every step reads `mems` and the whole text again
+        reset = model_kwargs.pop("reset", None)
+        cache = model_kwargs.get("past_key_values")
+        if cache is None:
+            cache = self._start_cache(
+                model_kwargs.pop("mems", None),
+                model_kwargs.pop("mems_mask", None),
+                rows=batch_size * max(generation_config.num_beams, generation_config.num_return_sequences),
+                static=generation_config.cache_implementation == "static",
+            )
+            model_kwargs["past_key_values"] = cache
+        else:
+            cache._is_user_defined = True
+        if reset is not None:
+            self.model.reset_rows(reset, cache, None, None)
+        if generation_config.is_assistant:
+            cache.activate_past_recording()
+        if generation_mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE):
+            prompt = (model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds"))
+            cache.start = _BeamStart(cache.copy(), cache.get_seq_length(), *prompt)
+        elif generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
+            generation_config._memory_cache = cache  # for `_get_stopping_criteria`; this config is private to the call
+
+    def _start_cache(
+        self,
+        mems: tuple[torch.Tensor, ...] | MemoryCache | None,
+        mems_mask: torch.Tensor | None,
+        rows: int,
+        static: bool,
+    ) -> MemoryCache:
+        if not isinstance(mems, MemoryCache):
+            if mems is not None:
+                self.model._check_mems(mems, mems_mask, rows)
+            with torch.no_grad():
+                return self.model.make_cache(mems, mems_mask, self.model.embed_tokens.weight, static)
+        if mems.static != static:
+            raise ValueError(
+                "`mems` was made with another `cache_implementation`: continue with the one it was made with."
+            )
+        cache = mems.copy()
+        self.model._check_cache(cache, rows, None)
+        if mems_mask is not None:
+            cache.mask = mems_mask
+        return cache
+
+    def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:
+        criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
+        cache = generation_config.__dict__.pop("_memory_cache", None)
+        return criteria if cache is None else _NotingStoppingCriteria(criteria, cache)
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
+        mems = model_kwargs.get("mems")  # the library repeats tensors only
+        if expand_size > 1 and isinstance(mems, MemoryCache):
+            model_kwargs["mems"] = mems.copy()
+            model_kwargs["mems"].batch_repeat_interleave(expand_size)
+        elif expand_size > 1 and mems is not None:
+            model_kwargs["mems"] = tuple(memory.repeat_interleave(expand_size, dim=0) for memory in mems)
+        return input_ids, model_kwargs
+
+    def _update_model_kwargs_for_generation(self, outputs: ModelOutput, model_kwargs: dict, **kwargs) -> dict:
+        # the library would take the value of the memory for a cache
+        outputs = type(outputs)(**{name: value for name, value in outputs.items() if name != "mems"})
+        return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+
+    @staticmethod
+    def create_masks_for_generate(inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs):
+        """Only the new columns: a static cache then sees masks of one shape. The model makes its own masks of them."""
+        return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
+
+    @staticmethod
+    def _reorder_cache(past_key_values, beam_idx: torch.LongTensor):
+        # without a cache it is the start memory that stands here, the same for all beams of a row
+        if isinstance(past_key_values, MemoryCache):
+            past_key_values.reorder_cache(beam_idx)
+        return past_key_values
+
+    @torch.no_grad()
+    def _read_again(self, result: MemoryGenerateBeamOutput, start: _BeamStart) -> MemoryCache:
+        """The memory of the sequences that won, which is not that of the beams that ran last: they are read once more."""
+        rows = result.beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
+        num_generated = (result.beam_indices >= 0).sum(dim=1, keepdim=True)
+        generated_length = result.beam_indices.shape[1]
+        prompt_ids, generated_ids = result.sequences.tensor_split([result.sequences.shape[1] - generated_length], dim=1)
+        generated_ids = generated_ids[:, :-1]
+        # a sequence's last token is not remembered, and what pads a shorter sequence never is
+        columns = torch.arange(generated_length - 1, device=num_generated.device)
+        generated_mask = columns < num_generated - 1
+
+        cache = start.cache
+        cache.batch_select_indices(rows)
+        if start.inputs_embeds is not None:
+            prompt = {"inputs_embeds": start.inputs_embeds[rows]}
+            length = start.inputs_embeds.shape[1]
+        else:
+            already_read = start.already_read if start.already_read < prompt_ids.shape[1] else 0
+            prompt = {"input_ids": prompt_ids[:, already_read:]}
+            length = prompt["input_ids"].shape[1]
+        mask = None if start.attention_mask is None else start.attention_mask[rows, -length:]
+        self.model(**prompt, attention_mask=mask, past_key_values=cache)
+        # with `same_length=False` one call is one segment, and generation feeds one token per call
+        pieces = (generated_ids.shape[1] or 1) if self.config.same_length else 1
+        for ids, mask in zip(generated_ids.split(pieces, dim=1), generated_mask.split(pieces, dim=1), strict=True):
+            if ids.shape[1]:
+                self.model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+        return cache
+
+
+__all__ = ["MemoryGenerateBeamOutput", "MemoryGenerateOutput", "MemoryGeneration"]

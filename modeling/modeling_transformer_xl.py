@@ -1,0 +1,61 @@
+"""Transformer-XL: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 3. Code: kimiyoung/transformer-xl.
+
+Segment-level recurrence with relative positions. It is the backbone itself: the other variants are diffs against it.
+"""
+
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+    MemoryModel,
+    MemoryPreTrainedModel,
+)
+
+
+class TransformerXLLayer(MemoryLayer):
+    """Relative attention over `[memory; segment]` and a feed-forward.
+
+    Differs from the original: dropout falls on the attention's output, not on its concatenated heads.
+    """
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of Transformer-XL.")
+class TransformerXLPreTrainedModel(MemoryPreTrainedModel):
+    config: TransformerXLConfig
+    _no_split_modules = ["TransformerXLLayer"]
+    _can_record_outputs = {"hidden_states": TransformerXLLayer, "attentions": RelativeAttention}
+
+
+@auto_docstring(custom_intro="Transformer-XL without a head.")
+class TransformerXLModel(MemoryModel, TransformerXLPreTrainedModel):
+    layer_class = TransformerXLLayer
+
+
+@auto_docstring(custom_intro="Transformer-XL with a language modeling head.")
+class TransformerXLForCausalLM(MemoryForCausalLM, TransformerXLPreTrainedModel, GenerationMixin):
+    model_class = TransformerXLModel
+
+
+@auto_docstring(custom_intro="Transformer-XL with a classification head on the last real token.")
+class TransformerXLForSequenceClassification(MemoryForSequenceClassification, TransformerXLPreTrainedModel):
+    model_class = TransformerXLModel
+
+
+@auto_docstring(custom_intro="Transformer-XL with a classification head on every token.")
+class TransformerXLForTokenClassification(MemoryForTokenClassification, TransformerXLPreTrainedModel):
+    model_class = TransformerXLModel
+
+
+__all__ = [
+    "TransformerXLForCausalLM",
+    "TransformerXLForSequenceClassification",
+    "TransformerXLForTokenClassification",
+    "TransformerXLModel",
+    "TransformerXLPreTrainedModel",
+]

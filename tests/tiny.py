@@ -1,0 +1,126 @@
+"""Small models of every variant, and the few steps that many tests share: reading in segments, and a row on its own."""
+
+from collections.abc import Iterable
+
+import torch
+from transformers import AutoConfig
+
+import transformers_xl  # noqa: F401  registers the variants
+from transformers_xl.modeling.auto import VARIANTS
+
+VOCAB_SIZE = 37
+MEM_LEN = 8
+# float64 models: what is equal is equal to ten places, and what is wrong cannot hide in a tolerance
+EXACT = {"atol": 1e-10, "rtol": 1e-10}
+FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
+
+
+def variants(
+    causal: bool | None = None, memory: Iterable[str] | None = None, croppable: bool | None = None, causal_lm: bool = False
+) -> list[str]:
+    """Model types of the table whose row promises what a test needs."""
+    return [
+        model_type
+        for model_type, row in VARIANTS.items()
+        if causal in (None, row.causal)
+        and (memory is None or row.memory in memory)
+        and croppable in (None, row.croppable)
+        and (row.causal_lm_class is not None or not causal_lm)
+    ]
+
+
+def tiny_config(model_type: str, **fields):
+    defaults = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "mem_len": MEM_LEN,
+        "segment_length": 6,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        # large enough that attention is far from uniform and that logits differ
+        "initializer_range": 0.2,
+    }
+    return AutoConfig.for_model(model_type, **(defaults | fields))
+
+
+def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.float64, **fields):
+    """A model in eval mode; `head` is `model`, `causal_lm`, `sequence_classification` or `token_classification`."""
+    torch.manual_seed(0)
+    model_class = getattr(VARIANTS[model_type], f"{head}_class")
+    return model_class(tiny_config(model_type, **fields)).to(dtype).eval()
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Token ids from 3 on: 0, 1 and 2 stay free for padding, begin and end."""
+    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def result_of(output) -> torch.Tensor:
+    return output.logits if "logits" in output else output.last_hidden_state
+
+
+def memory_of(output) -> dict:
+    """What carries the memory of an output into the next call."""
+    if output.past_key_values is not None:
+        return {"past_key_values": output.past_key_values}
+    return {"mems": output.mems, "mems_mask": output.mems_mask}
+
+
+def read(
+    model,
+    input_ids: torch.Tensor,
+    lengths: Iterable[int],
+    use_cache: bool | None = None,
+    attention_mask: torch.Tensor | None = None,
+    reset: torch.Tensor | None = None,
+    memory: dict | None = None,
+) -> tuple[torch.Tensor, dict]:
+    """Read `(batch, length)` ids in segments of `lengths`; the results of all of them, and the memory after the last."""
+    results, memory, start = [], memory or {}, 0
+    for length in lengths:
+        here = slice(start, start + length)
+        output = model(
+            input_ids[:, here],
+            attention_mask=None if attention_mask is None else attention_mask[:, here],
+            reset=None if reset is None else reset[:, here],
+            use_cache=use_cache,
+            **memory,
+        )
+        results.append(result_of(output))
+        memory, start = memory_of(output), start + length
+    return torch.cat(results, dim=1), memory
+
+
+def read_row_alone(
+    model,
+    input_ids: torch.Tensor,
+    lengths: Iterable[int],
+    attention_mask: torch.Tensor | None = None,
+    reset: torch.Tensor | None = None,
+    memory: dict | None = None,
+) -> torch.Tensor:
+    """Results of one row's real tokens, `(tokens, width)`: read without padding, every episode from an empty memory.
+
+    A call ends where the segment ends or an episode begins.
+    """
+    length = len(input_ids)
+    real = [True] * length if attention_mask is None else attention_mask.tolist()
+    begins = [False] * length if reset is None else reset.tolist()
+    ends, end = set(), 0
+    for segment_length in lengths:
+        end += segment_length
+        ends.add(end)
+    results, memory, pending = [], memory or {}, []
+    for position in range(length):
+        pending += [position] if real[position] else []
+        is_last = position + 1 in ends or begins[position + 1]
+        if is_last and pending:
+            if begins[pending[0]]:
+                memory = {}
+            output = model(input_ids[None, pending], **memory)
+            results.append(result_of(output)[0])
+            memory, pending = memory_of(output), []
+    return torch.cat(results)
