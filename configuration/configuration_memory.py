@@ -114,10 +114,13 @@ class MemoryConfig(PreTrainedConfig):
         fields = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
         known = set(fields) | set(self.attribute_map) | set(vars(PreTrainedConfig)) | {"num_labels", "name_or_path"}
         for name in kwargs:
-            close = [] if name in known else difflib.get_close_matches(name, [*fields, *self.attribute_map], cutoff=0.8)
+            close = (
+                [] if name in known else difflib.get_close_matches(name, [*fields, *self.attribute_map], cutoff=0.8)
+            )
             if close:
+                meant = " or ".join(f"`{field}`" for field in close)
                 raise ValueError(
-                    f"`{name}`={kwargs[name]!r} is not a field of {type(self).__name__}: did you mean `{close[0]}`?"
+                    f"`{name}`={kwargs[name]!r} is not a field of {type(self).__name__}: did you mean {meant}?"
                 )
 
     def validate_architecture(self) -> None:

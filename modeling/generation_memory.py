@@ -12,6 +12,7 @@ from transformers.generation import (
 )
 from transformers.utils import ModelOutput
 
+from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory import MemoryCache
 
 
@@ -94,7 +95,9 @@ class MemoryGeneration:
             raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
         reset = kwargs.get("reset")
         if reset is not None and reset.dim() != 1:
-            raise ValueError(f"`reset` has shape {tuple(reset.shape)}: `generate()` takes (batch,), rows that start afresh.")
+            raise ValueError(
+                f"`reset` has shape {tuple(reset.shape)}: `generate()` takes (batch,), rows that start afresh."
+            )
 
         result = super().generate(inputs, generation_config=generation_config, **kwargs)
         if not isinstance(result, ModelOutput):
@@ -120,7 +123,9 @@ class MemoryGeneration:
             )
 
     def generate_batch(self, *args, **kwargs):
-        raise ValueError("Continuous batching pages its cache, which cannot hold this model's memory: use `generate()`.")
+        raise ValueError(
+            "Continuous batching pages its cache, which cannot hold this model's memory: use `generate()`."
+        )
 
     init_continuous_batching = continuous_batching_context_manager = generate_batch
 
@@ -134,7 +139,9 @@ class MemoryGeneration:
     ) -> None:
         if self.config.mem_len == 0:
             if model_kwargs.get("inputs_embeds") is not None:
-                raise ValueError("`inputs_embeds` cannot be read again at every token: with `mem_len`=0 give `input_ids`.")
+                raise ValueError(
+                    "`inputs_embeds` cannot be read again at every token: with `mem_len`=0 give `input_ids`."
+                )
             generation_config.use_cache = False
         if generation_config.use_cache is False:
             return  # every step reads `mems` and the whole text again
@@ -168,16 +175,15 @@ class MemoryGeneration:
         static: bool,
     ) -> MemoryCache:
         if not isinstance(mems, MemoryCache):
-            if mems is not None:
-                self.model._check_mems(mems, mems_mask, rows)
+            check_memory(self.config, rows, None, mems, mems_mask)
             with torch.no_grad():
                 return self.model.make_cache(mems, mems_mask, self.model.embed_tokens.weight, static)
         if mems.static != static:
             raise ValueError(
                 "`mems` was made with another `cache_implementation`: continue with the one it was made with."
             )
+        check_memory(self.config, rows, mems, None, None)
         cache = mems.copy()
-        self.model._check_cache(cache, rows, None)
         if mems_mask is not None:
             cache.mask = mems_mask
         return cache
@@ -220,7 +226,9 @@ class MemoryGeneration:
         rows = result.beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
         num_generated = (result.beam_indices >= 0).sum(dim=1, keepdim=True)
         generated_length = result.beam_indices.shape[1]
-        prompt_ids, generated_ids = result.sequences.tensor_split([result.sequences.shape[1] - generated_length], dim=1)
+        prompt_ids, generated_ids = result.sequences.tensor_split(
+            [result.sequences.shape[1] - generated_length], dim=1
+        )
         generated_ids = generated_ids[:, :-1]
         # a sequence's last token is not remembered, and what pads a shorter sequence never is
         columns = torch.arange(generated_length - 1, device=num_generated.device)

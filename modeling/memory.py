@@ -61,11 +61,15 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         """Take the newest `-tokens_to_remove` positions back, and cut what is kept to the window again."""
         removed = -tokens_to_remove
         if removed < 0:
-            raise ValueError(f"`tokens_to_remove`={tokens_to_remove} must be zero or negative: minus the tokens to remove.")
+            raise ValueError(
+                f"`tokens_to_remove`={tokens_to_remove} must be zero or negative: minus the tokens to remove."
+            )
         if not self.is_initialized:
             return
         if removed and not self.record_past and self.keys.shape[-2] >= self.kept:
-            raise RuntimeError("The window is full and what left it was not recorded: call `activate_past_recording()` first.")
+            raise RuntimeError(
+                "The window is full and what left it was not recorded: call `activate_past_recording()` first."
+            )
         self.keys = self.cropped(self.keys, removed, dim=-2)
         self.values = self.cropped(self.values, removed, dim=-2)
         self.cumulative_length -= removed
@@ -115,7 +119,9 @@ class StaticMemoryCacheLayer(MemoryCacheLayer):
         self.states = {name: state.zero_() for name, state in self.states.items()}
 
     def activate_past_recording(self) -> None:
-        raise ValueError("A static memory cannot take tokens back: assisted decoding needs `cache_implementation=None`.")
+        raise ValueError(
+            "A static memory cannot take tokens back: assisted decoding needs `cache_implementation=None`."
+        )
 
 
 class MemoryCache(Cache):

@@ -8,12 +8,13 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.checks import check_ids, check_inputs, check_memory
 from transformers_xl.modeling.generation_memory import MemoryGeneration
 from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.modeling_outputs_memory import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 from transformers_xl.modeling.ops.window import (
     last,
     none_if_all,
@@ -89,7 +90,10 @@ class MemoryModel:
         use_cache (`bool`, *optional*):
             Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
         """
-        self._check_inputs(input_ids, inputs_embeds, attention_mask, past_key_values, mems, mems_mask, reset)
+        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, past_key_values is not None)
+        check_ids(input_ids, self.embed_tokens.num_embeddings)
+        batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]
+        check_memory(self.config, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         length = inputs_embeds.shape[1]
@@ -253,9 +257,7 @@ class MemoryModel:
             self.remember(cache, tuple(memory.to(like.dtype) for memory in mems), mems_mask)
         return cache
 
-    def remember(
-        self, cache: MemoryCache, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None
-    ) -> None:
+    def remember(self, cache: MemoryCache, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None) -> None:
         """Project `mems` into an empty `cache`."""
         batch, length = mems[0].shape[:2]
         seen = cache.memory_mask(batch, mems[0].device)
@@ -286,88 +288,6 @@ class MemoryModel:
             mems_mask = mems[0].new_ones(mems[0].shape[:2], dtype=torch.bool) if mems_mask is None else mems_mask
             mems_mask = mems_mask & ~reset[:, None]
         return mems, mems_mask
-
-    def _check_inputs(self, input_ids, inputs_embeds, attention_mask, past_key_values, mems, mems_mask, reset) -> None:
-        """Raise a `ValueError` that names what is wrong with the arguments, before any work is done."""
-        config = self.config
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
-        name, inputs, dims = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
-        if inputs.dim() != dims or 0 in inputs.shape:
-            raise ValueError(f"`{name}` has shape {tuple(inputs.shape)}: it must be (batch, length, ...), none of them 0.")
-        batch, length = inputs.shape[:2]
-        if inputs_embeds is not None and inputs_embeds.shape[2] != config.hidden_size:
-            raise ValueError(
-                f"`inputs_embeds` has width {inputs_embeds.shape[2]}: it must be `hidden_size`={config.hidden_size}."
-            )
-        # looking at the values would break a compiled graph, and wait for a GPU
-        if input_ids is not None and input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = int(input_ids.min()), int(input_ids.max())
-            if low < 0 or high >= self.embed_tokens.num_embeddings:
-                raise ValueError(
-                    f"`input_ids` holds {low if low < 0 else high}: ids must lie in 0..{self.embed_tokens.num_embeddings - 1} "
-                    "(`vocab_size`-1). Is it the tokenizer of this model?"
-                )
-        if attention_mask is not None:
-            too_short = attention_mask.dim() == 2 and attention_mask.shape[1] < length
-            too_long = attention_mask.dim() == 2 and past_key_values is None and attention_mask.shape[1] > length
-            if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or too_short or too_long:
-                raise ValueError(
-                    f"`attention_mask` has shape {tuple(attention_mask.shape)}: it must be (batch, length) = "
-                    f"({batch}, {length}), 1 for real tokens; only with a cache it may be longer, for the whole history."
-                )
-        if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, length))):
-            raise ValueError(
-                f"`reset` has shape {tuple(reset.shape)} and type {reset.dtype}: it must be bool of shape ({batch},) or "
-                f"({batch}, {length})."
-            )
-        if reset is not None and reset.dim() == 2 and config.initial_memory == "zeros":
-            raise ValueError(
-                "`reset` of shape (batch, length) needs `initial_memory`='empty': an episode that starts inside a segment "
-                "cannot begin with a memory of zeros. Use `reset` of shape (batch,) at segment starts."
-            )
-        if past_key_values is not None:
-            self._check_cache(past_key_values, batch, mems)
-        if mems is not None:
-            self._check_mems(mems, mems_mask, batch)
-        elif mems_mask is not None:
-            raise ValueError("`mems_mask` says which of `mems` are real: hand in both, as the last output gave them.")
-
-    def _check_cache(self, past_key_values, batch: int, mems) -> None:
-        if mems is not None:
-            raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
-        if not isinstance(past_key_values, MemoryCache):
-            raise ValueError(
-                f"`past_key_values` is a {type(past_key_values).__name__}: it must be a MemoryCache, as "
-                "`model(ids, use_cache=True).past_key_values` is."
-            )
-        if len(past_key_values) != len(self.layers) or past_key_values.batch_size not in (-1, batch):
-            raise ValueError(
-                f"`past_key_values` has {len(past_key_values)} layers and {past_key_values.batch_size} rows: this call has "
-                f"{len(self.layers)} layers and {batch} rows. Is it the cache of this model and batch?"
-            )
-
-    def _check_mems(self, mems, mems_mask, batch: int) -> None:
-        config = self.config
-        if isinstance(mems, MemoryCache):
-            raise ValueError("`mems` is a MemoryCache: hand it in as `past_key_values`, or as `mems` of `generate()`.")
-        if config.mem_len == 0:
-            raise ValueError("`mems` was given, but this model has `mem_len`=0 and remembers nothing: leave it out.")
-        if len(mems) != len(self.layers):
-            raise ValueError(f"`mems` has {len(mems)} tensors: it must have one per layer, {len(self.layers)}.")
-        for index, memory in enumerate(mems):
-            expected = (batch, mems[0].shape[1] if mems[0].dim() == 3 else "<=mem_len", config.hidden_size)
-            if tuple(memory.shape) != expected:
-                raise ValueError(
-                    f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be {expected}, (batch, <=mem_len, hidden_size)."
-                )
-            if not memory.is_floating_point():
-                raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
-        shape = (batch, mems[0].shape[1])
-        if mems_mask is not None and (tuple(mems_mask.shape) != shape or mems_mask.dtype != torch.bool):
-            raise ValueError(
-                f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool of shape {shape}."
-            )
 
 
 class MemoryHead:

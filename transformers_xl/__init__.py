@@ -9,7 +9,9 @@ from pathlib import Path as _Path
 
 __version__ = "0.1.0.dev0"
 
-if not (_Path(__file__).parent / "modeling").is_dir():  # a checkout, not a wheel: the root folders are the sub-packages
+if not (
+    _Path(__file__).parent / "modeling"
+).is_dir():  # a checkout, not a wheel: the root folders are the sub-packages
     __path__.append(str(_Path(__file__).parent.parent))
 
 _NAMES = {

@@ -38,9 +38,7 @@ class MemoryAttention(nn.Module):
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
         return self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
 
-    def score_terms(
-        self, query: torch.Tensor, num_keys: int, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
         return query, None
 

@@ -1,0 +1,119 @@
+"""What a forward pass refuses: a `ValueError` names the argument, what was given and what would be right."""
+
+import torch
+from transformers import Cache
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.memory import MemoryCache
+
+
+def check_inputs(
+    config: MemoryConfig,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    reset: torch.Tensor | None,
+    has_cache: bool,
+) -> None:
+    """Check the shapes of a segment's arguments."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
+    name, inputs, dims = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
+    if inputs.dim() != dims or 0 in inputs.shape:
+        wanted = "(batch, length)" if dims == 2 else "(batch, length, hidden_size)"
+        raise ValueError(f"`{name}` has shape {tuple(inputs.shape)}: it must be {wanted}, each at least 1.")
+    batch, length = inputs.shape[:2]
+    if inputs_embeds is not None and inputs_embeds.shape[2] != config.hidden_size:
+        raise ValueError(
+            f"`inputs_embeds` has width {inputs_embeds.shape[2]}: it must be `hidden_size`={config.hidden_size}."
+        )
+    if attention_mask is not None:
+        fits = attention_mask.dim() == 2 and attention_mask.shape[0] == batch and attention_mask.shape[1] >= length
+        if not fits or (attention_mask.shape[1] > length and not has_cache):
+            raise ValueError(
+                f"`attention_mask` has shape {tuple(attention_mask.shape)}: it must be (batch, length) = "
+                f"({batch}, {length}), 1 for real tokens; only with a cache it may be longer, for the whole history."
+            )
+    if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, length))):
+        raise ValueError(
+            f"`reset` has shape {tuple(reset.shape)} and type {reset.dtype}: it must be bool, of shape ({batch},) or "
+            f"({batch}, {length})."
+        )
+    if reset is not None and reset.dim() == 2 and config.initial_memory == "zeros":
+        raise ValueError(
+            "`reset` of shape (batch, length) needs `initial_memory`='empty': an episode that starts inside a segment "
+            "cannot begin with a memory of zeros. Use `reset` of shape (batch,) at segment starts."
+        )
+
+
+def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
+    """Check that the ids have an embedding: on the CPU and outside of a compiled graph, where looking costs little."""
+    if input_ids is None or input_ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if input_ids.is_floating_point():
+        raise ValueError(f"`input_ids` has type {input_ids.dtype}: token ids are integers. Is it `inputs_embeds`?")
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"`input_ids` holds {low if low < 0 else high}: ids must lie in 0..{vocab_size - 1} (`vocab_size`-1). "
+            "Is it the tokenizer of this model?"
+        )
+
+
+def check_memory(
+    config: MemoryConfig,
+    batch: int,
+    past_key_values: Cache | None,
+    mems: tuple[torch.Tensor, ...] | None,
+    mems_mask: torch.Tensor | None,
+) -> None:
+    """Check that the memory, in either form, is one of this model and batch."""
+    if mems is not None and past_key_values is not None:
+        raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
+    if mems is None and mems_mask is not None:
+        raise ValueError("`mems_mask` says which of `mems` are real: hand in both, as the last output gave them.")
+    if past_key_values is not None:
+        _check_cache(config, batch, past_key_values)
+    if mems is not None:
+        _check_mems(config, batch, mems, mems_mask)
+
+
+def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
+    if not isinstance(cache, MemoryCache):
+        raise ValueError(
+            f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
+            "`model(ids, use_cache=True).past_key_values` is."
+        )
+    if len(cache) != config.num_hidden_layers or cache.batch_size not in (-1, batch):
+        raise ValueError(
+            f"The memory (`past_key_values`, or `mems` of generate) has {len(cache)} layers and {cache.batch_size} rows: "
+            f"this call has {config.num_hidden_layers} layers and {batch} rows. Is it the memory of this model and batch?"
+        )
+
+
+def _check_mems(
+    config: MemoryConfig, batch: int, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None
+) -> None:
+    if isinstance(mems, MemoryCache):
+        raise ValueError("`mems` is a MemoryCache: hand it in as `past_key_values`, or as `mems` of `generate()`.")
+    if config.mem_len == 0:
+        raise ValueError("`mems` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
+    if not isinstance(mems, (tuple, list)) or len(mems) != config.num_hidden_layers:
+        raise ValueError(
+            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple with one tensor per layer, "
+            f"{config.num_hidden_layers}."
+        )
+    length = mems[0].shape[1] if mems[0].dim() == 3 else "<=mem_len"
+    for index, memory in enumerate(mems):
+        if tuple(memory.shape) != (batch, length, config.hidden_size):
+            raise ValueError(
+                f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be ({batch}, {length}, {config.hidden_size}), "
+                "that is (batch, <=mem_len, hidden_size)."
+            )
+        if not memory.is_floating_point():
+            raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
+    if mems_mask is not None and (tuple(mems_mask.shape) != (batch, length) or mems_mask.dtype != torch.bool):
+        raise ValueError(
+            f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool, of shape "
+            f"({batch}, {length})."
+        )
