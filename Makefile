@@ -1,0 +1,52 @@
+# Everything a newcomer needs: `make quickstart` and `make test`. Each sets itself up on a machine with only Python and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+READY := $(VENV)/.ready
+FOLDERS := benchmarks cli configuration evaluation examples modeling streams tests tokenization training transformers_xl
+PACKAGE := cli configuration evaluation modeling streams tokenization training
+
+.PHONY: help setup quickstart test lint format typing bench gpu-check clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1: /'
+
+setup: $(READY)  ## make .venv and install the package with what development needs
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+quickstart: setup  ## train a small Transformer-XL on real text, measure its memory, and load it again (under 6 minutes)
+	$(BIN)/python examples/quickstart.py
+
+test: setup  ## run all tests
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: setup  ## style, spelling, and the conventions of transformers' models
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell $(FOLDERS) *.md
+	$(BIN)/python .ci/model_lint.py
+
+format: setup  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typing: setup  ## check the types of the public package, under the names it is imported by
+	rm -rf build/typing
+	mkdir -p build/typing/transformers_xl
+	cp transformers_xl/__init__.py transformers_xl/py.typed build/typing/transformers_xl/
+	for folder in $(PACKAGE); do ln -s ../../../$$folder build/typing/transformers_xl/$$folder; done
+	$(BIN)/mypy build/typing/transformers_xl
+
+bench: setup  ## run the benchmarks
+	set -e; for script in benchmarks/bench_*.py; do [ -e "$$script" ] || continue; $(BIN)/python "$$script"; done
+
+gpu-check: setup  ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

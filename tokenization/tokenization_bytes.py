@@ -1,0 +1,78 @@
+"""Text as its bytes: a tokenizer that knows every text there is, and needs no training."""
+
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+_SPECIAL_TOKENS = {"pad_token": "<|pad|>", "bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+
+
+def _printable_bytes() -> dict[int, str]:
+    """The printable character that stands for each byte in the `tokenizers` library's byte-level components."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)}
+
+
+def _byte_level_tokenizer() -> Tokenizer:
+    vocabulary = {character: byte for byte, character in _printable_bytes().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL_TOKENS.values()])
+    return tokenizer
+
+
+class ByteTokenizer(PreTrainedTokenizerFast):
+    r"""
+    UTF-8 bytes as tokens: the id of a byte is its value, 0..255, followed by `<|pad|>` (256), `<|bos|>` (257) and
+    `<|eos|>` (258). `len(tokenizer)` is 259.
+
+    Every text survives `decode(encode(text))`, and so does the text `"<|eos|>"`: the special tokens are ids to be set by
+    code, and are not read from text unless `split_special_tokens=False` is passed. Bytes that are no UTF-8 go through
+    [`~ByteTokenizer.encode_bytes`] and [`~ByteTokenizer.decode_bytes`]; `decode` shows them as U+FFFD.
+
+    Padding is on the left by default, where `generate()` needs it. No token is added to a text.
+
+    Example:
+
+    ```python
+    >>> from transformers_xl import ByteTokenizer
+
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer("na\u00efve")["input_ids"]
+    [110, 97, 195, 175, 118, 101]
+    ```
+    """
+
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+    padding_side = "left"
+
+    def __init__(self, tokenizer_object: Tokenizer | None = None, split_special_tokens: bool = True, **kwargs):
+        if tokenizer_object is None and kwargs.get("tokenizer_file") is None:
+            tokenizer_object = _byte_level_tokenizer()
+        super().__init__(
+            tokenizer_object=tokenizer_object,
+            split_special_tokens=split_special_tokens,
+            **{**_SPECIAL_TOKENS, "clean_up_tokenization_spaces": False, **kwargs},
+        )
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """The ids of any bytes, UTF-8 or not: their values."""
+        return list(data)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of `ids`, exactly. Special tokens are left out.
+
+        Raises:
+            ValueError: for an id that is no byte and no special token.
+        """
+        ids = [int(token_id) for token_id in ids]
+        unknown = [token_id for token_id in ids if not 0 <= token_id < len(self)]
+        if unknown:
+            raise ValueError(f"`ids` holds {unknown[0]}: ids must lie in 0..{len(self) - 1}.")
+        return bytes(token_id for token_id in ids if token_id < 256)
+
+
+__all__ = ["ByteTokenizer"]
