@@ -1,0 +1,144 @@
+"""The house of the project: packages, the direction of imports, names, and what every file promises."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("cli", "configuration", "evaluation", "hub", "modeling", "streams", "tokenization", "training")
+
+# who may import whom, by room; `ops` and `layers` are rooms of their own. A room may always import itself.
+MAY_IMPORT = {
+    "configuration": set(),
+    "tokenization": set(),
+    "modeling.ops": {"configuration"},
+    "modeling.layers": {"configuration", "modeling.ops"},
+    "modeling": {"configuration", "modeling.layers", "modeling.ops"},
+    "modeling.conversion": {"configuration", "modeling", "tokenization"},
+    "streams": {"tokenization"},
+    "training": {"streams", "modeling", "modeling.layers", "configuration"},
+    "evaluation": {"streams", "modeling", "modeling.layers", "configuration"},
+    "hub": {"modeling"},
+    "cli": set(PACKAGES) | {"modeling.conversion"},
+}
+# inside of `modeling`: a variant imports the backbone and never another variant
+BACKBONE = {"checks", "generation_memory", "memory", "modeling_memory", "outputs"}
+# files above 500 lines, each with its reason
+LONG_FILES: dict[str, str] = {}
+
+
+def source_files() -> list[Path]:
+    folders = ["transformers_xl", *PACKAGES]
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def all_files() -> list[Path]:
+    return [
+        *source_files(),
+        *(path for name in ("tests", "benchmarks", "examples") for path in (ROOT / name).rglob("*.py")),
+    ]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def room(module: str) -> str:
+    """`modeling.layers.attention` lives in `modeling.layers`, `modeling.memory` in `modeling`."""
+    return max((name for name in MAY_IMPORT if module == name or module.startswith(f"{name}.")), key=len)
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Absolute names of the modules that a file imports, also inside of functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}: relative imports hide where a name lives"
+            names.add(node.module)
+    return names
+
+
+def own_imports(path: Path) -> set[str]:
+    return {
+        name.removeprefix("transformers_xl.") for name in imported_modules(path) if name.startswith("transformers_xl.")
+    }
+
+
+def test_the_package_list_is_the_folders():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.findall(r'^    "(transformers_xl[\w.]*)",$', text, flags=re.MULTILINE)
+    mapping = dict(re.findall(r'^"(transformers_xl[\w.]*)" = "([\w/]+)"$', text, flags=re.MULTILINE))
+    folders = {path.parent for path in source_files()}
+    expected = {"transformers_xl": "transformers_xl"}
+    for folder in folders - {ROOT / "transformers_xl"}:
+        expected[f"transformers_xl.{relative(folder).replace('/', '.')}"] = relative(folder)
+    assert sorted(listed) == sorted(expected)
+    assert mapping == expected
+    assert all((folder / "__init__.py").is_file() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in source_files() if p.parts[len(ROOT.parts)] != "transformers_xl"], ids=relative
+)
+def test_imports_point_downward(path: Path):
+    here = room(relative(path).removesuffix(".py").replace("/", "."))
+    for module in own_imports(path):
+        target = room(module)
+        if here == "modeling" and path.name == "auto.py":
+            assert target in MAY_IMPORT["modeling"] | {"modeling", "tokenization"}, f"auto imports {module}"
+            continue
+        assert target == here or target in MAY_IMPORT[here], f"{relative(path)} imports {module}"
+        variant = re.fullmatch(r"modeling_(\w+)", path.stem)
+        if here == target == "modeling" and variant and path.stem not in BACKBONE:
+            assert module.removeprefix("modeling.") in BACKBONE, f"{relative(path)} imports {module}, not the backbone"
+        if variant and path.stem not in BACKBONE and target == "configuration":
+            own = {f"configuration.configuration_{variant[1]}", "configuration.configuration_memory"}
+            assert module in own, f"{relative(path)} imports {module}, the configuration of another variant"
+
+
+def test_file_names_are_unique():
+    """A repository on the Hub is flat: two files of one name would overwrite each other there."""
+    names = [path.name for path in source_files() if path.name != "__init__.py"]
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+
+
+@pytest.mark.parametrize("package", ["configuration", "tokenization"])
+def test_configuration_and_tokenization_import_no_torch(package: str):
+    """Read in the source: transformers itself imports torch with `PreTrainedConfig`, so a process cannot tell."""
+    for path in (ROOT / package).rglob("*.py"):
+        heavy = {name for name in imported_modules(path) if name.split(".")[0] in ("torch", "accelerate")}
+        assert not heavy, f"{relative(path)} imports {heavy}"
+        assert {room(name) for name in own_imports(path)} <= {package}
+
+
+@pytest.mark.parametrize("path", all_files(), ids=relative)
+def test_every_file_is_ascii_and_of_one_sitting(path: Path):
+    text = path.read_text(encoding="utf-8")
+    assert text.isascii(), [character for character in text if not character.isascii()]
+    assert len(text.splitlines()) <= 500 or relative(path) in LONG_FILES
+
+
+@pytest.mark.parametrize("path", [p for p in all_files() if p.name != "__init__.py"], ids=relative)
+def test_every_module_says_what_it_is(path: Path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{relative(path)} has no docstring"
+
+
+def test_every_public_name_is_there():
+    """In a process of its own: the names are imported when they are asked for, and another test may have done it."""
+    code = "import transformers_xl; [getattr(transformers_xl, name) for name in transformers_xl.__all__]"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import transformers_xl
+
+    with pytest.raises(AttributeError, match="TransformerXXL"):
+        _ = transformers_xl.TransformerXXL
