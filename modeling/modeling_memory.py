@@ -360,6 +360,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None or shift_labels is not None:
+            shift_labels = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it
             loss = self.loss_function(
                 logits=logits, labels=labels, shift_labels=shift_labels, vocab_size=self.vocab_size, **kwargs
             )

@@ -4,6 +4,7 @@ The mapping reads each case's `hyper`: any geometry of the plain softmax with re
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ ITEM = "transformer_xl"
 
 def pytest_generate_tests(metafunc):
     if "case_file" in metafunc.fixturenames:
-        files = sorted(metafunc.config.getoption("--golden-dir").glob(f"{ITEM}__*.json"))
+        files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob(f"{ITEM}__*.json"))
         metafunc.parametrize("case_file", files, ids=[file.stem for file in files])
 
 

@@ -1,0 +1,380 @@
+"""The memory contract, for every variant of the table in `modeling/auto.py`: what a memory must never get wrong."""
+
+import copy
+
+import pytest
+import torch
+from tiny import EXACT, MEM_LEN, memory_of, read, read_row_alone, result_of, tiny_model, tokens, variants
+
+CARRYING = variants(memory=("exact", "own"))
+WINDOWED = variants(memory=("exact",))
+same_length = pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+initial_memory = pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
+
+
+def masks(side: str) -> torch.Tensor:
+    """Three rows of 27 columns, to be read in segments of 9: real tokens of unequal number, padded on one side."""
+    real = torch.ones(3, 27, dtype=torch.bool)
+    for segment, counts in enumerate([(9, 4, 1), (6, 9, 2), (3, 0, 9)]):
+        for row, count in enumerate(counts):
+            columns = torch.arange(9)
+            if side == "left":
+                here = columns >= 9 - count
+            elif side == "right":
+                here = columns < count
+            else:  # neither at the start nor at the end where that can be avoided
+                here = (columns * 5 + row) % 9 < count
+            real[row, 9 * segment : 9 * segment + 9] = here
+    return real
+
+
+# --- forms
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@pytest.mark.parametrize("mem_len", [1, 5, MEM_LEN])
+@pytest.mark.parametrize("lengths", [(6, 6, 6, 6), (1, 1, 1, 1, 20), (21, 3), (2, 9, 1, 12)], ids=str)
+@initial_memory
+@same_length
+def test_value_form_is_engine_form(model_type, same_length, initial_memory, lengths, mem_len):
+    model = tiny_model(model_type, same_length=same_length, mem_len=mem_len, initial_memory=initial_memory)
+    ids = tokens(2, 24)
+    value, memory = read(model, ids, lengths)
+    engine, cache = read(model, ids, lengths, use_cache=True)
+    torch.testing.assert_close(engine, value, **EXACT)
+    assert memory["mems"] is not None
+    assert cache["past_key_values"] is not None
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@same_length
+def test_value_turned_into_engine(model_type, same_length):
+    """A segment read with `mems` and a new cache, and the next one from that cache."""
+    model = tiny_model(model_type, same_length=same_length)
+    ids, mask = tokens(3, 27), masks("interior")
+    _, memory = read(model, ids[:, :9], [9], attention_mask=mask[:, :9])
+    value, _ = read(model, ids[:, 9:], [9, 9], attention_mask=mask[:, 9:], memory=memory)
+    first = model(ids[:, 9:18], attention_mask=mask[:, 9:18], use_cache=True, **memory)
+    assert first.mems is None
+    second = model(ids[:, 18:], attention_mask=mask[:, 18:], past_key_values=first.past_key_values)
+    engine = torch.cat([result_of(first), result_of(second)], dim=1)
+    torch.testing.assert_close(engine[mask[:, 9:]], value[mask[:, 9:]], **EXACT)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_cache_takes_the_mask_of_the_whole_history(model_type):
+    """`generate()` hands in a mask that covers all that was ever read: only its last columns are looked at."""
+    model = tiny_model(model_type)
+    ids, mask = tokens(3, 27), masks("left")
+    cache = model(ids[:, :18], attention_mask=mask[:, :18], use_cache=True).past_key_values
+    short = model(ids[:, 18:], attention_mask=mask[:, 18:], past_key_values=cache.copy())
+    long = model(ids[:, 18:], attention_mask=mask, past_key_values=cache)
+    torch.testing.assert_close(result_of(long), result_of(short), **EXACT)
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@pytest.mark.parametrize("side", ["left", "right", "interior"])
+@initial_memory
+@use_cache
+@same_length
+def test_padded_row_is_unpadded_row(model_type, same_length, use_cache, initial_memory, side):
+    """Unequal numbers of tokens per row and segment, one of them zero, read past the window."""
+    model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
+    ids, mask = tokens(3, 27), masks(side)
+    padded, _ = read(model, ids, [9, 9, 9], use_cache=use_cache, attention_mask=mask)
+    for row in range(3):
+        alone = read_row_alone(model, ids[row], [9, 9, 9], attention_mask=mask[row])
+        torch.testing.assert_close(padded[row, mask[row]], alone, **EXACT)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@pytest.mark.parametrize("side", ["left", "right", "interior"])
+def test_padding_never_takes_a_place_in_memory(model_type, side):
+    """What a padded row remembers is what the row alone remembers, newest last, and `mems_mask` says how much."""
+    model = tiny_model(model_type)
+    ids, mask = tokens(3, 27), masks(side)
+    _, memory = read(model, ids, [9, 9, 9], attention_mask=mask)
+    for row, real in enumerate(mask.sum(dim=1).tolist()):
+        kept = min(real, MEM_LEN)
+        _, alone = read(model, ids[row : row + 1, mask[row]], [real])
+        for remembered, expected in zip(memory["mems"], alone["mems"], strict=True):
+            torch.testing.assert_close(remembered[row, -kept:], expected[0], **EXACT)
+        if memory["mems_mask"] is not None:
+            assert memory["mems_mask"][row].sum() == kept
+            assert memory["mems_mask"][row, -kept:].all()
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@use_cache
+def test_rows_of_padding_alone_are_finite(model_type, use_cache):
+    """A token that sees nothing gets zero, not NaN: in the result and in every gradient."""
+    model = tiny_model(model_type)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[1] = False
+    result, _ = read(model, tokens(2, 12), [6, 6], use_cache=use_cache, attention_mask=torch.cat([mask, mask], dim=1))
+    result.square().sum().backward()
+    assert result.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@initial_memory
+@use_cache
+@same_length
+def test_reset_row_is_fresh_row(model_type, same_length, use_cache, initial_memory):
+    """`reset` of shape (batch,): the rows start afresh with the segment, the others go on; also behind padding."""
+    model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
+    ids, mask = tokens(3, 27), masks("left")
+    _, before = read(model, ids[:, :18], [9, 9], use_cache=use_cache, attention_mask=mask[:, :18])
+    reset = torch.tensor([True, False, True])
+    output = model(ids[:, 18:], attention_mask=mask[:, 18:], reset=reset, **before)
+    after = model(ids[:, :9], **memory_of(output))
+    for row in range(3):
+        row_ids, row_mask = torch.cat([ids[row], ids[row, :9]]), torch.cat([mask[row], torch.ones(9, dtype=torch.bool)])
+        here = slice(18, None) if reset[row] else slice(0, None)
+        lengths = [9] * (2 if reset[row] else 4)
+        alone = read_row_alone(model, row_ids[here], lengths, attention_mask=row_mask[here])
+        ours = torch.cat([result_of(output)[row, mask[row, 18:]], result_of(after)[row]])
+        torch.testing.assert_close(ours, alone[-len(ours) :], **EXACT)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
+@use_cache
+@same_length
+def test_episode_that_starts_inside_a_segment(model_type, same_length, use_cache, padded):
+    """`reset` of shape (batch, length): from that token on it is a fresh row, in this segment and in its memory."""
+    model = tiny_model(model_type, same_length=same_length)
+    ids = tokens(3, 27)
+    mask = masks("interior") if padded else torch.ones(3, 27, dtype=torch.bool)
+    reset = torch.zeros(3, 27, dtype=torch.bool)
+    for row, starts in enumerate([(0, 4, 16, 17), (12,), ()]):
+        real = mask[row].nonzero().squeeze(-1)
+        reset[row, real[[start for start in starts if start < len(real)]]] = True
+    result, _ = read(model, ids, [9, 9, 9], use_cache=use_cache, attention_mask=mask if padded else None, reset=reset)
+    for row in range(3):
+        alone = read_row_alone(model, ids[row], [9, 9, 9], attention_mask=mask[row], reset=reset[row])
+        torch.testing.assert_close(result[row, mask[row]], alone, **EXACT)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@use_cache
+def test_a_row_does_not_see_its_neighbours(model_type, use_cache):
+    model = tiny_model(model_type)
+    ids, other = tokens(3, 24), tokens(3, 24, seed=1)
+    other[1] = ids[1]
+    mask = torch.ones(3, 24, dtype=torch.bool)
+    other_mask = mask.clone()
+    other_mask[0, 3:9] = other_mask[2, 12:] = False
+    here, _ = read(model, ids, [8, 8, 8], use_cache=use_cache, attention_mask=mask)
+    there, _ = read(model, other, [8, 8, 8], use_cache=use_cache, attention_mask=other_mask)
+    torch.testing.assert_close(there[1], here[1], **EXACT)
+    assert not torch.allclose(there[0, -1], here[0, -1])
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_rows_of_a_cache_can_be_reordered_repeated_and_selected(model_type):
+    model = tiny_model(model_type)
+    ids, mask = tokens(3, 27), masks("left")
+    cache = model(ids[:, :18], attention_mask=mask[:, :18], use_cache=True).past_key_values
+    steps = {
+        "reorder_cache": (torch.tensor([2, 0, 0]), [2, 0, 0]),
+        "batch_repeat_interleave": (2, [0, 0, 1, 1, 2, 2]),
+        "batch_select_indices": (torch.tensor([1]), [1]),
+    }
+    following = tokens(1, 5, seed=1)
+    for method, (argument, rows) in steps.items():
+        changed = copy.deepcopy(cache)
+        getattr(changed, method)(argument)
+        ours = result_of(model(following.expand(len(rows), -1), past_key_values=changed))
+        for row, origin in enumerate(rows):
+            alone = read_row_alone(
+                model, torch.cat([ids[origin, :18], following[0]]), [18, 5],
+                attention_mask=torch.cat([mask[origin, :18], torch.ones(5, dtype=torch.bool)]),
+            )  # fmt: skip
+            torch.testing.assert_close(ours[row], alone[-5:], **EXACT)
+
+
+# --- time
+
+
+@pytest.mark.parametrize("model_type", variants(causal=True))
+def test_a_token_does_not_see_what_follows(model_type):
+    model = tiny_model(model_type)
+    ids = tokens(2, 12)
+    changed = ids.clone()
+    changed[:, 7] = (ids[:, 7] + 1) % 37
+    here, there = result_of(model(ids)), result_of(model(changed))
+    torch.testing.assert_close(there[:, :7], here[:, :7], **EXACT)
+    assert not torch.allclose(there[:, 7:], here[:, 7:])
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("mem_len", [1, 3, MEM_LEN])
+@use_cache
+def test_segments_with_memory_are_one_long_forward(model_type, use_cache, mem_len):
+    """Any cut of 20 tokens in two, token by token, and in chunks; the window is left far behind."""
+    model = tiny_model(model_type, mem_len=mem_len)
+    ids = tokens(2, 20)
+    at_once = result_of(model(ids))
+    for lengths in [*([cut, 20 - cut] for cut in range(1, 20)), [1] * 20, [3] * 6 + [2], [7, 1, 12]]:
+        cut_up, _ = read(model, ids, lengths, use_cache=use_cache)
+        torch.testing.assert_close(cut_up, at_once, **EXACT)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@use_cache
+def test_far_past_the_window(model_type, use_cache):
+    model = tiny_model(model_type)
+    ids = tokens(2, 20 * MEM_LEN)
+    at_once = result_of(model(ids))
+    for length in (1, 5, 2 * MEM_LEN):
+        cut_up, _ = read(model, ids, [length] * (20 * MEM_LEN // length), use_cache=use_cache)
+        torch.testing.assert_close(cut_up, at_once, **EXACT)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+def test_window_is_exactly_mem_len(model_type):
+    """In one layer, a token is moved by the token mem_len - 1 before it and by none further back."""
+    model = tiny_model(model_type, num_hidden_layers=1)
+    ids = tokens(1, 20)
+    here = result_of(model(ids))[0, -1]
+    for distance, is_seen in ((MEM_LEN - 1, True), (MEM_LEN, False)):
+        changed = ids.clone()
+        changed[0, 19 - distance] = (ids[0, 19 - distance] + 1) % 37
+        assert torch.allclose(result_of(model(changed))[0, -1], here, atol=1e-12) != is_seen
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("mem_len", [1, MEM_LEN])
+@use_cache
+def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_len):
+    """A token sees all of its call, and of what came before it exactly `mem_len` positions."""
+    model = tiny_model(model_type, num_hidden_layers=1, same_length=False, mem_len=mem_len)
+    ids = tokens(1, 32)
+    here = read(model, ids, [16, 16], use_cache=use_cache)[0]
+    for position, is_seen in ((16, True), (16 - mem_len, True), (16 - mem_len - 1, False)):
+        changed = ids.clone()
+        changed[0, position] = (ids[0, position] + 1) % 37
+        there = read(model, changed, [16, 16], use_cache=use_cache)[0]
+        assert torch.allclose(there[0, -1], here[0, -1], atol=1e-12) != is_seen
+        assert torch.allclose(there[0, 17], here[0, 17], atol=1e-12) != is_seen
+
+
+# --- the memory itself
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("mem_len", [1, 3, MEM_LEN])
+@same_length
+def test_memory_holds_the_last_inputs_of_each_layer(model_type, same_length, mem_len):
+    model = tiny_model(model_type, mem_len=mem_len, same_length=same_length)
+    memory, inputs = {}, None
+    for segment, length in enumerate((2, 1, 5, 20, 1)):
+        output = model(tokens(2, length, seed=segment), output_hidden_states=True, **memory)
+        memory = memory_of(output)
+        new = output.hidden_states[: model.config.num_hidden_layers]
+        inputs = new if inputs is None else [torch.cat(pair, dim=1) for pair in zip(inputs, new, strict=True)]
+        assert output.mems_mask is None
+        assert isinstance(output.mems, tuple)
+        assert len(output.mems) == model.config.num_hidden_layers
+        for remembered, expected in zip(output.mems, inputs, strict=True):
+            assert not remembered.requires_grad
+            torch.testing.assert_close(remembered, expected[:, -mem_len:].detach(), **EXACT)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@same_length
+def test_memory_is_detached_capped_and_batch_first(model_type, same_length):
+    model = tiny_model(model_type, same_length=same_length)
+    memory = {}
+    for segment in range(4):
+        output = model(tokens(3, 7, seed=segment), **memory)
+        memory = memory_of(output)
+        assert all(not state.requires_grad and len(state) == 3 for state in output.mems)
+    sizes = [state.shape for state in output.mems]
+    assert sizes == [state.shape for state in model(tokens(3, 7), **memory).mems]
+    cache = model(tokens(3, 30), use_cache=True).past_key_values
+    assert all(not layer.keys.requires_grad and layer.keys.shape[-2] <= MEM_LEN for layer in cache.layers)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("use_cache", [None, False, True])
+def test_mem_len_zero_remembers_nothing(model_type, use_cache):
+    model = tiny_model(model_type, mem_len=0, same_length=False)
+    output = model(tokens(2, 12), use_cache=use_cache)
+    assert output.mems is None
+    assert output.mems_mask is None
+    assert output.past_key_values is None
+    torch.testing.assert_close(result_of(output)[:, :6], result_of(model(tokens(2, 12)[:, :6])), **EXACT)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_reading_changes_no_memory_in_place(model_type):
+    model = tiny_model(model_type)
+    ids, mask = tokens(3, 27), masks("right")
+    output = model(ids[:, :9], attention_mask=mask[:, :9])
+    kept = copy.deepcopy(memory_of(output))
+    first, second = (
+        model(ids[:, 9:18], attention_mask=mask[:, 9:18], reset=torch.tensor([False, True, False]), **memory_of(output))
+        for _ in range(2)
+    )
+    torch.testing.assert_close(result_of(second), result_of(first), atol=0, rtol=0)
+    torch.testing.assert_close(output.mems, kept["mems"], atol=0, rtol=0)
+    torch.testing.assert_close(output.mems_mask, kept["mems_mask"], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_models_share_no_state(model_type):
+    """No module keeps anything of a call: a second text is read as if it were the first."""
+    model = tiny_model(model_type)
+    alone = result_of(model(tokens(2, 9)))
+    read(model, tokens(2, 24, seed=1), [8, 8, 8])
+    read(model, tokens(2, 24, seed=1), [8, 8, 8], use_cache=True)
+    torch.testing.assert_close(result_of(model(tokens(2, 9))), alone, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@use_cache
+@same_length
+def test_initial_memory_of_zeros_is_attended_to(model_type, same_length, use_cache):
+    """A fresh row with `initial_memory="zeros"` is a row that was handed `mem_len` vectors of zeros."""
+    zeros = tiny_model(model_type, initial_memory="zeros", same_length=same_length)
+    empty = tiny_model(model_type, initial_memory="empty", same_length=same_length)
+    empty.load_state_dict(zeros.state_dict())
+    mems = tuple(torch.zeros(2, MEM_LEN, 32, dtype=torch.float64) for _ in range(2))
+    ours, _ = read(zeros, tokens(2, 12), [5, 7], use_cache=use_cache)
+    expected, _ = read(empty, tokens(2, 12), [5, 7], use_cache=use_cache, memory={"mems": mems})
+    torch.testing.assert_close(ours, expected, **EXACT)
+    assert not torch.allclose(read(empty, tokens(2, 12), [5, 7])[0], ours)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_gradient_reaches_the_projections_of_the_memory_but_not_the_memory(model_type):
+    model = tiny_model(model_type)
+    embeds = model.get_input_embeddings()(tokens(2, 8)).detach().requires_grad_()
+    memory = memory_of(model(inputs_embeds=embeds))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def loss() -> torch.Tensor:
+        return result_of(model(tokens(2, 3, seed=1), **memory)).square().mean()
+
+    value = loss()
+    assert torch.autograd.grad(value, embeds, retain_graph=True, allow_unused=True) == (None,)
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    directions = [torch.randn_like(parameter) for parameter in parameters]
+    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None)
+    # with the memory held fixed, a step along the parameters must move the loss by what the gradient says
+    step, values = 1e-6, []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(direction, alpha=sign * step)
+            values.append(loss())
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.sub_(direction, alpha=sign * step)
+    torch.testing.assert_close(slope, (values[0] - values[1]) / (2 * step), atol=1e-6, rtol=1e-5)
