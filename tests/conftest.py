@@ -10,6 +10,7 @@ GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-dir", type=Path, default=GOLDEN, help="folder of golden numbers for the parity tests")
+    parser.addoption("--write-readme", action="store_true", help="write the table of variants into README.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:

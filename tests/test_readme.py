@@ -1,0 +1,52 @@
+"""The README: its code runs, and its table of variants is that of `modeling/auto.py`."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.modeling.auto import VARIANTS
+
+README = Path(__file__).parent.parent / "README.md"
+TABLE = re.compile(r"(<!-- table of variants: .*? -->\n).*?(<!-- end of table -->)", flags=re.DOTALL)
+
+
+def table_of_variants() -> str:
+    lines = ["| model | `model_type` | paper | idea |", "|---|---|---|---|"]
+    for model_type, row in VARIANTS.items():
+        prefix = row.model_class.__name__.removesuffix("Model")
+        paper = f"[{row.authors} {row.year}]({row.url})"
+        lines.append(f"| `{prefix}` | `{model_type}` | {paper} | {row.idea} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_is_that_of_the_code(request: pytest.FixtureRequest):
+    text = README.read_text(encoding="utf-8")
+    expected = TABLE.sub(lambda match: match[1] + table_of_variants() + match[2], text)
+    if request.config.getoption("--write-readme"):
+        README.write_text(expected, encoding="utf-8")
+    else:
+        assert text == expected, "run `python -m pytest tests/test_readme.py --write-readme`"
+
+
+@pytest.mark.timeout(120)
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All blocks in one process, one after the other, with a model where the quickstart leaves its own."""
+    tokenizer = ByteTokenizer()
+    config = TransformerXLConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, mem_len=32
+    )
+    torch.manual_seed(0)
+    TransformerXLForCausalLM(config).save_pretrained(tmp_path / "build/quickstart/model")
+    tokenizer.save_pretrained(tmp_path / "build/quickstart/model")
+    text = README.read_text(encoding="utf-8")
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 3
+    namespace: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
+    assert namespace["second"].mems[0].shape == (1, 32, 32)
