@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import CommitOperationAdd, ModelCard, RepoUrl
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.modeling.auto import VARIANTS
@@ -31,6 +32,19 @@ def test_the_table_is_that_of_the_code(request: pytest.FixtureRequest):
         assert text == expected, "run `python -m pytest tests/test_readme.py --write-readme`"
 
 
+class StandInForTheHub:
+    """Takes the last step of a push, the commit, and remembers the names of the files in it."""
+
+    def __init__(self):
+        self.files: list[str] = []
+
+    def create_repo(self, repo_id: str, **kwargs) -> RepoUrl:
+        return RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def create_commit(self, operations: list[CommitOperationAdd], **kwargs) -> None:
+        self.files += [operation.path_in_repo for operation in operations]
+
+
 @pytest.mark.timeout(120)
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """All blocks in one process, one after the other, with a model where the quickstart leaves its own."""
@@ -45,8 +59,13 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 3
+    assert len(blocks) == 4
+    hub = StandInForTheHub()
+    monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: hub)
+    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: ModelCard(""))
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
     assert namespace["second"].mems[0].shape == (1, 32, 32)
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
+    assert not [name for name in hub.files if name.endswith((".bin", ".pkl", ".pt"))]

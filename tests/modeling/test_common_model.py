@@ -1,0 +1,421 @@
+"""Every variant as a model of transformers: outputs, gradients, saving and loading, types, attention forms, compilation."""
+
+import json
+
+import pytest
+import torch
+from tiny import (
+    EXACT,
+    FLOAT32,
+    MEM_LEN,
+    VOCAB_SIZE,
+    memory_of,
+    read,
+    read_row_alone,
+    result_of,
+    tiny_config,
+    tiny_model,
+    tokens,
+    variants,
+)
+from torch.nn import functional as F
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from transformers_xl.modeling.auto import VARIANTS
+
+AUTO_CLASSES = {
+    "model": AutoModel,
+    "causal_lm": AutoModelForCausalLM,
+    "sequence_classification": AutoModelForSequenceClassification,
+    "token_classification": AutoModelForTokenClassification,
+}
+HEADS = [
+    (model_type, head)
+    for model_type, row in VARIANTS.items()
+    for head in AUTO_CLASSES
+    if getattr(row, f"{head}_class") is not None
+]
+every_head = pytest.mark.parametrize("model_type, head", HEADS)
+every_variant = pytest.mark.parametrize("model_type", variants())
+carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
+language_model = pytest.mark.parametrize("model_type", variants(causal_lm=True))
+
+
+def memory_if_any(model_type: str, output) -> dict:
+    return {} if VARIANTS[model_type].memory == "none" else memory_of(output)
+
+
+def right_padded() -> torch.Tensor:
+    mask = torch.ones(2, 10, dtype=torch.long)
+    mask[1, 4:] = 0
+    return mask
+
+
+# --- outputs
+
+
+@every_head
+def test_shapes(model_type, head):
+    model = tiny_model(model_type, head, num_labels=5)
+    output = model(tokens(2, 10), attention_mask=right_padded())
+    shapes = {
+        "model": (2, 10, 32),
+        "causal_lm": (2, 10, VOCAB_SIZE),
+        "sequence_classification": (2, 5),
+        "token_classification": (2, 10, 5),
+    }
+    assert result_of(output).shape == shapes[head]
+    assert "loss" not in output
+
+
+@every_head
+def test_auto_classes_build_the_variant(model_type, head):
+    model = AUTO_CLASSES[head].from_config(tiny_config(model_type))
+    assert type(model) is getattr(VARIANTS[model_type], f"{head}_class")
+
+
+@every_head
+def test_tuple_is_dict(model_type, head):
+    model = tiny_model(model_type, head)
+    output = model(tokens(2, 10), output_hidden_states=True)
+    as_tuple = model(tokens(2, 10), output_hidden_states=True, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    torch.testing.assert_close(as_tuple, output.to_tuple(), atol=0, rtol=0)
+
+
+@every_variant
+def test_hidden_states_and_attentions(model_type):
+    model = tiny_model(model_type)
+    model.set_attn_implementation("eager")
+    first = model(tokens(2, 10, seed=1))
+    mask = right_padded()
+    output = model(
+        tokens(2, 10),
+        attention_mask=mask,
+        output_hidden_states=True,
+        output_attentions=True,
+        **memory_if_any(model_type, first),
+    )
+    real = mask.bool()
+    assert len(output.hidden_states) == model.config.num_hidden_layers + 1
+    assert all(states.shape == (2, 10, 32) for states in output.hidden_states)
+    assert len(output.attentions) == model.config.num_hidden_layers
+    for weights in output.attentions:
+        assert weights.shape[:3] == (2, 4, 10)
+        total = weights.sum(-1).transpose(1, 2)[real]
+        torch.testing.assert_close(total, torch.ones_like(total), **EXACT)
+
+
+@every_variant
+def test_hidden_states_of_a_padded_row_stand_at_its_tokens(model_type):
+    model = tiny_model(model_type)
+    padded = model(tokens(2, 10), attention_mask=right_padded(), output_hidden_states=True).hidden_states
+    alone = model(tokens(2, 10)[1:, :4], output_hidden_states=True).hidden_states
+    for ours, expected in zip(padded, alone, strict=True):
+        torch.testing.assert_close(ours[1, :4], expected[0], **EXACT)
+
+
+@every_variant
+def test_embeddings_can_be_given(model_type):
+    model = tiny_model(model_type)
+    embeds = model.get_input_embeddings()(tokens(2, 10))
+    torch.testing.assert_close(result_of(model(inputs_embeds=embeds)), result_of(model(tokens(2, 10))), **EXACT)
+
+
+@language_model
+def test_losses(model_type):
+    """`labels` are shifted inside, `shift_labels` are used as they are, and `num_items_in_batch` divides the sum."""
+    model = tiny_model(model_type, "causal_lm")
+    ids, targets = tokens(2, 10), tokens(2, 10, seed=1)
+    targets[0, 3] = ids[1, 4] = -100
+    readable = ids.clamp(min=0)
+    logits = model(readable).logits.float()  # the library computes losses in float32
+    inside = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    given = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    torch.testing.assert_close(model(readable, labels=ids).loss.float(), inside)
+    torch.testing.assert_close(model(readable, shift_labels=targets).loss.float(), given)
+    torch.testing.assert_close(model(readable, labels=ids, shift_labels=targets).loss.float(), given)
+    divided = model(readable, shift_labels=targets, num_items_in_batch=torch.tensor(40)).loss
+    torch.testing.assert_close(divided.float(), total / 40)
+
+
+@language_model
+def test_logits_to_keep(model_type):
+    model = tiny_model(model_type, "causal_lm")
+    logits = model(tokens(2, 10)).logits
+    torch.testing.assert_close(model(tokens(2, 10), logits_to_keep=1).logits, logits[:, -1:], **EXACT)
+    kept = torch.tensor([2, 7])
+    torch.testing.assert_close(model(tokens(2, 10), logits_to_keep=kept).logits, logits[:, kept], **EXACT)
+
+
+@pytest.mark.parametrize("model_type", variants())
+@pytest.mark.parametrize("side", ["left", "right", "by pad_token_id"])
+def test_sequence_is_classified_by_its_last_token(model_type, side):
+    model = tiny_model(model_type, "sequence_classification", num_labels=3, pad_token_id=0)
+    ids = tokens(2, 10)
+    mask = right_padded() if side != "left" else right_padded().flip(1)
+    ids[mask == 0] = 0
+    padded = model(ids, attention_mask=None if side == "by pad_token_id" else mask, labels=torch.tensor([0, 2]))
+    for row in range(2):
+        alone = model(ids[row : row + 1, mask[row].bool()]).logits[0]
+        torch.testing.assert_close(padded.logits[row], alone, **EXACT)
+    torch.testing.assert_close(padded.loss.float(), F.cross_entropy(padded.logits.float(), torch.tensor([0, 2])))
+
+
+@every_variant
+def test_every_token_is_classified(model_type):
+    model = tiny_model(model_type, "token_classification", num_labels=3)
+    labels = tokens(2, 10) % 3
+    labels[0, 2] = -100
+    output = model(tokens(2, 10), labels=labels)
+    torch.testing.assert_close(output.loss.float(), F.cross_entropy(output.logits.float().flatten(0, 1), labels.flatten()))
+
+
+# --- training
+
+
+@every_head
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_every_parameter_gets_a_gradient(model_type, head, norm_position):
+    model = tiny_model(model_type, head, norm_position=norm_position, share_relative_bias=False).train()
+    first = model(tokens(2, 10))
+    output = model(tokens(2, 10, seed=1), **memory_if_any(model_type, first))
+    # after a final norm the plain sum is a constant, whatever the weights
+    (result_of(output) * torch.randn_like(result_of(output))).sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+@carrying
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_changes_nothing(model_type, use_reentrant):
+    def train_two_segments(model):
+        memory = {}
+        for segment in range(2):
+            output = model(tokens(2, 6, seed=segment), attention_mask=right_padded()[:, :6], **memory)
+            memory = memory_of(output)
+            result_of(output).square().sum().backward()
+        return result_of(output), memory, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    plain, checkpointed = tiny_model(model_type).train(), tiny_model(model_type).train()
+    checkpointed.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    assert checkpointed.is_gradient_checkpointing
+    expected, ours = train_two_segments(plain), train_two_segments(checkpointed)
+    assert ours[1]["mems"] is not None
+    torch.testing.assert_close(ours, expected, **EXACT)
+
+
+@every_variant
+def test_dropout_acts_in_training_only(model_type):
+    model = tiny_model(model_type, dropout=0.5)
+    assert torch.equal(result_of(model(tokens(2, 10))), result_of(model(tokens(2, 10))))
+    model.train()
+    assert not torch.equal(result_of(model(tokens(2, 10))), result_of(model(tokens(2, 10))))
+
+
+# --- saving and loading
+
+
+@every_head
+def test_save_load_run_is_run(model_type, head, tmp_path):
+    """Loading builds the model on the meta device: weights, buffers and memory must be those that were saved."""
+    model = tiny_model(model_type, head)
+    model.save_pretrained(tmp_path)
+    loaded, info = AUTO_CLASSES[head].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(loaded) is type(model)
+    torch.testing.assert_close(dict(loaded.named_buffers()), dict(model.named_buffers()), atol=0, rtol=0)
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), atol=0, rtol=0)
+    first, expected = loaded(tokens(2, 10)), model(tokens(2, 10))
+    memories = [memory_if_any(model_type, output) for output in (first, expected)]
+    ours, theirs = (result_of(m(tokens(2, 10, seed=1), **memory)) for m, memory in zip((loaded, model), memories, strict=True))
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+
+
+@every_head
+def test_save_load_save_writes_the_same_files(model_type, head, tmp_path):
+    tiny_model(model_type, head).save_pretrained(tmp_path / "first")
+    AUTO_CLASSES[head].from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
+    first, second = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("first", "second"))
+    assert first.keys() == second.keys()
+    assert {"config.json", "model.safetensors"} <= first.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+@every_head
+def test_missing_and_unexpected_keys_are_reported(model_type, head, tmp_path):
+    model = tiny_model(model_type, head)
+    state = model.state_dict()
+    lost = next(name for name in state if name.endswith("q_proj.weight"))
+    state = {name: tensor for name, tensor in state.items() if name != lost} | {"stray.weight": torch.zeros(2)}
+    model.save_pretrained(tmp_path, state_dict=state)
+    info = AUTO_CLASSES[head].from_pretrained(tmp_path, output_loading_info=True)[1]
+    assert set(info["missing_keys"]) == {lost}
+    assert set(info["unexpected_keys"]) == {"stray.weight"}
+
+
+@language_model
+def test_head_can_be_changed_on_loading(model_type, tmp_path):
+    tiny_model(model_type, "causal_lm").save_pretrained(tmp_path)
+    for head in ("model", "sequence_classification", "token_classification"):
+        loaded, info = AUTO_CLASSES[head].from_pretrained(tmp_path, output_loading_info=True)
+        new = {name for name in loaded.state_dict() if not name.startswith("model.")} if head != "model" else set()
+        assert set(info["missing_keys"]) == new
+        backbone = loaded if head == "model" else loaded.model
+        expected = tiny_model(model_type, "causal_lm").model
+        torch.testing.assert_close(backbone.state_dict(), expected.state_dict(), atol=0, rtol=0)
+
+
+@language_model
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_weights(model_type, tied, tmp_path):
+    model = tiny_model(model_type, "causal_lm", tie_word_embeddings=tied)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == tied
+    torch.testing.assert_close(loaded(tokens(2, 10)).logits, model(tokens(2, 10)).logits, atol=0, rtol=0)
+
+
+@language_model
+def test_vocabulary_can_be_resized(model_type):
+    model = tiny_model(model_type, "causal_lm")
+    before = model(tokens(2, 10)).logits
+    model.resize_token_embeddings(VOCAB_SIZE + 4)
+    assert model.config.vocab_size == VOCAB_SIZE + 4
+    output = model(torch.full((2, 3), VOCAB_SIZE + 3), labels=torch.full((2, 3), VOCAB_SIZE + 3))
+    assert output.logits.shape == (2, 3, VOCAB_SIZE + 4)
+    assert output.loss.isfinite()
+    torch.testing.assert_close(model(tokens(2, 10)).logits[..., :VOCAB_SIZE], before, **EXACT)
+
+
+# --- types, forms, compilation
+
+
+@every_head
+def test_bfloat16_stays_bfloat16(model_type, head):
+    model = tiny_model(model_type, head, dtype=torch.bfloat16)
+    first = model(tokens(2, 10))
+    second = model(tokens(2, 10, seed=1), attention_mask=right_padded(), **memory_if_any(model_type, first))
+    for output in (first, second):
+        assert result_of(output).dtype == torch.bfloat16
+        assert all(state.dtype == torch.bfloat16 for state in output.mems or () if state.is_floating_point())
+        assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    if VARIANTS[model_type].memory != "none" and head in ("model", "causal_lm"):
+        cache = model(tokens(2, 10), use_cache=True).past_key_values
+        assert all(layer.keys.dtype == torch.bfloat16 for layer in cache.layers)
+
+
+@carrying
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+def test_float32_memory_goes_into_a_bfloat16_model(model_type, use_cache):
+    """Accelerate's mixed precision hands back bfloat16 memories as float32."""
+    model = tiny_model(model_type, dtype=torch.bfloat16)
+    mems = model(tokens(2, 10)).mems
+    widened = tuple(state.float() if state.is_floating_point() else state for state in mems)
+    expected = model(tokens(2, 10, seed=1), mems=mems, use_cache=use_cache)
+    output = model(tokens(2, 10, seed=1), mems=widened, use_cache=use_cache)
+    assert result_of(output).dtype == torch.bfloat16
+    torch.testing.assert_close(result_of(output), result_of(expected), atol=0, rtol=0)
+    assert all(state.dtype == torch.bfloat16 for state in output.mems or () if state.is_floating_point())
+
+
+@every_variant
+@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, FLOAT32), (torch.float64, EXACT)], ids=["float32", "float64"])
+def test_eager_is_sdpa(model_type, dtype, tolerance, same_length):
+    """Values and gradients, with memory, padding and an episode that starts inside a segment."""
+    results = []
+    reset = torch.zeros(2, 10, dtype=torch.bool)
+    if VARIANTS[model_type].memory == "exact":
+        reset[0, 6] = True
+    for attention in ("eager", "sdpa"):
+        model = tiny_model(model_type, dtype=dtype, same_length=same_length)
+        model.set_attn_implementation(attention)
+        assert model.config._attn_implementation == attention
+        first = model(tokens(2, 10), attention_mask=right_padded())
+        output = model(
+            tokens(2, 10, seed=1),
+            attention_mask=right_padded().flip(1),
+            reset=reset if reset.any() else None,
+            **memory_if_any(model_type, first),
+        )
+        result_of(output).square().mean().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((result_of(output), output.mems, gradients))
+    torch.testing.assert_close(results[0], results[1], **tolerance)
+
+
+@every_variant
+@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
+def test_forward_compiles_to_one_graph(model_type, padded):
+    """Without memory, with a growing one and with a full one; the "aot_eager" backend traces the backward pass too."""
+    torch._dynamo.reset()
+    model = tiny_model(model_type)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    mask = right_padded()[:, :6] if padded else None
+    memories = [{}, {}]
+    for segment in range(3):
+        results, gradients = [], []
+        for index, forward in enumerate((model, compiled)):
+            model.zero_grad()
+            output = forward(tokens(2, 6, seed=segment), attention_mask=mask, **memories[index])
+            result_of(output)[:, 0].square().sum().backward()
+            memories[index] = memory_if_any(model_type, output)
+            results.append(result_of(output)[:, :4])
+            gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        torch.testing.assert_close(results[1], results[0], **EXACT)
+        torch.testing.assert_close(gradients[1], gradients[0], **EXACT)
+
+
+@carrying
+def test_engine_compiles_to_one_graph(model_type):
+    torch._dynamo.reset()
+    model = tiny_model(model_type)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    ids = tokens(2, 3 * MEM_LEN)
+    with torch.no_grad():
+        expected, _ = read(model, ids, [MEM_LEN] * 3, use_cache=True)
+        ours, _ = read(compiled, ids, [MEM_LEN] * 3, use_cache=True)
+    torch.testing.assert_close(ours, expected, **EXACT)
+
+
+# --- configuration
+
+
+@every_variant
+def test_config_goes_through_json(model_type, tmp_path):
+    config = tiny_config(model_type, pad_token_id=0, eos_token_id=[1, 2], head_dim=6, dropout=0)
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is VARIANTS[model_type].config_class
+    assert loaded.to_dict() | {"architectures": None} == config.to_dict() | {"architectures": None}
+    again = VARIANTS[model_type].config_class.from_dict(json.loads(config.to_json_string(use_diff=False)))
+    assert again.to_json_string() == config.to_json_string()
+
+
+@every_variant
+def test_old_names_of_fields(model_type):
+    config_class = VARIANTS[model_type].config_class
+    config = config_class(d_model=48, n_layer=3, n_head=6, d_inner=96)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (48, 3, 6)
+    assert (config.intermediate_size, config.head_dim, config.d_head) == (96, 8, 8)
+    assert config_class(d_head=5).head_dim == 5
+
+
+@every_variant
+def test_defaults_make_a_model(model_type):
+    """As in the README: a handful of shared fields is enough, whatever the variant."""
+    config = AutoConfig.for_model(model_type, vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    model = AutoModel.from_config(config).eval()
+    assert result_of(model(tokens(1, 12))).isfinite().all()
+    row = read_row_alone(model, tokens(1, 12)[0], [12])
+    assert row.shape == (12, 64)
