@@ -205,8 +205,8 @@ def test_activation_checkpointing_changes_nothing(model_type, use_reentrant):
         return result_of(output), memory, {name: parameter.grad for name, parameter in model.named_parameters()}
 
     plain, checkpointed = tiny_model(model_type).train(), tiny_model(model_type).train()
-    checkpointed.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    assert checkpointed.is_gradient_checkpointing
+    checkpointed.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+    assert checkpointed.is_activation_checkpointing
     expected, ours = train_two_segments(plain), train_two_segments(checkpointed)
     assert ours[1]["mems"] is not None
     torch.testing.assert_close(ours, expected, **EXACT)
@@ -236,7 +236,8 @@ def test_save_load_run_is_run(model_type, head, tmp_path):
     first, expected = loaded(tokens(2, 10)), model(tokens(2, 10))
     memories = [memory_if_any(model_type, output) for output in (first, expected)]
     ours, theirs = (result_of(m(tokens(2, 10, seed=1), **memory)) for m, memory in zip((loaded, model), memories, strict=True))
-    torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+    # the weights are bit for bit the same; where they lie in memory may change the order of a sum
+    torch.testing.assert_close(ours, theirs, **EXACT)
 
 
 @every_head
@@ -281,7 +282,7 @@ def test_tied_weights(model_type, tied, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == tied
-    torch.testing.assert_close(loaded(tokens(2, 10)).logits, model(tokens(2, 10)).logits, atol=0, rtol=0)
+    torch.testing.assert_close(loaded(tokens(2, 10)).logits, model(tokens(2, 10)).logits, **EXACT)
 
 
 @language_model
@@ -397,7 +398,7 @@ def test_config_goes_through_json(model_type, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is VARIANTS[model_type].config_class
-    assert loaded.to_dict() | {"architectures": None} == config.to_dict() | {"architectures": None}
+    assert loaded.to_json_string() == config.to_json_string()
     again = VARIANTS[model_type].config_class.from_dict(json.loads(config.to_json_string(use_diff=False)))
     assert again.to_json_string() == config.to_json_string()
 

@@ -1,0 +1,186 @@
+"""What cannot be meant is refused, for every variant: a `ValueError` that names the argument, before any work is done."""
+
+import pytest
+import torch
+from tiny import MEM_LEN, VOCAB_SIZE, tiny_config, tiny_model, tokens, variants
+from transformers import DynamicCache
+
+every_variant = pytest.mark.parametrize("model_type", variants())
+carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
+windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
+
+
+def memory(batch: int = 2, length: int = MEM_LEN, width: int = 32, layers: int = 2) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.zeros(batch, length, width, dtype=torch.float64) for _ in range(layers))
+
+
+@every_variant
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize(
+    "make_arguments, names",
+    [
+        (dict, ["input_ids", "inputs_embeds"]),
+        (lambda: {"input_ids": tokens(2, 5), "inputs_embeds": torch.zeros(2, 5, 32)}, ["input_ids", "inputs_embeds"]),
+        (lambda: {"input_ids": tokens(2, 5)[:, :0]}, ["input_ids", r"\(2, 0\)"]),
+        (lambda: {"input_ids": tokens(2, 5)[:0]}, ["input_ids", r"\(0, 5\)"]),
+        (lambda: {"input_ids": tokens(2, 5)[0]}, ["input_ids", r"\(5,\)"]),
+        (lambda: {"inputs_embeds": torch.zeros(2, 0, 32)}, ["inputs_embeds", r"\(2, 0, 32\)"]),
+        (lambda: {"inputs_embeds": torch.zeros(2, 5, 31)}, ["inputs_embeds", "31", "32"]),
+        (lambda: {"input_ids": torch.full((2, 5), VOCAB_SIZE)}, ["input_ids", str(VOCAB_SIZE), "vocab_size"]),
+        (lambda: {"input_ids": torch.full((2, 5), -1)}, ["input_ids", "-1"]),
+        (lambda: {"input_ids": tokens(2, 5), "attention_mask": torch.ones(2, 4)}, ["attention_mask", r"\(2, 4\)"]),
+        (lambda: {"input_ids": tokens(2, 5), "attention_mask": torch.ones(3, 5)}, ["attention_mask", r"\(3, 5\)"]),
+        (lambda: {"input_ids": tokens(2, 5), "attention_mask": torch.ones(2, 1, 5, 5)}, ["attention_mask"]),
+        (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(3, dtype=torch.bool)}, ["reset", r"\(3,\)"]),
+        (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(2, 4, dtype=torch.bool)}, ["reset", r"\(2, 4\)"]),
+        (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(2)}, ["reset", "float32", "bool"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_inputs(model_type, use_cache, make_arguments, names):
+    model = tiny_model(model_type)
+    with pytest.raises(ValueError) as error:
+        model(**make_arguments(), use_cache=use_cache)
+    for name in names:
+        assert error.match(name)
+
+
+@every_variant
+def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
+    with pytest.raises(ValueError, match="attention_mask"):
+        tiny_model(model_type)(tokens(2, 5), attention_mask=torch.ones(2, 9))
+
+
+@windowed
+@pytest.mark.parametrize(
+    "make_arguments, names",
+    [
+        (lambda: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
+        (lambda: {"mems": memory(layers=3)}, ["mems", "layer", "3"]),
+        (lambda: {"mems": memory(layers=1)}, ["mems", "layer", "1"]),
+        (lambda: {"mems": memory(width=31)}, ["mems", "hidden_size", "31"]),
+        (lambda: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
+        (lambda: {"mems": (memory()[0], memory(length=3)[1])}, ["mems", "3"]),
+        (lambda: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
+        (lambda: {"mems": memory(), "mems_mask": torch.ones(2, 3, dtype=torch.bool)}, ["mems_mask", r"\(2, 3\)"]),
+        (lambda: {"mems": memory(), "mems_mask": torch.ones(2, MEM_LEN)}, ["mems_mask", "float32", "bool"]),
+        (lambda: {"mems_mask": torch.ones(2, MEM_LEN, dtype=torch.bool)}, ["mems_mask", "mems`"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+def test_mems(model_type, use_cache, make_arguments, names):
+    model = tiny_model(model_type)
+    with pytest.raises(ValueError) as error:
+        model(tokens(2, 5), use_cache=use_cache, **make_arguments())
+    for name in names:
+        assert error.match(name)
+
+
+@windowed
+def test_mems_longer_than_mem_len(model_type):
+    """Handed to a model whose `mem_len` was made smaller, the oldest positions are forgotten: by both forms."""
+    model = tiny_model(model_type)
+    mems = tuple(torch.randn(2, MEM_LEN + 4, 32, dtype=torch.float64) for _ in range(2))
+    expected = model(tokens(2, 5), mems=tuple(layer[:, 4:] for layer in mems))
+    for use_cache in (None, True):
+        output = model(tokens(2, 5), mems=mems, use_cache=use_cache)
+        torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state)
+
+
+@windowed
+def test_memory_of_a_model_without_memory(model_type):
+    model = tiny_model(model_type, mem_len=0, same_length=False)
+    with pytest.raises(ValueError, match="`mem_len`=0"):
+        model(tokens(2, 5), mems=memory())
+
+
+@carrying
+def test_caches(model_type):
+    model = tiny_model(model_type)
+    cache = model(tokens(2, 5), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="`mems` and `past_key_values`"):
+        model(tokens(2, 5), mems=model(tokens(2, 5)).mems, past_key_values=cache)
+    with pytest.raises(ValueError, match="`past_key_values`.* rows"):
+        model(tokens(3, 5), past_key_values=cache)
+    with pytest.raises(ValueError, match="`past_key_values`.* layers"):
+        tiny_model(model_type, num_hidden_layers=3)(tokens(2, 5), past_key_values=cache)
+    with pytest.raises(ValueError, match="`past_key_values` is a DynamicCache"):
+        model(tokens(2, 5), past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="`mems` is a MemoryCache"):
+        model(tokens(2, 5), mems=cache)
+
+
+@carrying
+def test_refused_calls_leave_the_cache_as_it_was(model_type):
+    model = tiny_model(model_type)
+    cache = model(tokens(2, 5), use_cache=True).past_key_values
+    expected = model(tokens(2, 5, seed=1), past_key_values=cache.copy()).last_hidden_state
+    with pytest.raises(ValueError, match="input_ids"):
+        model(torch.full((2, 5), VOCAB_SIZE), past_key_values=cache)
+    with pytest.raises(ValueError, match="reset"):
+        model(tokens(2, 5), reset=torch.ones(5, dtype=torch.bool), past_key_values=cache)
+    torch.testing.assert_close(model(tokens(2, 5, seed=1), past_key_values=cache).last_hidden_state, expected)
+
+
+# --- configuration
+
+
+@every_variant
+@pytest.mark.parametrize(
+    "misspelled, meant",
+    [
+        ("mem_length", "mem_len"),
+        ("memlen", "mem_len"),
+        ("hiden_size", "hidden_size"),
+        ("num_layers", "n_layer"),
+        ("num_hidden_layer", "num_hidden_layers"),
+        ("norm_postion", "norm_position"),
+        ("n_heads", "n_head"),
+        ("drop_out", "dropout"),
+        ("segment_lenght", "segment_length"),
+    ],
+)
+def test_config_keyword_close_to_a_field_is_refused(model_type, misspelled, meant):
+    with pytest.raises(ValueError, match=f"`{misspelled}`.*{meant}"):
+        tiny_config(model_type, **{misspelled: 8})
+
+
+@every_variant
+def test_other_config_keywords_pass(model_type):
+    config = tiny_config(model_type, my_note="x", num_labels=7, problem_type="regression", output_hidden_states=True)
+    assert (config.my_note, config.num_labels, config.problem_type) == ("x", 7, "regression")
+
+
+@every_variant
+@pytest.mark.parametrize(
+    "fields, names",
+    [
+        ({"mem_len": 0}, ["mem_len", "same_length"]),
+        ({"mem_len": -1, "same_length": False}, ["mem_len", "-1"]),
+        ({"hidden_size": 0}, ["hidden_size"]),
+        ({"vocab_size": 0}, ["vocab_size"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
+        ({"num_attention_heads": 0}, ["num_attention_heads"]),
+        ({"head_dim": 0}, ["head_dim"]),
+        ({"num_attention_heads": 64}, ["head_dim", "num_attention_heads", "64"]),
+        ({"segment_length": 0}, ["segment_length"]),
+        ({"norm_position": "middle"}, ["norm_position", "middle", "pre", "post"]),
+        ({"initial_memory": "ones"}, ["initial_memory", "ones", "empty", "zeros"]),
+        ({"dropout": 1.5}, ["dropout", "1.5"]),
+        ({"attention_dropout": -0.1}, ["attention_dropout", "-0.1"]),
+        ({"sliding_window": 4}, ["sliding_window", "mem_len"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_config_values(model_type, fields, names):
+    with pytest.raises(ValueError) as error:
+        tiny_config(model_type, **fields)
+    for name in names:
+        assert error.match(name)
+
+
+@every_variant
+def test_window_follows_from_the_memory(model_type):
+    assert tiny_config(model_type, mem_len=5).sliding_window == 5
+    assert tiny_config(model_type, mem_len=5, same_length=False).sliding_window == 6

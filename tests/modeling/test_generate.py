@@ -1,0 +1,259 @@
+"""`generate()` with memory, for every language model of the table, against loops that read the whole text again."""
+
+import pytest
+import torch
+from by_hand import PAD, greedy, greedy_by_hand, greedy_by_hand_with_mems, language_model, log_probability, new_tokens
+from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, tokens, variants
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import DynamicCache, PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
+from transformers.generation import BaseStreamer
+
+from transformers_xl.modeling.auto import VARIANTS
+
+every_model = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True))
+carrying = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact", "own")))
+windowed = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",)))
+croppable = pytest.mark.parametrize(
+    "model_type", variants(causal=True, causal_lm=True, memory=("exact",), croppable=True)
+)
+prompt_length = pytest.mark.parametrize("length", [1, 5, MEM_LEN, 5 * MEM_LEN])
+
+
+# --- ways of decoding
+
+
+@windowed
+@prompt_length
+def test_greedy_is_a_loop_of_full_forwards(model_type, length):
+    model, ids = language_model(model_type), tokens(2, length)
+    assert torch.equal(greedy(model, ids), greedy_by_hand(model, ids))
+
+
+@carrying
+@prompt_length
+@pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
+@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, same_length, initial_memory, length):
+    model = language_model(model_type, same_length=same_length, initial_memory=initial_memory)
+    ids = tokens(2, length)
+    assert torch.equal(greedy(model, ids), greedy_by_hand_with_mems(model, ids))
+
+
+@windowed
+@prompt_length
+def test_model_without_memory_reads_the_text_again(model_type, length):
+    model, ids = language_model(model_type, mem_len=0, same_length=False), tokens(2, length)
+    result = greedy(model, ids, return_dict_in_generate=True)
+    assert torch.equal(result.sequences, greedy_by_hand(model, ids))
+    assert result.mems is None
+
+
+@windowed
+@prompt_length
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "top_k": 0},
+        {"do_sample": True, "top_p": 0.8, "num_return_sequences": 3},
+        {"do_sample": False, "num_beams": 4, "num_return_sequences": 2},
+        {"do_sample": True, "num_beams": 3, "top_k": 0},
+    ],
+    ids=lambda decoding: " ".join(f"{name}={value}" for name, value in decoding.items()),
+)
+def test_cached_is_uncached(model_type, decoding, length):
+    model, ids = language_model(model_type), tokens(2, length)
+    results = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        result = model.generate(
+            ids, max_new_tokens=12, use_cache=use_cache, output_logits=True, return_dict_in_generate=True, **decoding
+        )
+        results.append((result.sequences, torch.stack(result.logits)))
+    torch.testing.assert_close(results[0], results[1], **EXACT)
+    assert len(results[0][0]) == 2 * decoding.get("num_return_sequences", 1)
+
+
+@windowed
+@prompt_length
+def test_beams_reorder_the_memory(model_type, length):
+    """The score of every returned beam is what one forward over its whole text gives it."""
+    model, ids = language_model(model_type), tokens(2, length)
+    result = model.generate(
+        ids, max_new_tokens=12, do_sample=False, num_beams=5, num_return_sequences=3, length_penalty=1.0,
+        output_scores=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert result.sequences.shape == (6, length + 12)
+    expected = log_probability(model, result.sequences, length) / 12
+    torch.testing.assert_close(result.sequences_scores.double(), expected, atol=1e-5, rtol=1e-5)
+    best = log_probability(model, result.sequences[::3], length)
+    assert (best >= log_probability(model, greedy(model, ids), length) - 1e-9).all()
+
+
+@windowed
+@prompt_length
+@pytest.mark.parametrize("chunk", [1, 3, MEM_LEN, 100])
+def test_prefill_in_chunks(model_type, chunk, length):
+    model, ids = language_model(model_type), tokens(2, length)
+    assert torch.equal(greedy(model, ids, prefill_chunk_size=chunk), greedy_by_hand(model, ids))
+
+
+@windowed
+@pytest.mark.parametrize("chunk", [1, 3, MEM_LEN])
+def test_prefill_in_chunks_with_padding_and_memory(model_type, chunk):
+    model = language_model(model_type)
+    ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.long)
+    mask[1, :7] = 0
+    start = {"attention_mask": mask, **memory_of(model(tokens(2, 10, seed=1)))}
+    assert torch.equal(greedy(model, ids, prefill_chunk_size=chunk, **start), greedy(model, ids, **start))
+
+
+@croppable
+@prompt_length
+def test_assisted_is_greedy(model_type, length):
+    model, ids = language_model(model_type), tokens(1, length)
+    other = language_model(model_type, num_hidden_layers=1, mem_len=5)
+    for assistant in (other, model):  # one that is mostly wrong, and one that is always right
+        assert torch.equal(greedy(model, ids, new=30, assistant_model=assistant), greedy(model, ids, new=30))
+
+
+@croppable
+@prompt_length
+def test_prompt_lookup_is_greedy(model_type, length):
+    """With random text, and with repeated text, of which the looked up tokens are taken more often."""
+    model = language_model(model_type)
+    for ids in (tokens(1, length), tokens(1, 3).repeat(1, length)):
+        assert torch.equal(greedy(model, ids, new=30, prompt_lookup_num_tokens=4), greedy(model, ids, new=30))
+
+
+@carrying
+def test_assisted_decoding_needs_a_memory_that_can_be_taken_back(model_type):
+    model = language_model(model_type)
+    assert model._is_stateful != VARIANTS[model_type].croppable
+    if model._is_stateful:
+        with pytest.raises(ValueError, match="stateful"):
+            greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4)
+    with pytest.raises(ValueError, match="static"):
+        greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4, cache_implementation="static")
+
+
+@croppable
+def test_assisted_decoding_goes_on_from_memory(model_type):
+    model = language_model(model_type)
+    mems = model(tokens(1, 10, seed=1)).mems
+    ids = tokens(1, 4).repeat(1, 3)
+    expected = greedy(model, ids, new=30, mems=mems)
+    assert torch.equal(greedy(model, ids, new=30, mems=mems, prompt_lookup_num_tokens=4), expected)
+    result = greedy(model, ids, new=15, mems=mems, prompt_lookup_num_tokens=4, return_dict_in_generate=True)
+    assert torch.equal(result.sequences, expected[:, : 12 + 15])
+    again = greedy(model, result.sequences[:, -1:], new=15, mems=result.mems)
+    assert torch.equal(again[:, 1:], expected[:, 12 + 15 :])
+
+
+@windowed
+@prompt_length
+def test_static_cache_is_dynamic_cache(model_type, length):
+    model, ids = language_model(model_type), tokens(2, length)
+    mask = torch.ones_like(ids)
+    mask[1, : length // 2] = 0
+    for arguments in ({}, {"attention_mask": mask}, memory_of(model(tokens(2, 10, seed=1)))):
+        static = greedy(model, ids, cache_implementation="static", **arguments)
+        assert torch.equal(static, greedy(model, ids, **arguments))
+
+
+@carrying
+def test_embeddings_as_prompt(model_type):
+    model, ids = language_model(model_type), tokens(2, 5)
+    embeds = model.get_input_embeddings()(ids).detach()
+    expected = new_tokens(greedy(model, ids), ids)
+    assert torch.equal(model.generate(inputs_embeds=embeds, max_new_tokens=12, do_sample=False), expected)
+    both = model.generate(ids, inputs_embeds=embeds, max_new_tokens=12, do_sample=False)
+    assert torch.equal(new_tokens(both, ids), expected)
+
+
+# --- streamers and pipelines
+
+
+class Collecting(BaseStreamer):
+    def __init__(self):
+        self.tokens, self.ended = [], False
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One word per id, so that the tiny vocabulary has a text."""
+    words = {"<pad>": PAD} | {f"w{index}": index for index in range(1, VOCAB_SIZE)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", padding_side="left")
+
+
+@every_model
+def test_streamer_gets_every_token(model_type, tokenizer):
+    model, ids = language_model(model_type), tokens(1, 5)
+    streamer = Collecting()
+    sequences = greedy(model, ids, streamer=streamer)
+    assert streamer.tokens == sequences[0].tolist()
+    assert streamer.ended
+    iterator = TextIteratorStreamer(tokenizer, skip_prompt=True)
+    greedy(model, ids, streamer=iterator)
+    assert "".join(iterator).split() == tokenizer.decode(new_tokens(sequences, ids)[0]).split()
+
+
+@carrying
+def test_pipeline(model_type, tokenizer):
+    model = language_model(model_type)
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    texts = ["w5 w6 w7", "w9", "w4 w8 w15 w16 w23"]
+    settings = {"max_new_tokens": 9, "do_sample": False, "return_full_text": False}
+    for answers in (generator(texts, **settings), generator(texts, batch_size=3, **settings)):
+        for text, [answer] in zip(texts, answers, strict=True):
+            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            expected = new_tokens(greedy(model, ids, new=9), ids)[0]
+            assert answer["generated_text"].split() == tokenizer.decode(expected).split()
+
+    mems = model(tokens(1, 10, seed=1)).mems
+    ids = torch.tensor([tokenizer(texts[0])["input_ids"]])
+    [answer] = generator(texts[0], mems=mems, return_dict_in_generate=True, **settings)
+    assert answer["generated_text"].split() == tokenizer.decode(new_tokens(greedy(model, ids, new=9, mems=mems), ids)[0]).split()
+    assert set(answer) == {"generated_text"}
+
+
+# --- what cannot work
+
+
+@carrying
+@pytest.mark.parametrize("kind", ["paged", "quantized", "offloaded", "offloaded_static", "sliding_window"])
+def test_other_caches_are_refused(model_type, kind):
+    model = language_model(model_type)
+    with pytest.raises(ValueError, match=rf"`cache_implementation`='{kind}'"):
+        greedy(model, tokens(1, 5), cache_implementation=kind)
+    model.generation_config.cache_implementation = kind
+    with pytest.raises(ValueError, match=rf"`cache_implementation`='{kind}'"):
+        greedy(model, tokens(1, 5))
+
+
+@carrying
+def test_arguments_that_cannot_be_meant_are_refused(model_type):
+    model, ids = language_model(model_type), tokens(2, 5)
+    output = model(ids)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values"):
+        greedy(model, ids, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="`mems` and `past_key_values`"):
+        greedy(model, ids, mems=output.mems, past_key_values=cache)
+    for mems in (model(tokens(3, 5)).mems, model(tokens(3, 5), use_cache=True).past_key_values):
+        with pytest.raises(ValueError, match="mems"):
+            greedy(model, ids, mems=mems)
+    with pytest.raises(ValueError, match="mems"):
+        greedy(model, ids, mems=output.mems[:1])
+    with pytest.raises(ValueError, match="`reset`"):
+        greedy(model, ids, mems=output.mems, reset=torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"`generate\(\)`"):
+        model.generate_batch([[5, 6, 7]])
