@@ -1,4 +1,4 @@
-"""What the commands share: clean errors, the loading of a model folder, and a folder that is written whole or not at all."""
+"""What the commands share: clean errors, loading a model folder, and a folder that is written whole or not at all."""
 
 import os
 import tempfile
@@ -42,13 +42,15 @@ def load_model(folder: Path) -> tuple:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     if not (folder / "config.json").is_file():
-        raise ValueError(f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote.")
+        raise ValueError(
+            f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
+        )
     config = AutoConfig.from_pretrained(folder)
     if config.model_type not in variants:
         raise ValueError(f"`model`={str(folder)!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
     model = AutoModelForCausalLM.from_pretrained(folder, config=config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), AutoTokenizer.from_pretrained(folder)
+    return model.to(device=device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def check_output(folder: Path, overwrite: bool) -> None:

@@ -14,8 +14,12 @@ def evaluate(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
     text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
     segment_length: Annotated[int | None, Option(help="Tokens per segment.", show_default="as in training")] = None,
-    batch_size: Annotated[int, Option(help="Lanes of text that are read side by side; each begins without memory.")] = 1,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")] = False,
+    batch_size: Annotated[
+        int, Option(help="Lanes of text that are read side by side; each begins without memory.")
+    ] = 1,
+    as_json: Annotated[
+        bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")
+    ] = False,
 ) -> None:
     """Measure how well a model predicts a text, in bits per byte, with its memory and without."""
     with clean_errors():
@@ -54,7 +58,9 @@ def _print_table(scores: dict) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, score in scores.items():
-        table.add_row(name, f"{score.bits_per_byte:.4f}", f"{score.nats:,.1f}", f"{score.tokens:,}", f"{score.bytes:,}")
+        table.add_row(
+            name, f"{score.bits_per_byte:.4f}", f"{score.nats:,.1f}", f"{score.tokens:,}", f"{score.bytes:,}"
+        )
     Console().print(table)
 
 

@@ -28,7 +28,9 @@ def generate(
 
         inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
         transformers.set_seed(seed)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
+        )
         typer.echo(prompt, nl=False)
         model.generate(
             **inputs,

@@ -13,15 +13,20 @@ MODEL, DATA, TRAINING = "Model", "Data", "Training"
 
 
 def train(
-    texts: Annotated[list[Path], Argument(exists=True, dir_okay=False, readable=True, help="Text files, read in this order.")],
+    texts: Annotated[
+        list[Path], Argument(exists=True, dir_okay=False, readable=True, help="Text files, read in this order.")
+    ],
     output: Annotated[Path, Option("--output", "-o", help="Folder to write: config, weights, tokenizer, metrics.")],
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
-    variant: Annotated[str, Option(help="Model type, a row of the table of variants.", rich_help_panel=MODEL)] = "transformer_xl",
+    variant: Annotated[
+        str, Option(help="Model type, a row of the table of variants.", rich_help_panel=MODEL)
+    ] = "transformer_xl",
     hidden_size: Annotated[int, Option(help="Width of the model.", rich_help_panel=MODEL)] = 256,
     layers: Annotated[int, Option(help="Number of layers.", rich_help_panel=MODEL)] = 4,
     heads: Annotated[int, Option(help="Attention heads per layer.", rich_help_panel=MODEL)] = 4,
     intermediate_size: Annotated[
-        int | None, Option(help="Inner width of the feed-forward.", show_default="4 x hidden size", rich_help_panel=MODEL)
+        int | None,
+        Option(help="Inner width of the feed-forward.", show_default="4 x hidden size", rich_help_panel=MODEL),
     ] = None,
     mem_len: Annotated[int, Option(help="Length of the memory, in tokens.", rich_help_panel=MODEL)] = 256,
     dropout: Annotated[float, Option(help="Probability of dropout.", rich_help_panel=MODEL)] = 0.1,
@@ -35,16 +40,22 @@ def train(
     segment_length: Annotated[int, Option(help="Tokens per segment.", rich_help_panel=DATA)] = 128,
     batch_size: Annotated[int, Option(help="Lanes of text that are read side by side.", rich_help_panel=DATA)] = 16,
     steps: Annotated[int | None, Option(help="Training steps.", show_default="1000", rich_help_panel=TRAINING)] = None,
-    epochs: Annotated[float | None, Option(help="Passes over the text, instead of --steps.", rich_help_panel=TRAINING)] = None,
+    epochs: Annotated[
+        float | None, Option(help="Passes over the text, instead of --steps.", rich_help_panel=TRAINING)
+    ] = None,
     learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.", rich_help_panel=TRAINING)] = 1e-3,
-    warmup_steps: Annotated[int, Option(help="Steps of linear warm-up, before a cosine to 0.", rich_help_panel=TRAINING)] = 100,
+    warmup_steps: Annotated[
+        int, Option(help="Steps of linear warm-up, before a cosine to 0.", rich_help_panel=TRAINING)
+    ] = 100,
     seed: Annotated[int, Option(help="Seed of the weights and of dropout.", rich_help_panel=TRAINING)] = 0,
 ) -> None:
     """Train a byte-level model on text files and write a folder that is ready for the Hub.
 
     The end of the text is held out, and scored with and without the model's memory.
     """
-    arguments = {name: value for name, value in locals().items() if name not in ("texts", "output", "overwrite", "eval_text")}
+    arguments = {
+        name: value for name, value in locals().items() if name not in ("texts", "output", "overwrite", "eval_text")
+    }
     with clean_errors():
         check_output(output, overwrite)
         if steps is not None and epochs is not None:

@@ -22,7 +22,7 @@ from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  the backend is chosen first
+from matplotlib import pyplot as plt
 
 OUTPUT = Path("build/quickstart")
 STEPS, LANES = 450, 32
@@ -111,7 +111,12 @@ def main() -> None:
     print("\n---\n")
 
     picture = OUTPUT / "quickstart.png"
-    draw([(row["step"], row["loss"]) for row in trainer.state.log_history if "loss" in row], with_memory, without, picture)
+    draw(
+        [(row["step"], row["loss"]) for row in trainer.state.log_history if "loss" in row],
+        with_memory,
+        without,
+        picture,
+    )
     model.save_pretrained(OUTPUT / "model")
     tokenizer.save_pretrained(OUTPUT / "model")
     print(f"wrote {picture} and {OUTPUT / 'model'}")

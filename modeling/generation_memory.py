@@ -118,8 +118,8 @@ class MemoryGeneration:
         kind = next((c["cache_implementation"] for c in configs if c.get("cache_implementation") is not None), None)
         if kind not in (None, "dynamic", "static"):
             raise ValueError(
-                f"`cache_implementation`={kind!r} cannot hold this model's memory: leave it out, or use 'static'. The memory "
-                f"never grows beyond `mem_len`={self.config.mem_len} positions."
+                f"`cache_implementation`={kind!r} cannot hold this model's memory: leave it out, or use 'static'. The "
+                f"memory never grows beyond `mem_len`={self.config.mem_len} positions."
             )
 
     def generate_batch(self, *args, **kwargs):

@@ -131,7 +131,7 @@ class MemoryCache(Cache):
     it was made with, and to one position of one text: `copy()` branches off.
 
     Attributes:
-        mask (`torch.Tensor` of shape `(batch, columns)`, *optional*): bool, which columns hold real tokens; None when all do.
+        mask (`torch.Tensor` of shape `(batch, columns)`, *optional*): bool, the columns that hold real tokens; None when all do.
         ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and
             remember nothing more.
 
@@ -139,6 +139,8 @@ class MemoryCache(Cache):
         config ([`MemoryConfig`]): gives the number of layers and the window.
         static (`bool`): whether the tensors have a fixed shape and address, for `torch.compile`.
     """
+
+    layers: list[MemoryCacheLayer]  # type: ignore[assignment]  # the library's list may hold other kinds of layers
 
     def __init__(self, config: PreTrainedConfig, static: bool = False):
         if config.mem_len == 0:

@@ -14,7 +14,6 @@ from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 from transformers_xl.modeling.ops.window import (
     last,
     none_if_all,
@@ -24,6 +23,7 @@ from transformers_xl.modeling.ops.window import (
     take,
     visible_positions,
 )
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of every model with segment memory.")
@@ -360,9 +360,9 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None or shift_labels is not None:
-            shift_labels = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it
+            targets = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it
             loss = self.loss_function(
-                logits=logits, labels=labels, shift_labels=shift_labels, vocab_size=self.vocab_size, **kwargs
+                logits=logits, labels=labels, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
             )
         return self.head_output(outputs, loss, logits)
 

@@ -81,7 +81,9 @@ def split_held_out(ids: np.ndarray, fraction: float) -> tuple[np.ndarray, np.nda
         raise ValueError(f"`fraction`={fraction} must lie between 0 and 1, for example 0.1.")
     kept = len(ids) - round(len(ids) * fraction)
     if not 0 < kept < len(ids):
-        raise ValueError(f"`fraction`={fraction} of `ids` with {len(ids)} tokens leaves a part empty: use a longer text.")
+        raise ValueError(
+            f"`fraction`={fraction} of `ids` with {len(ids)} tokens leaves a part empty: use a longer text."
+        )
     return ids[:kept], ids[kept:]
 
 

@@ -19,7 +19,7 @@ class ByteStreamer(BaseStreamer):
     def __init__(self, tokenizer, write: Callable[[bytes], object]):
         if not hasattr(tokenizer, "decode_bytes"):
             raise ValueError(
-                f"`tokenizer` is a {type(tokenizer).__name__}, which has no `decode_bytes`: use `transformers.TextStreamer`."
+                f"`tokenizer` is a {type(tokenizer).__name__}, without `decode_bytes`: use `transformers.TextStreamer`."
             )
         self.tokenizer = tokenizer
         self.write = write

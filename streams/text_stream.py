@@ -94,7 +94,7 @@ class TextStream(Dataset):
         return item
 
     def _filled(self, start: int, stop: int, fill: int) -> torch.Tensor:
-        """Tokens `start` to `stop`, filled up on the right to `segment_length`; nothing where `stop` is not behind `start`."""
+        """Tokens `start` to `stop`, filled up on the right to `segment_length`; nothing where `stop` is before `start`."""
         row = torch.full((self.segment_length,), fill, dtype=torch.long)
         tokens = self.ids[start : max(start, stop)].astype(np.int64)
         row[: len(tokens)] = torch.from_numpy(tokens)

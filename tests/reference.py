@@ -21,7 +21,7 @@ def sinusoid(distance: int, width: int, clamp_len: int, dtype: torch.dtype) -> t
 
 
 def is_visible(distance: int, config) -> bool:
-    return 0 <= distance and (distance < config.mem_len or not config.same_length)
+    return distance >= 0 and (distance < config.mem_len or not config.same_length)
 
 
 def attention(

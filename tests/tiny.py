@@ -16,7 +16,10 @@ FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
 
 
 def variants(
-    causal: bool | None = None, memory: Iterable[str] | None = None, croppable: bool | None = None, causal_lm: bool = False
+    causal: bool | None = None,
+    memory: Iterable[str] | None = None,
+    croppable: bool | None = None,
+    causal_lm: bool = False,
 ) -> list[str]:
     """Model types of the table whose row promises what a test needs."""
     return [

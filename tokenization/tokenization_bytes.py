@@ -46,7 +46,7 @@ class ByteTokenizer(PreTrainedTokenizerFast):
     ```
     """
 
-    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+    model_input_names = ["input_ids", "attention_mask"]
     padding_side = "left"
 
     def __init__(self, tokenizer_object: Tokenizer | None = None, split_special_tokens: bool = True, **kwargs):

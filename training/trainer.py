@@ -79,7 +79,9 @@ class MemoryTrainer(Trainer):
             inputs |= memory._asdict()
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if not hasattr(outputs, "mems"):
-            raise ValueError(f"`model` is a {type(self.model).__name__}, which returns no `mems`: use `transformers.Trainer`.")
+            raise ValueError(
+                f"`model` is a {type(self.model).__name__}, which returns no `mems`: use `transformers.Trainer`."
+            )
         self.memory.pop(mode, None)
         if outputs.mems is not None:
             self.memory[mode] = Memory(outputs.mems, outputs.mems_mask)
@@ -96,14 +98,19 @@ class MemoryTrainer(Trainer):
 
 def _check_arguments(args: TrainingArguments) -> None:
     """Refuse what would tear the rows of consecutive batches apart, or drop a column that the model needs."""
-    accelerator = args.accelerator_config
+    split_batches = getattr(args.accelerator_config, "split_batches", False)
     refused = [
         ("train_sampling_strategy", args.train_sampling_strategy, "sequential", "segments must come in their order"),
         ("dataloader_drop_last", args.dataloader_drop_last, True, "every batch must fill all rows of the memory"),
-        ("remove_unused_columns", args.remove_unused_columns, False, "`reset` and `shift_labels` must reach the model"),
+        (
+            "remove_unused_columns",
+            args.remove_unused_columns,
+            False,
+            "`reset` and `shift_labels` must reach the model",
+        ),
         ("auto_find_batch_size", args.auto_find_batch_size, False, "rows of the memory cannot change in number"),
         ("label_smoothing_factor", args.label_smoothing_factor, 0.0, "the library's smoothing ignores `shift_labels`"),
-        ("accelerator_config.split_batches", accelerator.split_batches, False, "it deals a row to another process"),
+        ("accelerator_config.split_batches", split_batches, False, "it deals a row to another process"),
     ]
     for name, value, required, reason in refused:
         if value != required:
@@ -132,7 +139,7 @@ def _check_lanes(name: str, dataset: Dataset | None, batch_size: int, processes:
 
 
 def _check_rows(memory: Memory, inputs: dict[str, Any]) -> None:
-    remembered, rows = len(memory.mems[0]), len(inputs.get("input_ids", inputs.get("inputs_embeds")))
+    remembered, rows = len(memory.mems[0]), len(inputs["input_ids"] if "input_ids" in inputs else inputs["inputs_embeds"])
     if remembered != rows:
         raise ValueError(
             f"`input_ids` has a batch of {rows} rows, but the memory has {remembered}: make the length of the dataset a "

@@ -35,7 +35,9 @@ FORMS = [
 
 def build(fields: dict, attention: str, dtype: torch.dtype) -> TransformerXLForCausalLM:
     torch.manual_seed(0)
-    model = TransformerXLForCausalLM._from_config(tiny_config("transformer_xl", **fields), attn_implementation=attention)
+    model = TransformerXLForCausalLM._from_config(
+        tiny_config("transformer_xl", **fields), attn_implementation=attention
+    )
     for parameter in model.parameters():  # biases and norms too must count
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.25)
     return model.to(dtype).eval()
@@ -54,12 +56,14 @@ def assert_all_close(actual: dict, expected: dict, tolerance: dict) -> None:
     for name, reference_value in expected.items():
         scale = max(1.0, reference_value.abs().max().item())
         bounds = {"atol": tolerance["atol"] * scale, "rtol": tolerance["rtol"]}
-        torch.testing.assert_close(actual[name], reference_value, **bounds, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            actual[name], reference_value, **bounds, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
-@pytest.mark.parametrize("attention, dtype, tolerance", FORMS)
+@pytest.mark.parametrize(("attention", "dtype", "tolerance"), FORMS)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("fields, memory_length", SETTINGS)
+@pytest.mark.parametrize(("fields", "memory_length"), SETTINGS)
 def test_attention_layer(fields, memory_length, batch, attention, dtype, tolerance):
     """One attention layer inside the model, with the segment and memory that reach it, and every gradient it gives."""
     model = build(fields, attention, dtype)
@@ -83,14 +87,18 @@ def test_attention_layer(fields, memory_length, batch, attention, dtype, toleran
     cotangent = torch.randn_like(expected)
     sources = parameters | inputs
     assert_all_close(
-        dict(zip(sources, torch.autograd.grad(output, list(sources.values()), cotangent, retain_graph=True), strict=True)),
+        dict(
+            zip(
+                sources, torch.autograd.grad(output, list(sources.values()), cotangent, retain_graph=True), strict=True
+            )
+        ),
         dict(zip(sources, torch.autograd.grad(expected, list(sources.values()), cotangent), strict=True)),
         tolerance,
     )
 
 
-@pytest.mark.parametrize("attention, dtype, tolerance", FORMS)
-@pytest.mark.parametrize("fields, memory_length", SETTINGS)
+@pytest.mark.parametrize(("attention", "dtype", "tolerance"), FORMS)
+@pytest.mark.parametrize(("fields", "memory_length"), SETTINGS)
 def test_whole_model(fields, memory_length, attention, dtype, tolerance):
     """Logits, memory and the gradient of every parameter."""
     model = build(fields, attention, dtype)

@@ -134,7 +134,10 @@ def test_reset_row_is_fresh_row(model_type, same_length, use_cache, initial_memo
     output = model(ids[:, 18:], attention_mask=mask[:, 18:], reset=reset, **before)
     after = model(ids[:, :9], **memory_of(output))
     for row in range(3):
-        row_ids, row_mask = torch.cat([ids[row], ids[row, :9]]), torch.cat([mask[row], torch.ones(9, dtype=torch.bool)])
+        row_ids, row_mask = (
+            torch.cat([ids[row], ids[row, :9]]),
+            torch.cat([mask[row], torch.ones(9, dtype=torch.bool)]),
+        )
         here = slice(18, None) if reset[row] else slice(0, None)
         lengths = [9] * (2 if reset[row] else 4)
         alone = read_row_alone(model, row_ids[here], lengths, attention_mask=row_mask[here])
@@ -320,7 +323,9 @@ def test_reading_changes_no_memory_in_place(model_type):
     output = model(ids[:, :9], attention_mask=mask[:, :9])
     kept = copy.deepcopy(memory_of(output))
     first, second = (
-        model(ids[:, 9:18], attention_mask=mask[:, 9:18], reset=torch.tensor([False, True, False]), **memory_of(output))
+        model(
+            ids[:, 9:18], attention_mask=mask[:, 9:18], reset=torch.tensor([False, True, False]), **memory_of(output)
+        )
         for _ in range(2)
     )
     torch.testing.assert_close(result_of(second), result_of(first), atol=0, rtol=0)

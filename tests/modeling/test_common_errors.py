@@ -17,7 +17,7 @@ def memory(batch: int = 2, length: int = MEM_LEN, width: int = 32, layers: int =
 @every_variant
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 @pytest.mark.parametrize(
-    "make_arguments, names",
+    ("make_arguments", "names"),
     [
         (dict, ["input_ids", "inputs_embeds"]),
         (lambda: {"input_ids": tokens(2, 5), "inputs_embeds": torch.zeros(2, 5, 32)}, ["input_ids", "inputs_embeds"]),
@@ -53,7 +53,7 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
 
 @windowed
 @pytest.mark.parametrize(
-    "make_arguments, names",
+    ("make_arguments", "names"),
     [
         (lambda: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
         (lambda: {"mems": memory(layers=3)}, ["mems", "layer", "3"]),
@@ -128,7 +128,7 @@ def test_refused_calls_leave_the_cache_as_it_was(model_type):
 
 @every_variant
 @pytest.mark.parametrize(
-    "misspelled, meant",
+    ("misspelled", "meant"),
     [
         ("mem_length", "mem_len"),
         ("memlen", "mem_len"),
@@ -154,7 +154,7 @@ def test_other_config_keywords_pass(model_type):
 
 @every_variant
 @pytest.mark.parametrize(
-    "fields, names",
+    ("fields", "names"),
     [
         ({"mem_len": 0}, ["mem_len", "same_length"]),
         ({"mem_len": -1, "same_length": False}, ["mem_len", "-1"]),

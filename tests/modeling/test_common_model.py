@@ -41,7 +41,7 @@ HEADS = [
     for head in AUTO_CLASSES
     if getattr(row, f"{head}_class") is not None
 ]
-every_head = pytest.mark.parametrize("model_type, head", HEADS)
+every_head = pytest.mark.parametrize(("model_type", "head"), HEADS)
 every_variant = pytest.mark.parametrize("model_type", variants())
 carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
 language_model = pytest.mark.parametrize("model_type", variants(causal_lm=True))
@@ -175,7 +175,9 @@ def test_every_token_is_classified(model_type):
     labels = tokens(2, 10) % 3
     labels[0, 2] = -100
     output = model(tokens(2, 10), labels=labels)
-    torch.testing.assert_close(output.loss.float(), F.cross_entropy(output.logits.float().flatten(0, 1), labels.flatten()))
+    torch.testing.assert_close(
+        output.loss.float(), F.cross_entropy(output.logits.float().flatten(0, 1), labels.flatten())
+    )
 
 
 # --- training
@@ -235,7 +237,9 @@ def test_save_load_run_is_run(model_type, head, tmp_path):
     torch.testing.assert_close(loaded.state_dict(), model.state_dict(), atol=0, rtol=0)
     first, expected = loaded(tokens(2, 10)), model(tokens(2, 10))
     memories = [memory_if_any(model_type, output) for output in (first, expected)]
-    ours, theirs = (result_of(m(tokens(2, 10, seed=1), **memory)) for m, memory in zip((loaded, model), memories, strict=True))
+    ours, theirs = (
+        result_of(m(tokens(2, 10, seed=1), **memory)) for m, memory in zip((loaded, model), memories, strict=True)
+    )
     # the weights are bit for bit the same; where they lie in memory may change the order of a sum
     torch.testing.assert_close(ours, theirs, **EXACT)
 
@@ -330,7 +334,9 @@ def test_float32_memory_goes_into_a_bfloat16_model(model_type, use_cache):
 
 @every_variant
 @pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, FLOAT32), (torch.float64, EXACT)], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.float64, EXACT)], ids=["float32", "float64"]
+)
 def test_eager_is_sdpa(model_type, dtype, tolerance, same_length):
     """Values and gradients, with memory, padding and an episode that starts inside a segment."""
     results = []
@@ -415,7 +421,9 @@ def test_old_names_of_fields(model_type):
 @every_variant
 def test_defaults_make_a_model(model_type):
     """As in the README: a handful of shared fields is enough, whatever the variant."""
-    config = AutoConfig.for_model(model_type, vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config = AutoConfig.for_model(
+        model_type, vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
     model = AutoModel.from_config(config).eval()
     assert result_of(model(tokens(1, 12))).isfinite().all()
     row = read_row_alone(model, tokens(1, 12)[0], [12])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from by_hand import PAD, greedy, greedy_by_hand, greedy_by_hand_with_mems, language_model, log_probability, new_tokens
+from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
 from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, tokens, variants
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DynamicCache, PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
@@ -26,7 +26,7 @@ prompt_length = pytest.mark.parametrize("length", [1, 5, MEM_LEN, 5 * MEM_LEN])
 @prompt_length
 def test_greedy_is_a_loop_of_full_forwards(model_type, length):
     model, ids = language_model(model_type), tokens(2, length)
-    assert torch.equal(greedy(model, ids), greedy_by_hand(model, ids))
+    assert torch.equal(greedy(model, ids), text_by_hand(model, ids))
 
 
 @carrying
@@ -36,7 +36,7 @@ def test_greedy_is_a_loop_of_full_forwards(model_type, length):
 def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, same_length, initial_memory, length):
     model = language_model(model_type, same_length=same_length, initial_memory=initial_memory)
     ids = tokens(2, length)
-    assert torch.equal(greedy(model, ids), greedy_by_hand_with_mems(model, ids))
+    assert torch.equal(greedy(model, ids), text_by_hand_with_mems(model, ids))
 
 
 @windowed
@@ -44,7 +44,7 @@ def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, sa
 def test_model_without_memory_reads_the_text_again(model_type, length):
     model, ids = language_model(model_type, mem_len=0, same_length=False), tokens(2, length)
     result = greedy(model, ids, return_dict_in_generate=True)
-    assert torch.equal(result.sequences, greedy_by_hand(model, ids))
+    assert torch.equal(result.sequences, text_by_hand(model, ids))
     assert result.mems is None
 
 
@@ -95,7 +95,7 @@ def test_beams_reorder_the_memory(model_type, length):
 @pytest.mark.parametrize("chunk", [1, 3, MEM_LEN, 100])
 def test_prefill_in_chunks(model_type, chunk, length):
     model, ids = language_model(model_type), tokens(2, length)
-    assert torch.equal(greedy(model, ids, prefill_chunk_size=chunk), greedy_by_hand(model, ids))
+    assert torch.equal(greedy(model, ids, prefill_chunk_size=chunk), text_by_hand(model, ids))
 
 
 @windowed
@@ -221,7 +221,10 @@ def test_pipeline(model_type, tokenizer):
     mems = model(tokens(1, 10, seed=1)).mems
     ids = torch.tensor([tokenizer(texts[0])["input_ids"]])
     [answer] = generator(texts[0], mems=mems, return_dict_in_generate=True, **settings)
-    assert answer["generated_text"].split() == tokenizer.decode(new_tokens(greedy(model, ids, new=9, mems=mems), ids)[0]).split()
+    assert (
+        answer["generated_text"].split()
+        == tokenizer.decode(new_tokens(greedy(model, ids, new=9, mems=mems), ids)[0]).split()
+    )
     assert set(answer) == {"generated_text"}
 
 

@@ -1,15 +1,285 @@
-"""`generate()` that goes on from a memory, and hands one on: rows, padding, ends of rows, and endless texts."""
+"""`generate()` that goes on from a memory and hands one on: rows, padding, ends of rows, beams, endless texts."""
+
+import copy
 
 import pytest
 import torch
-from test_generate import (
-    PAD,
-    carrying,
-    greedy,
-    greedy_by_hand,
-    greedy_by_hand_with_mems,
-    language_model,
-    log_probability,
-    new_tokens,
-    windowed,
-)
+from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
+from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, tokens, variants
+
+carrying = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact", "own")))
+windowed = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",)))
+prompt_length = pytest.mark.parametrize("length", [1, 5, 3 * MEM_LEN])
+use_cache = pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
+
+
+def left_padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last `counts[row]` tokens of each row behind padding, and the mask."""
+    mask = (torch.arange(ids.shape[1]) >= ids.shape[1] - torch.tensor(counts)[:, None]).long()
+    return ids.masked_fill(mask == 0, PAD), mask
+
+
+def ending_of(model, ids: torch.Tensor, new: int, row: int) -> int:
+    """A token that greedy text brings in `row` first after a few steps, and never in another row."""
+    text = new_tokens(greedy(model, ids, new=new), ids)
+    others = {token for other in range(len(ids)) if other != row for token in text[other].tolist()}
+    for step in range(2, new - 4):
+        if text[row, step] not in text[row, :step] and text[row, step].item() not in others:
+            return text[row, step].item()
+    raise AssertionError("no such token: the test needs another seed")
+
+
+# --- padding
+
+
+@carrying
+@use_cache
+@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+def test_left_padded_row_is_row_alone(model_type, same_length, use_cache):
+    model = language_model(model_type, same_length=same_length)
+    ids, mask = left_padded(tokens(3, 20), [20, 3, 11])
+    result = greedy(model, ids, attention_mask=mask, use_cache=use_cache)
+    for row in range(3):
+        alone = ids[row : row + 1, mask[row].bool()]
+        expected = greedy(model, alone, use_cache=use_cache)
+        assert torch.equal(result[row, 20:], expected[0, alone.shape[1] :])
+
+
+@carrying
+@use_cache
+@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+def test_left_padded_row_with_memory_is_row_alone(model_type, same_length, use_cache):
+    """The memory, too, holds unequal numbers of tokens."""
+    model = language_model(model_type, same_length=same_length)
+    before, before_mask = left_padded(tokens(3, 10, seed=1), [2, 10, 5])
+    memory = memory_of(model(before, attention_mask=before_mask))
+    assert memory["mems_mask"] is not None
+    ids, mask = left_padded(tokens(3, 20), [20, 3, 11])
+    result = greedy(model, ids, attention_mask=mask, use_cache=use_cache, **memory)
+    for row in range(3):
+        row_memory = memory_of(model(before[row : row + 1, before_mask[row].bool()]))
+        alone = ids[row : row + 1, mask[row].bool()]
+        expected = greedy(model, alone, use_cache=use_cache, **row_memory)
+        assert torch.equal(result[row, 20:], expected[0, alone.shape[1] :])
+
+
+@carrying
+@use_cache
+def test_reset_rows_forget_the_memory(model_type, use_cache):
+    model, ids = language_model(model_type), tokens(2, 5)
+    mems = model(tokens(2, 10, seed=1)).mems
+    result = greedy(model, ids, mems=mems, reset=torch.tensor([True, False]), use_cache=use_cache)
+    assert torch.equal(result[0], greedy(model, ids)[0])
+    assert torch.equal(result[1], greedy(model, ids, mems=mems)[1])
+    assert not torch.equal(result[0], greedy(model, ids, mems=mems)[0])
+
+
+# --- going on
+
+
+@windowed
+@prompt_length
+@use_cache
+def test_mems_of_an_output_are_the_text_before(model_type, use_cache, length):
+    model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
+    whole = torch.cat([before, ids], dim=1)
+    expected = text_by_hand(model, whole)[:, length:]
+    output = model(before)
+    assert torch.equal(greedy(model, ids, use_cache=use_cache, **memory_of(output)), expected)
+    cache = model(before, use_cache=True).past_key_values
+    assert torch.equal(greedy(model, ids, mems=cache), expected)
+
+
+@carrying
+@prompt_length
+def test_mems_without_same_length(model_type, length):
+    model = language_model(model_type, same_length=False)
+    memory = memory_of(model(tokens(2, 12, seed=1)))
+    ids = tokens(2, length)
+    assert torch.equal(greedy(model, ids, **memory), text_by_hand_with_mems(model, ids, **memory))
+
+
+@windowed
+@prompt_length
+def test_mems_of_a_result_go_on(model_type, length):
+    """Two calls are one call: the next one begins with the last token, which the memory does not hold yet."""
+    model, ids = language_model(model_type), tokens(2, length)
+    expected = text_by_hand(model, ids, new=24)
+    first = greedy(model, ids, new=10, return_dict_in_generate=True)
+    assert first.mems_mask is None
+    second = greedy(model, first.sequences[:, -1:], new=14, mems=first.mems, mems_mask=first.mems_mask)
+    assert torch.equal(torch.cat([first.sequences, second[:, 1:]], dim=1), expected)
+
+
+@windowed
+def test_static_memory_goes_on(model_type):
+    model, ids = language_model(model_type), tokens(2, 12)
+    expected = text_by_hand(model, ids, new=24)
+    first = greedy(model, ids, new=10, cache_implementation="static", return_dict_in_generate=True)
+    second = greedy(model, first.sequences[:, -1:], new=14, mems=first.mems, cache_implementation="static")
+    assert torch.equal(torch.cat([first.sequences, second[:, 1:]], dim=1), expected)
+
+
+@carrying
+def test_without_a_cache_there_is_no_memory_to_hand_on(model_type):
+    result = greedy(language_model(model_type), tokens(2, 5), use_cache=False, return_dict_in_generate=True)
+    assert result.mems is None
+    assert result.mems_mask is None
+
+
+@carrying
+def test_memory_of_a_result_is_no_field_of_it(model_type):
+    """Fields are copied into the answers of a pipeline, and into whatever else walks over a result."""
+    result = greedy(language_model(model_type), tokens(2, 5), return_dict_in_generate=True)
+    assert result.mems is not None
+    assert "mems" not in result
+
+
+@carrying
+@pytest.mark.parametrize("decoding", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}], ids=str)
+def test_the_same_memory_can_be_continued_many_times(model_type, decoding):
+    """Nothing is changed in place: neither a value, nor a cache that is handed in as `mems`."""
+    model, ids = language_model(model_type), tokens(2, 5)
+    mems = model(tokens(2, 10, seed=1)).mems
+    kept = copy.deepcopy(mems)
+    result = greedy(model, ids, mems=mems, return_dict_in_generate=True)
+    for start in (mems, result.mems):
+        texts = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            texts.append(model.generate(ids, mems=start, max_new_tokens=9, **({"do_sample": False} | decoding)))
+        assert torch.equal(texts[0], texts[1])
+    torch.testing.assert_close(mems, kept, atol=0, rtol=0)
+
+
+# --- beams
+
+
+@windowed
+@prompt_length
+@use_cache
+def test_beams_go_on_from_memory(model_type, use_cache, length):
+    model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
+    settings = {
+        "max_new_tokens": 10, "do_sample": False, "num_beams": 4, "num_return_sequences": 2, "output_scores": True,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    whole = model.generate(torch.cat([before, ids], dim=1), **settings)
+    for memory in (memory_of(model(before)), {"mems": model(before, use_cache=True).past_key_values}):
+        if isinstance(memory["mems"], tuple) or use_cache:
+            result = model.generate(ids, use_cache=use_cache, **memory, **settings)
+            assert torch.equal(result.sequences, whole.sequences[:, length:])
+            torch.testing.assert_close(result.sequences_scores, whole.sequences_scores)
+
+
+@windowed
+@prompt_length
+def test_memory_of_beams_is_that_of_the_returned_sequences(model_type, length):
+    model, before, ids = language_model(model_type), tokens(2, 6, seed=1), tokens(2, length)
+    mems = model(before).mems
+    beams = model.generate(
+        ids, mems=mems, max_new_tokens=10, do_sample=False, num_beams=4, num_return_sequences=3,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    whole = torch.cat([before.repeat_interleave(3, dim=0), beams.sequences], dim=1)
+    expected = new_tokens(text_by_hand(model, whole), whole)
+    following = beams.sequences[:, -1:]
+    again = greedy(model, following, mems=beams.mems, mems_mask=beams.mems_mask)
+    assert torch.equal(again[:, 1:], expected)
+    more_beams = model.generate(
+        following, mems=beams.mems, max_new_tokens=6, do_sample=False, num_beams=2, length_penalty=1.0,
+        output_scores=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    sequences = torch.cat([whole, more_beams.sequences[:, 1:]], dim=1)
+    rescored = log_probability(model, sequences, whole.shape[1]) / 6
+    torch.testing.assert_close(more_beams.sequences_scores.double(), rescored, atol=1e-5, rtol=1e-5)
+
+
+# --- rows that end
+
+
+@carrying
+@pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
+@pytest.mark.parametrize("mem_len", [MEM_LEN, 32], ids=["window left behind", "window not yet full"])
+def test_a_row_that_ended_remembers_nothing_after_its_end(model_type, mem_len, cache_implementation):
+    model, ids = language_model(model_type, mem_len=mem_len), tokens(3, 6)
+    end = ending_of(model, ids, 24, row=1)
+    settings = {"eos_token_id": end, "return_dict_in_generate": True, "cache_implementation": cache_implementation}
+    result = greedy(model, ids, new=24, **settings)
+    alone = greedy(model, ids[1:2], new=24, **settings)
+    assert (result.sequences[1] == PAD).any()
+    assert not (result.sequences[[0, 2]] == PAD).any()
+
+    # after the end of row 1, all rows read the same text
+    following = tokens(1, 7, seed=2)
+    both = model(following.expand(3, -1), past_key_values=result.mems.copy()).logits
+    expected = model(following, past_key_values=alone.mems.copy()).logits
+    torch.testing.assert_close(both[1:2], expected, **EXACT)
+    for row in range(3):
+        text = result.sequences[row : row + 1, :-1] if row != 1 else alone.sequences[:, :-1]
+        expected = model(torch.cat([text, following], dim=1)).logits[0, -7:]
+        torch.testing.assert_close(both[row], expected, **EXACT)
+    again = greedy(model, following.expand(3, -1), mems=result.mems, **settings).sequences[1, 7:]
+    assert torch.equal(again[again != PAD], greedy(model, following, mems=alone.mems, **settings).sequences[0, 7:])
+
+
+@windowed
+@pytest.mark.parametrize("mem_len", [MEM_LEN, 32], ids=["window left behind", "window not yet full"])
+def test_a_beam_that_ended_remembers_nothing_after_its_end(model_type, mem_len):
+    """Some token ends one row early: each row then goes on behind its own text, end token not yet included."""
+    model, ids = language_model(model_type, mem_len=mem_len), tokens(2, 6)
+    for end in range(3, VOCAB_SIZE):
+        result = model.generate(
+            ids, max_new_tokens=20, do_sample=False, num_beams=2, eos_token_id=end, return_dict_in_generate=True
+        )
+        lengths = (result.sequences != PAD).sum(dim=1).tolist()
+        if min(lengths) < max(lengths):
+            break
+    else:
+        raise AssertionError("no token ends one row only: the test needs another seed")
+    following = tokens(1, 7, seed=2)
+    logits = model(following.expand(2, -1), past_key_values=result.mems).logits
+    for row, length in enumerate(lengths):
+        text = torch.cat([result.sequences[row : row + 1, : length - 1], following], dim=1)
+        torch.testing.assert_close(logits[row], model(text).logits[0, -7:], **EXACT)
+
+
+# --- endless
+
+
+@windowed
+def test_endless_generation_holds_constant_memory(model_type):
+    """20 x mem_len tokens: the cache stops growing at its window, and the text is that of the loops by hand."""
+    model, ids, new = language_model(model_type), tokens(2, 5), 20 * MEM_LEN
+    sizes = []
+
+    def note_size(module, args, output):
+        states = [state for layer in output.past_key_values.layers for state in (layer.keys, layer.values)]
+        sizes.append(sum(state.untyped_storage().nbytes() for state in states))
+
+    hook = model.model.register_forward_hook(note_size)
+    # sampled: greedy text of an untrained model soon repeats itself, which would prove little
+    torch.manual_seed(0)
+    text = model.generate(ids, max_new_tokens=new, do_sample=True, top_k=0)
+    hook.remove()
+    assert len(sizes) == new
+    assert len(set(sizes[MEM_LEN:])) == 1
+    one_row = 2 * 2 * MEM_LEN * 32 * 8  # layers, keys and values, window, width, bytes of a float64
+    assert sizes[-1] <= 2 * one_row
+    for by_hand in (text_by_hand, text_by_hand_with_mems):
+        torch.manual_seed(0)
+        assert torch.equal(text, by_hand(model, ids, new=new, do_sample=True))
+    assert len(set(text[0, -2 * MEM_LEN :].tolist())) > MEM_LEN
+
+
+@windowed
+def test_endless_memory_is_handed_on_call_after_call(model_type):
+    model, ids = language_model(model_type), tokens(2, 5)
+    expected = text_by_hand(model, ids, new=100)
+    text, mems, following = ids, None, ids
+    for _ in range(10):
+        result = greedy(model, following, new=10, mems=mems, return_dict_in_generate=True)
+        text = torch.cat([text, new_tokens(result.sequences, following)], dim=1)
+        mems, following = result.mems, result.sequences[:, -1:]
+        assert all(layer.keys.shape[-2] <= MEM_LEN for layer in mems.layers)
+    assert torch.equal(text, expected)

@@ -16,7 +16,7 @@ from transformers_xl import ByteTokenizer, TransformerXLConfig
 TOKENIZER = ByteTokenizer()
 HARD_TEXTS = [
     "  two  spaces  ",
-    "na\u00efve caf\u00e9",
+    "na\u00efve \u00e9t\u00e9",
     "e\u0301 and \u00e9 are two spellings",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u65e5\u672c\u8a9e",
     "\x00\x01\x7f\t\r\n\ufeff\u2028",
