@@ -131,7 +131,7 @@ class MemoryCache(Cache):
     it was made with, and to one position of one text: `copy()` branches off.
 
     Attributes:
-        mask (`torch.Tensor` of shape `(batch, columns)`, *optional*): bool, the columns that hold real tokens; None when all do.
+        mask (`torch.Tensor` of shape `(batch, columns)`, *optional*): bool, columns that hold real tokens; None: all.
         ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and
             remember nothing more.
 

@@ -325,7 +325,6 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         past_key_values: MemoryCache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        shift_labels: torch.LongTensor | None = None,
         mems: tuple[torch.Tensor, ...] | None = None,
         mems_mask: torch.Tensor | None = None,
         reset: torch.Tensor | None = None,
@@ -338,7 +337,8 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
         shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             The token that follows each token, used instead of `labels`: with it the last token of a segment has a target
-            too, the first of the next segment.
+            too, the first of the next segment. A keyword without a place in the signature: the Trainer takes every
+            argument with "label" in its name for one that its datasets must have, or it reports no loss.
         mems (`tuple[torch.Tensor]`, *optional*):
             The `mems` of the previous segment's output.
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
@@ -346,6 +346,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
             Bool: rows that start afresh, or tokens that begin an episode.
         """
+        shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -3,7 +3,7 @@
 import torch
 from tiny import memory_of, tiny_model
 
-PAD = 0  # `tiny.tokens` begin at 3
+PAD = 2  # `tiny.tokens` begin at 3; beam search takes a padding of 0 for none
 
 
 def language_model(model_type: str, **fields):
@@ -37,9 +37,7 @@ def text_by_hand(model, ids: torch.Tensor, new: int = 12, do_sample: bool = Fals
 
 
 @torch.no_grad()
-def text_by_hand_with_mems(
-    model, ids: torch.Tensor, new: int = 12, do_sample: bool = False, **memory
-) -> torch.Tensor:
+def text_by_hand_with_mems(model, ids: torch.Tensor, new: int = 12, do_sample: bool = False, **memory) -> torch.Tensor:
     """The prompt in one call, then one token per call, with the memory as a value."""
     following = ids
     for _ in range(new):

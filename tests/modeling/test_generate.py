@@ -133,7 +133,7 @@ def test_assisted_decoding_needs_a_memory_that_can_be_taken_back(model_type):
     if model._is_stateful:
         with pytest.raises(ValueError, match="stateful"):
             greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4)
-    with pytest.raises(ValueError, match="static"):
+    with pytest.raises(ValueError, match="(?i)static"):
         greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4, cache_implementation="static")
 
 
@@ -188,7 +188,7 @@ class Collecting(BaseStreamer):
 @pytest.fixture(scope="module")
 def tokenizer():
     """One word per id, so that the tiny vocabulary has a text."""
-    words = {"<pad>": PAD} | {f"w{index}": index for index in range(1, VOCAB_SIZE)}
+    words = {"<pad>" if index == PAD else f"w{index}": index for index in range(VOCAB_SIZE)}
     backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", padding_side="left")

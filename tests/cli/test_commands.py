@@ -1,0 +1,131 @@
+"""The `transformers-xl` command, run as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from transformers_xl.cli.main import app
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = "--hidden-size 32 --layers 2 --heads 2 --mem-len 16 --segment-length 8 --batch-size 4 --steps 3 --warmup-steps 1"
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 20
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model_folder(text_file: Path) -> Path:
+    folder = text_file.parent / "model"
+    result = run("train", text_file, "-o", folder, *SMALL.split())
+    assert result.exit_code == 0, result.output
+    assert "with memory" in result.output
+    return folder
+
+
+def test_train_writes_a_folder_for_the_hub(model_folder: Path):
+    names = {path.name for path in model_folder.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "training_metrics.json"} <= names
+    assert not [name for name in names if name.endswith((".bin", ".pkl", ".pt"))]
+    metrics = json.loads((model_folder / "training_metrics.json").read_text())
+    assert set(metrics["held_out_bits_per_byte"]) == {"with_memory", "without_memory"}
+    assert metrics["arguments"]["mem_len"] == 16
+    model, tokenizer = (cls.from_pretrained(model_folder) for cls in (AutoModelForCausalLM, AutoTokenizer))
+    assert model.config.mem_len == 16
+    assert model.generate(**tokenizer("It was", return_tensors="pt"), max_new_tokens=3).shape == (1, 9)
+
+
+def test_evaluate(model_folder: Path, text_file: Path):
+    result = run("evaluate", model_folder, "--text", text_file, "--json")
+    assert result.exit_code == 0, result.output
+    scores = json.loads(result.output)
+    assert scores["with_memory"]["bytes"] == len(TEXT) - 1
+    assert 0 < scores["with_memory"]["bits_per_byte"] != scores["without_memory"]["bits_per_byte"]
+    table = run("evaluate", model_folder, "--text", text_file)
+    assert table.exit_code == 0, table.output
+    assert f"{scores['with_memory']['bits_per_byte']:.4f}" in table.output
+
+
+def test_generate_streams_and_repeats_with_its_seed(model_folder: Path):
+    arguments = ("generate", model_folder, "--prompt", "It was", "--max-new-tokens", 30, "--seed", 5)
+    first, second, other = run(*arguments), run(*arguments), run(*arguments[:-1], 6)
+    assert first.exit_code == 0, first.output
+    assert first.stdout_bytes.startswith(b"It was")
+    assert len(first.stdout_bytes) >= len(b"It was") + 20  # special tokens, should one be drawn, are not written
+    assert first.stdout_bytes == second.stdout_bytes != other.stdout_bytes
+    assert run("generate", model_folder, "--prompt", "It was", "--temperature", 0, "--max-new-tokens", 5).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "{text}", "-o", "{out}", "--variant", "transformer_xxl"), "transformer_xl"),
+        (("train", "{text}", "-o", "{out}", "--steps", "3", "--epochs", "1"), "exclude"),
+        (("train", "{text}", "-o", "{out}", "--learning-rate", "0"), "learning_rate"),
+        (("train", "{text}", "-o", "{out}", "--segment-length", "4000"), "too short"),
+        (("train", "{text}", "-o", "{model}"), "not empty"),
+        (("train", "missing.txt", "-o", "{out}"), "missing.txt"),
+        (("evaluate", "{text_folder}", "--text", "{text}"), "config.json"),
+        (("generate", "{model}", "--prompt", ""), "prompt"),
+    ],
+)
+def test_errors_are_one_line_and_leave_everything_as_it_was(
+    model_folder: Path, text_file: Path, tmp_path: Path, arguments: tuple, message: str
+):
+    empty = tmp_path / "no-model"
+    empty.mkdir()
+    names = {"text": text_file, "out": tmp_path / "out", "model": model_folder, "text_folder": empty}
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in model_folder.iterdir())
+    result = run(*(argument.format(**names) for argument in arguments))
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace("\u2502", " ").split())
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["no-model"]
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in model_folder.iterdir()) == before
+
+
+def test_overwrite_replaces_the_folder(text_file: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old.txt").write_text("old")
+    result = run("train", text_file, "-o", folder, "--overwrite", *SMALL.split())
+    assert result.exit_code == 0, result.output
+    assert (folder / "config.json").is_file()
+    assert not (folder / "old.txt").exists()
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["generate"]])
+def test_help_answers_without_importing_torch(tmp_path: Path, command: list[str]):
+    """By the name of the script: it is how the package knows that it is the command line."""
+    script = tmp_path / "transformers-xl"
+    script.write_text(
+        "import sys\n"
+        "from transformers_xl.cli.main import app\n"
+        "try:\n"
+        "    app()\n"
+        "finally:\n"
+        "    assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    result = subprocess.run(
+        [sys.executable, str(script), *command, "--help"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "COLUMNS": "200"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Usage" in result.stdout
+    assert not result.stderr

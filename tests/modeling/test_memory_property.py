@@ -1,0 +1,150 @@
+"""The memory contract under texts, cuts, paddings and episodes that nobody thought of."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import EXACT, MEM_LEN, memory_of, read, read_row_alone, result_of, tiny_model, tokens, variants
+
+carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
+windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+same_length = pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+# the same cases in every run
+several = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+class Text(NamedTuple):
+    """Rows of tokens, how they are cut, which are real, and where episodes begin."""
+
+    input_ids: torch.Tensor
+    lengths: list[int]
+    mask: torch.Tensor
+    reset: torch.Tensor
+
+
+def side_of_padding(side: str, columns: list[bool]) -> list[bool]:
+    return columns if side == "interior" else sorted(columns, reverse=side == "right")
+
+
+@st.composite
+def texts(draw, episodes: bool) -> Text:
+    """Up to three rows in up to five segments, each row of each segment padded in its own way."""
+    batch = draw(st.integers(1, 3))
+    lengths = draw(st.lists(st.integers(1, MEM_LEN + 3), min_size=1, max_size=5))
+    rows = [[] for _ in range(batch)]
+    for length in lengths:
+        for row in rows:
+            side = draw(st.sampled_from(["none", "left", "right", "interior"]))
+            columns = (
+                draw(st.lists(st.booleans(), min_size=length, max_size=length)) if side != "none" else [True] * length
+            )
+            row += side_of_padding(side, columns)
+    mask = torch.tensor(rows)
+    total = sum(lengths)
+    begins = torch.zeros_like(mask)
+    if episodes:
+        begins = torch.tensor([draw(st.lists(st.integers(0, 4), min_size=total, max_size=total)) for _ in rows]) == 0
+    return Text(tokens(batch, total, seed=draw(st.integers(0, 99))), lengths, mask, begins & mask)
+
+
+def assert_rows_alone(model, text: Text, results: torch.Tensor, lengths: list[int]) -> None:
+    for row in range(len(text.input_ids)):
+        if text.mask[row].any():
+            alone = read_row_alone(model, text.input_ids[row], lengths, text.mask[row], text.reset[row])
+            torch.testing.assert_close(results[row, text.mask[row]], alone, **EXACT)
+
+
+@windowed
+@use_cache
+@several
+@given(text=texts(episodes=False), mem_len=st.integers(1, MEM_LEN))
+def test_any_cut_and_padding_is_one_forward_of_the_real_tokens(model_type, use_cache, text, mem_len):
+    model = tiny_model(model_type, mem_len=mem_len)
+    results, _ = read(model, text.input_ids, text.lengths, use_cache=use_cache, attention_mask=text.mask)
+    assert_rows_alone(model, text, results, [text.input_ids.shape[1]])
+
+
+@windowed
+@use_cache
+@several
+@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN))
+def test_any_episode_is_one_forward_of_its_own(model_type, use_cache, text, mem_len):
+    model = tiny_model(model_type, mem_len=mem_len)
+    results, _ = read(model, *text[:2], use_cache=use_cache, attention_mask=text.mask, reset=text.reset)
+    assert_rows_alone(model, text, results, [text.input_ids.shape[1]])
+
+
+@windowed
+@use_cache
+@several
+@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN))
+def test_without_same_length_rows_are_independent_of_each_other(model_type, use_cache, text, mem_len):
+    """What a token sees then depends on the cut, so the row alone is cut in the same way."""
+    model = tiny_model(model_type, mem_len=mem_len, same_length=False)
+    results, _ = read(model, *text[:2], use_cache=use_cache, attention_mask=text.mask, reset=text.reset)
+    assert_rows_alone(model, text, results, text.lengths)
+
+
+@carrying
+@use_cache
+@same_length
+@pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
+@several
+@given(text=texts(episodes=False), data=st.data())
+def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_length, use_cache, text, data):
+    """`reset` of shape (batch,), drawn anew for every segment."""
+    model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
+    batch, start, memory, results = len(text.mask), 0, {}, []
+    begins = torch.zeros_like(text.mask)
+    for length in text.lengths:
+        reset = torch.tensor(data.draw(st.lists(st.booleans(), min_size=batch, max_size=batch)))
+        here = slice(start, start + length)
+        for row in reset.nonzero().flatten().tolist():
+            following = text.mask[row, start:].nonzero().flatten()
+            if len(following):  # the row's next real token begins afresh, in this segment or in a later one
+                begins[row, start + following[0]] = True
+        output = model(
+            text.input_ids[:, here], attention_mask=text.mask[:, here], reset=reset, use_cache=use_cache, **memory
+        )
+        results.append(result_of(output))
+        memory, start = memory_of(output), start + length
+    assert_rows_alone(model, text._replace(reset=begins), torch.cat(results, dim=1), text.lengths)
+
+
+@carrying
+@same_length
+@several
+@given(text=texts(episodes=False), forms=st.lists(st.booleans(), min_size=5, max_size=5))
+def test_value_may_become_engine_between_any_two_segments(model_type, same_length, text, forms):
+    """The value is read on as a value, and turned into a cache where `forms` says so: from there on it stays one."""
+    model = tiny_model(model_type, same_length=same_length)
+    start, memory, results = 0, {}, []
+    for length, use_cache in zip(text.lengths, forms, strict=False):
+        here = slice(start, start + length)
+        output = model(text.input_ids[:, here], attention_mask=text.mask[:, here], use_cache=use_cache, **memory)
+        results.append(result_of(output))
+        memory, start = memory_of(output), start + length
+    assert_rows_alone(model, text, torch.cat(results, dim=1), text.lengths)
+
+
+@windowed
+@several
+@given(text=texts(episodes=True))
+def test_memory_is_the_newest_real_tokens_of_the_episode(model_type, text):
+    """Whatever the cut, the padding and the episodes: what a row remembers is what it remembers alone."""
+    model = tiny_model(model_type)
+    _, memory = read(model, *text[:2], attention_mask=text.mask, reset=text.reset)
+    for row in range(len(text.input_ids)):
+        columns = text.mask[row].nonzero().flatten()
+        begins = text.reset[row].nonzero().flatten()
+        columns = columns[columns >= begins[-1]] if len(begins) else columns
+        kept = min(len(columns), MEM_LEN)
+        if memory["mems_mask"] is not None:
+            assert memory["mems_mask"][row].sum() == kept
+        if kept:
+            alone = model(text.input_ids[row : row + 1, columns]).mems
+            for remembered, expected in zip(memory["mems"], alone, strict=True):
+                torch.testing.assert_close(remembered[row, -kept:], expected[0], **EXACT)

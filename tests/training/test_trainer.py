@@ -1,0 +1,208 @@
+"""MemoryTrainer against a loop written by hand, and the library's own Trainer on the same models."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments, default_data_collator, set_seed
+
+from transformers_xl import (
+    MemoryTrainer,
+    TransformerXLConfig,
+    TransformerXLForCausalLM,
+    TransformerXLForSequenceClassification,
+)
+from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.training.trainer import MemoryTrainingArguments
+
+VOCAB, SEGMENT, LANES = 23, 6, 3
+QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False}
+
+
+def small_model(model_class=TransformerXLForCausalLM, **fields):
+    set_seed(0)
+    defaults = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "mem_len": 8}
+    return model_class(TransformerXLConfig(vocab_size=VOCAB, dropout=0.0, **(defaults | fields)))
+
+
+def text(length: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB, length)
+
+
+def arguments(tmp_path, **fields) -> MemoryTrainingArguments:
+    defaults = {
+        "per_device_train_batch_size": LANES,
+        "per_device_eval_batch_size": LANES,
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+    }
+    return MemoryTrainingArguments(str(tmp_path), **(QUIET | defaults | fields))
+
+
+def segments(ids: np.ndarray, segment_length: int = SEGMENT, lanes: int = LANES) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and targets of each step, cut by hand."""
+    count = (len(ids) - 1) // (lanes * segment_length)
+    tokens = torch.from_numpy(ids)
+    rows = tokens[: lanes * count * segment_length].view(lanes, -1)
+    targets = tokens[1 : lanes * count * segment_length + 1].view(lanes, -1)
+    return list(zip(rows.split(segment_length, dim=1), targets.split(segment_length, dim=1), strict=True))
+
+
+def by_hand(model, ids: np.ndarray, epochs: int, accumulation: int = 1, lr: float = 0.05) -> list[float]:
+    """Train with memory, in a loop; the loss of every update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for _ in range(epochs):
+        mems, steps = None, segments(ids)
+        for start in range(0, len(steps), accumulation):
+            group = steps[start : start + accumulation]
+            loss = 0.0
+            for inputs, targets in group:
+                outputs = model(inputs, mems=mems)
+                mems = outputs.mems
+                summed = F.cross_entropy(outputs.logits.transpose(1, 2), targets, reduction="sum")
+                summed = summed / (len(group) * targets.numel())
+                summed.backward()
+                loss += summed.item()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss)
+    return losses
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_equals_a_loop_by_hand(tmp_path, accumulation: int):
+    ids = text(LANES * SEGMENT * 4 + 1)
+    trainer = MemoryTrainer(
+        small_model(),
+        arguments(tmp_path, num_train_epochs=2, gradient_accumulation_steps=accumulation),
+        train_dataset=TextStream(ids, SEGMENT, LANES),
+    )
+    trainer.train()
+    model = small_model()
+    expected = by_hand(model, ids, epochs=2, accumulation=accumulation)
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=1e-4, rtol=0)  # logs are rounded
+    for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_without_memory_the_loop_is_another(tmp_path):
+    """The test above could not fail if the memory made no difference."""
+    ids = text(LANES * SEGMENT * 4 + 1)
+    model, forgetful = small_model(), small_model()
+    with_memory = by_hand(model, ids, epochs=1)
+    mems_free = [
+        F.cross_entropy(forgetful(inputs).logits.transpose(1, 2), targets).item() for inputs, targets in segments(ids)
+    ]
+    assert abs(with_memory[-1] - mems_free[-1]) > 1e-3
+
+
+def test_evaluation_carries_its_own_memory(tmp_path):
+    train_ids, eval_ids = text(LANES * SEGMENT * 4 + 1), text(LANES * SEGMENT * 3 + 1, seed=1)
+    trainer = MemoryTrainer(
+        small_model(),
+        arguments(tmp_path, max_steps=2),
+        train_dataset=TextStream(train_ids, SEGMENT, LANES),
+        eval_dataset=TextStream(eval_ids, SEGMENT, LANES),
+    )
+    trainer.train()
+    before = [memory.clone() for memory in trainer.memory["train"].mems]
+    metrics = [trainer.evaluate()["eval_loss"] for _ in range(2)]
+    assert metrics[0] == metrics[1]  # every evaluation starts afresh
+    assert "eval" not in trainer.memory
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.memory["train"].mems, strict=True))
+
+    model, mems, losses = trainer.model.eval(), None, []
+    for inputs, targets in segments(eval_ids):
+        with torch.no_grad():
+            outputs = model(inputs.to(model.device), mems=mems)
+        mems = outputs.mems
+        losses.append(F.cross_entropy(outputs.logits.transpose(1, 2), targets.to(model.device)).item())
+    assert metrics[0] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+
+
+def test_evaluation_in_mid_training_changes_nothing(tmp_path):
+    ids = text(LANES * SEGMENT * 4 + 1)
+    weights = []
+    for strategy in ("no", "steps"):
+        trainer = MemoryTrainer(
+            small_model(),
+            arguments(tmp_path, num_train_epochs=1, eval_strategy=strategy, eval_steps=1),
+            train_dataset=TextStream(ids, SEGMENT, LANES),
+            eval_dataset=TextStream(ids, SEGMENT, LANES),
+        )
+        trainer.train()
+        weights.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_predictions_hold_no_memory(tmp_path):
+    stream = TextStream(text(LANES * SEGMENT * 3 + 1), SEGMENT, LANES)
+    trainer = MemoryTrainer(small_model(), arguments(tmp_path), eval_dataset=stream)
+    predictions = trainer.predict(stream).predictions
+    assert isinstance(predictions, np.ndarray)
+    assert predictions.shape == (len(stream), SEGMENT, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"train_sampling_strategy": "random"}, "train_sampling_strategy"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
+        ({"dataloader_drop_last": False}, "dataloader_drop_last"),
+        ({"remove_unused_columns": True}, "remove_unused_columns"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+    ],
+)
+def test_what_would_tear_the_stream_apart_is_refused(tmp_path, fields: dict, message: str):
+    stream = TextStream(text(100), SEGMENT, LANES)
+    with pytest.raises(ValueError, match=message):
+        MemoryTrainer(small_model(), arguments(tmp_path, **fields), train_dataset=stream)
+
+
+def test_lanes_must_be_the_batch(tmp_path):
+    with pytest.raises(ValueError, match="lanes"):
+        MemoryTrainer(small_model(), arguments(tmp_path), train_dataset=TextStream(text(100), SEGMENT, LANES + 1))
+
+
+class Pairs(Dataset):
+    """Sequences that hold more of their class's token than of the other, or the tokens themselves as labels."""
+
+    def __init__(self, classify: bool, size: int = 64):
+        generator = torch.Generator().manual_seed(0)
+        self.classes = torch.randint(0, 2, (size,), generator=generator)
+        noise = torch.randint(2, VOCAB, (size, 10), generator=generator)
+        own = torch.rand(size, 10, generator=generator) < 0.6
+        self.ids = torch.where(own, self.classes[:, None], noise)
+        self.classify = classify
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict:
+        labels = self.classes[index] if self.classify else self.ids[index]
+        return {"input_ids": self.ids[index], "labels": labels}
+
+
+@pytest.mark.parametrize("model_class", [TransformerXLForCausalLM, TransformerXLForSequenceClassification])
+def test_the_library_trainer_fine_tunes(tmp_path, model_class):
+    dataset = Pairs(classify=model_class is TransformerXLForSequenceClassification)
+    args = TrainingArguments(str(tmp_path), num_train_epochs=6, learning_rate=5e-3, logging_steps=8, **QUIET)
+    trainer = Trainer(
+        small_model(model_class), args, train_dataset=dataset, eval_dataset=dataset, data_collator=default_data_collator
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    assert after < 0.8 * before
+    predictions = trainer.predict(dataset).predictions
+    assert predictions.shape[0] == len(dataset)
+    if model_class is TransformerXLForSequenceClassification:
+        assert (predictions.argmax(-1) == dataset.classes.numpy()).mean() > 0.9
