@@ -98,6 +98,8 @@ class MemoryConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any):
         self._refuse_misspelled(kwargs)
+        for old in self.attribute_map.keys() & kwargs.keys():  # before anything is derived from them
+            setattr(self, old, kwargs.pop(old))
         if self.head_dim is None and self.num_attention_heads > 0:
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.use_final_norm is None:

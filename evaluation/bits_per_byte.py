@@ -104,9 +104,7 @@ def score_text(
                 tokens += (targets != -100).sum(0)
     finally:
         model.train(was_training)
-    return TextScore(
-        nats.cpu().numpy(), tokens.cpu().numpy(), int(tokens.sum()) if num_bytes is None else num_bytes
-    )
+    return TextScore(nats.cpu().numpy(), tokens.cpu().numpy(), int(tokens.sum()) if num_bytes is None else num_bytes)
 
 
 def bits_per_byte(model: PreTrainedModel, ids: np.ndarray | torch.Tensor, **kwargs) -> float:

@@ -10,7 +10,8 @@ from huggingface_hub import CommitOperationAdd, ModelCard, RepoUrl
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.modeling.auto import VARIANTS
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 TABLE = re.compile(r"(<!-- table of variants: .*? -->\n).*?(<!-- end of table -->)", flags=re.DOTALL)
 
 
@@ -69,3 +70,13 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert namespace["second"].mems[0].shape == (1, 32, 32)
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
     assert not [name for name in hub.files if name.endswith((".bin", ".pkl", ".pt"))]
+
+
+@pytest.mark.parametrize("model_type", VARIANTS)
+def test_every_variant_has_a_card_whose_code_runs(model_type: str):
+    text = (ROOT / "model_cards" / f"{model_type}.md").read_text(encoding="utf-8")
+    assert VARIANTS[model_type].url in text
+    for heading in ("**Paper.**", "**Idea.**", "**Differs from the original.**", "**How it was checked.**", "**Use.**"):
+        assert heading in text
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(block, f"{model_type}.md", "exec"), {})

@@ -139,7 +139,10 @@ def _check_lanes(name: str, dataset: Dataset | None, batch_size: int, processes:
 
 
 def _check_rows(memory: Memory, inputs: dict[str, Any]) -> None:
-    remembered, rows = len(memory.mems[0]), len(inputs["input_ids"] if "input_ids" in inputs else inputs["inputs_embeds"])
+    remembered, rows = (
+        len(memory.mems[0]),
+        len(inputs["input_ids"] if "input_ids" in inputs else inputs["inputs_embeds"]),
+    )
     if remembered != rows:
         raise ValueError(
             f"`input_ids` has a batch of {rows} rows, but the memory has {remembered}: make the length of the dataset a "

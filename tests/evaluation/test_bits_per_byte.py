@@ -58,9 +58,8 @@ def test_equals_a_loop_by_hand(model, memory: bool, length: int):
 
 def test_lanes_are_texts_of_their_own(model):
     ids = text(41)
-    lanes = np.array_split(ids, [20])  # as `TextStream` cuts two lanes of 41 tokens
-    alone = [score_text(model, np.append(lane, ids[20] if index == 0 else []).astype(int)) for index, lane in enumerate(lanes)]
-    # the last token of the first lane predicts the first of the second
+    # as `TextStream` cuts two lanes of 41 tokens; the last token of the first lane predicts the first of the second
+    alone = [score_text(model, lane) for lane in (ids[:21], ids[20:])]
     assert score_text(model, ids, lanes=2).nats == pytest.approx(sum(score.nats for score in alone), rel=1e-5)
 
 
@@ -73,7 +72,9 @@ def test_leaves_the_mode_alone(model):
 
 def test_bytes_may_be_given(model):
     ids = text(20)
-    assert score_text(model, ids, num_bytes=38).bits_per_byte == pytest.approx(score_text(model, ids).bits_per_byte / 2)
+    assert score_text(model, ids, num_bytes=38).bits_per_byte == pytest.approx(
+        score_text(model, ids).bits_per_byte / 2
+    )
     with pytest.raises(ValueError, match="num_bytes"):
         score_text(model, ids, num_bytes=0)
     with pytest.raises(ValueError, match="too short"):

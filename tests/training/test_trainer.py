@@ -22,7 +22,13 @@ QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "data
 
 def small_model(model_class=TransformerXLForCausalLM, **fields):
     set_seed(0)
-    defaults = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "mem_len": 8}
+    defaults = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "mem_len": 8,
+    }
     return model_class(TransformerXLConfig(vocab_size=VOCAB, dropout=0.0, **(defaults | fields)))
 
 
@@ -43,7 +49,9 @@ def arguments(tmp_path, **fields) -> MemoryTrainingArguments:
     return MemoryTrainingArguments(str(tmp_path), **(QUIET | defaults | fields))
 
 
-def segments(ids: np.ndarray, segment_length: int = SEGMENT, lanes: int = LANES) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def segments(
+    ids: np.ndarray, segment_length: int = SEGMENT, lanes: int = LANES
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and targets of each step, cut by hand."""
     count = (len(ids) - 1) // (lanes * segment_length)
     tokens = torch.from_numpy(ids)
@@ -196,7 +204,11 @@ def test_the_library_trainer_fine_tunes(tmp_path, model_class):
     dataset = Pairs(classify=model_class is TransformerXLForSequenceClassification)
     args = TrainingArguments(str(tmp_path), num_train_epochs=6, learning_rate=5e-3, logging_steps=8, **QUIET)
     trainer = Trainer(
-        small_model(model_class), args, train_dataset=dataset, eval_dataset=dataset, data_collator=default_data_collator
+        small_model(model_class),
+        args,
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        data_collator=default_data_collator,
     )
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
