@@ -362,6 +362,7 @@ def test_eager_is_sdpa(model_type, dtype, tolerance, same_length):
 
 @every_variant
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
+@pytest.mark.slow
 def test_forward_compiles_to_one_graph(model_type, padded):
     """Without memory, with a growing one and with a full one; the "aot_eager" backend traces the backward pass too."""
     torch._dynamo.reset()
