@@ -9,7 +9,7 @@ import mlinter
 
 IGNORED = {
     "TRF028": "asks for the license header of the transformers repository; our license stands in LICENSE",
-    "TRF041": "asks which released checkpoint takes each branch; these are models to train, with options of their papers",
+    "TRF041": "asks which released checkpoint takes each branch; these are models to train, by their papers' options",
     "TRF057": "asks for @auto_docstring on configs and outputs, which outside of the library prints errors at import",
 }
 

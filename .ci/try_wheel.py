@@ -1,4 +1,4 @@
-"""What a user of the installed wheel expects to work. Run outside of the checkout, with the wheel's path as argument."""
+"""What a user of the installed wheel expects to work. Run outside of the checkout; the argument is the wheel."""
 
 import sys
 import tempfile

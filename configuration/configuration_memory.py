@@ -47,6 +47,8 @@ class MemoryConfig(PreTrainedConfig):
         share_relative_bias (`bool`, *optional*, defaults to `True`):
             Whether all layers share one pair of biases u, v of the relative attention, or each layer has its own
             (`untie_r`). Without meaning for variants with other positions.
+        attention_bias (`bool`, *optional*, defaults to `False`):
+            Whether the projections of queries, keys, values and the attention's output have biases.
         lm_head_bias (`bool`, *optional*, defaults to `True`):
             Whether the language modeling head has a bias.
         dropout (`float`, *optional*, defaults to 0.1):
@@ -86,6 +88,7 @@ class MemoryConfig(PreTrainedConfig):
     norm_position: str = "pre"
     use_final_norm: bool | None = None
     share_relative_bias: bool = True
+    attention_bias: bool = False
     lm_head_bias: bool = True
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0

@@ -115,7 +115,7 @@ class MemoryModel:
         outputs = self._run(
             hidden_states,
             None if segment_mask is None else take(segment_mask, align),
-            None if reset is None else take(reset, align),
+            None if reset is None else take(reset.long().cumsum(1), align),
             past_key_values,
             mems,
             mems_mask,
@@ -137,7 +137,7 @@ class MemoryModel:
         self,
         hidden_states: torch.Tensor,
         segment_mask: torch.Tensor | None,
-        reset: torch.Tensor | None,
+        episode: torch.Tensor | None,
         past_key_values: MemoryCache | None,
         mems: tuple[torch.Tensor, ...] | None,
         mems_mask: torch.Tensor | None,
@@ -159,7 +159,7 @@ class MemoryModel:
             mems_mask = none_if_all(mems_mask)
             seen_mask = None if mems_mask is None else last(mems_mask, memory_length)
 
-        rows = pack_rows((batch, memory_length, length), seen_mask, segment_mask, reset)
+        rows = pack_rows((batch, memory_length, length), seen_mask, segment_mask, episode)
         num_keys = memory_length + length
         window = config.sliding_window if config.same_length else None
         context = {
@@ -171,12 +171,12 @@ class MemoryModel:
         }
         if past_key_values is not None:
             for layer in self.layers:
-                hidden_states = layer(hidden_states, **context)
+                hidden_states, _ = layer(hidden_states, **context)
             past_key_values.update_mask(remembered(rows, num_keys))
             new_mems = new_mask = None
         else:
-            hidden_states, inputs = self.run_layers(hidden_states, mems, memory_length, **context)
-            new_mems, new_mask = self.update_memory(mems, mems_mask, inputs, segment_mask, reset)
+            hidden_states, remembered_states = self.run_layers(hidden_states, mems, memory_length, **context)
+            new_mems, new_mask = self.update_memory(mems, mems_mask, remembered_states, segment_mask, episode)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return MemoryModelOutput(
@@ -186,42 +186,42 @@ class MemoryModel:
     def run_layers(
         self, hidden_states: torch.Tensor, mems: tuple[torch.Tensor, ...] | None, memory_length: int, **context
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run the layers with their memories; also return the input of each, which is what they will remember."""
-        inputs = []
+        """Run the layers with their memories; also return what each wants to remember of the segment."""
+        remembered_states = []
         for layer_idx, layer in enumerate(self.layers):
-            inputs.append(hidden_states)
             # the memory's type follows the model: Accelerate hands back bfloat16 outputs as float32
             memory = last(mems[layer_idx], memory_length).to(hidden_states.dtype) if memory_length else None
-            hidden_states = layer(hidden_states, memory, **context)
-        return hidden_states, inputs
+            hidden_states, remembered_state = layer(hidden_states, memory, **context)
+            remembered_states.append(remembered_state)
+        return hidden_states, remembered_states
 
     def update_memory(
         self,
         mems: tuple[torch.Tensor, ...] | None,
         mems_mask: torch.Tensor | None,
-        inputs: list[torch.Tensor],
+        states: list[torch.Tensor],
         segment_mask: torch.Tensor | None,
-        reset: torch.Tensor | None,
+        episode: torch.Tensor | None,
     ) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
-        """The last `mem_len` real inputs of each layer, and which of them are real."""
+        """The last `mem_len` real positions of what each layer remembers, and which of them are real."""
         if not mems:
             return None, None
         mem_len = self.config.mem_len
-        batch, length = inputs[0].shape[:2]
+        batch, length = states[0].shape[:2]
         # only what can still be remembered is copied; padding and episodes may leave room for more of the old memory
-        packed = segment_mask is not None or mems_mask is not None or reset is not None
+        packed = segment_mask is not None or mems_mask is not None or episode is not None
         kept = min(mems[0].shape[1], mem_len if packed else max(mem_len - length, 0))
-        added = length if reset is not None else min(length, mem_len)
+        added = length if episode is not None else min(length, mem_len)
         rows = pack_rows(
             (batch, kept, added),
             None if mems_mask is None else last(mems_mask, kept),
             None if segment_mask is None else last(segment_mask, added),
-            reset,
+            episode,
         )
         order = None if rows.order is None else last(rows.order, mem_len)
         new_mems = tuple(
             last(take(torch.cat([last(memory, kept).to(new.dtype), last(new, added)], dim=1), order), mem_len).detach()
-            for memory, new in zip(mems, inputs, strict=True)
+            for memory, new in zip(mems, states, strict=True)
         )
         return new_mems, none_if_all(remembered(rows, mem_len))
 

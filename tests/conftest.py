@@ -1,4 +1,4 @@
-"""What all tests share: the folder of golden numbers, a fixed seed, and no more threads than there are test processes."""
+"""What all tests share: the folder of golden numbers, a fixed seed, and one thread for each test process."""
 
 from pathlib import Path
 

@@ -76,7 +76,13 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_every_variant_has_a_card_whose_code_runs(model_type: str):
     text = (ROOT / "model_cards" / f"{model_type}.md").read_text(encoding="utf-8")
     assert VARIANTS[model_type].url in text
-    for heading in ("**Paper.**", "**Idea.**", "**Differs from the original.**", "**How it was checked.**", "**Use.**"):
+    for heading in (
+        "**Paper.**",
+        "**Idea.**",
+        "**Differs from the original.**",
+        "**How it was checked.**",
+        "**Use.**",
+    ):
         assert heading in text
     (block,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     exec(compile(block, f"{model_type}.md", "exec"), {})

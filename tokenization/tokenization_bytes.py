@@ -29,9 +29,10 @@ class ByteTokenizer(PreTrainedTokenizerFast):
     UTF-8 bytes as tokens: the id of a byte is its value, 0..255, followed by `<|pad|>` (256), `<|bos|>` (257) and
     `<|eos|>` (258). `len(tokenizer)` is 259.
 
-    Every text survives `decode(encode(text))`, and so does the text `"<|eos|>"`: the special tokens are ids to be set by
-    code, and are not read from text unless `split_special_tokens=False` is passed. Bytes that are no UTF-8 go through
-    [`~ByteTokenizer.encode_bytes`] and [`~ByteTokenizer.decode_bytes`]; `decode` shows them as U+FFFD.
+    Every text that UTF-8 can spell (all but lone surrogates) survives `decode(encode(text))`, and so does the text
+    `"<|eos|>"`: the special tokens are ids to be set by code, and are not read from text unless
+    `split_special_tokens=False` is passed. Bytes that are no UTF-8 go through [`~ByteTokenizer.encode_bytes`] and
+    [`~ByteTokenizer.decode_bytes`]; `decode` shows them as U+FFFD.
 
     Padding is on the left by default, where `generate()` needs it. No token is added to a text.
 

@@ -26,10 +26,10 @@ class MemoryAttention(nn.Module):
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         inner_size = config.num_attention_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, inner_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, inner_size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, inner_size, bias=False)
-        self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H, K, D]

@@ -13,7 +13,8 @@ from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 class MemoryLayer(GradientCheckpointingLayer):
     """The Transformer-XL layer, pre- or post-norm: what the papers after it change.
 
-    `attention_input` says how the attention sees a layer's input, for the segment and for the memory alike.
+    It returns its output and what it remembers: the stream that its attention read, before the norm. `attention_input`
+    makes the attention's input of it, for the segment and for the memory alike.
     """
 
     attention_class = RelativeAttention
@@ -30,9 +31,16 @@ class MemoryLayer(GradientCheckpointingLayer):
     def attention_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.input_layernorm.before(hidden_states)
 
-    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
+    def attend(self, hidden_states: torch.Tensor, memory: torch.Tensor | None, **kwargs) -> torch.Tensor:
         memory = None if memory is None else self.attention_input(memory)
         attn_output, _ = self.self_attn(self.attention_input(hidden_states), memory, **kwargs)
-        hidden_states = self.input_layernorm.after(hidden_states + self.dropout(attn_output))
+        return self.dropout(attn_output)
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        remembered = hidden_states
+        attn_output = self.attend(hidden_states, memory, **kwargs)
+        hidden_states = self.input_layernorm.after(hidden_states + attn_output)
         mlp_output = self.mlp(self.post_attention_layernorm.before(hidden_states))
-        return self.post_attention_layernorm.after(hidden_states + mlp_output)
+        return self.post_attention_layernorm.after(hidden_states + mlp_output), remembered

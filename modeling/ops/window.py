@@ -46,17 +46,17 @@ def pack_rows(
     shape: tuple[int, int, int],
     memory_mask: torch.Tensor | None,
     segment_mask: torch.Tensor | None,
-    reset: torch.Tensor | None,
+    episode: torch.Tensor | None,
 ) -> PackedRows:
     """Pack `[memory; segment]` of `shape` (B, M, T) to the right.
 
     Args:
         memory_mask: (B, M) bool, real columns of the memory; None when all are.
         segment_mask: (B, T) bool, real columns of the segment, whose padding stands on the left; None when all are.
-        reset: (B, T) bool, tokens that begin an episode; None when none does.
+        episode: (B, T) number of the episode of each token, 0 for that of the memory; None when all are one episode.
     """
     batch, memory_length, length = shape
-    order = valid = episode = None
+    order = valid = None
     if memory_mask is not None or segment_mask is not None:
         device = (memory_mask if memory_mask is not None else segment_mask).device
         real = torch.ones(1, 1, dtype=torch.bool, device=device)
@@ -65,9 +65,8 @@ def pack_rows(
         valid = torch.cat([memory_mask, segment_mask], dim=1)
         order = right_align(valid)
         valid = take(valid, order)
-    if reset is not None:
-        of_memory = reset.new_zeros(batch, memory_length, dtype=torch.long)
-        episode = take(torch.cat([of_memory, reset.long().cumsum(1)], dim=1), order)
+    if episode is not None:
+        episode = take(torch.cat([episode.new_zeros(batch, memory_length), episode], dim=1), order)
     return PackedRows(order, valid, episode)
 
 

@@ -268,20 +268,42 @@ def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_
         assert torch.allclose(there[0, 17], here[0, 17], atol=1e-12) != is_seen
 
 
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("use_cache", [False, True], ids=["value", "engine"])
+def test_an_episode_may_begin_at_a_pad(model_type, use_cache):
+    model = tiny_model(model_type)
+    before, ids = tokens(2, 5), tokens(2, 7, seed=1)
+    mask, reset = torch.ones(2, 7, dtype=torch.long), torch.zeros(2, 7, dtype=torch.bool)
+    mask[:, 3] = 0
+    reset[0, 3] = True
+    memory = memory_of(model(before, use_cache=use_cache))
+    states = model(ids, attention_mask=mask, reset=reset, **memory).last_hidden_state
+    text = torch.cat([before, ids[:, :3], ids[:, 4:]], dim=1)
+    whole = model(text).last_hidden_state[:, 5:]
+    torch.testing.assert_close(states[0, :3], whole[0, :3], **EXACT)  # the memory is seen before the pad
+    torch.testing.assert_close(states[0, 4:], model(ids[:1, 4:]).last_hidden_state[0], **EXACT)  # and nothing after it
+    torch.testing.assert_close(states[1, 4:], whole[1, 3:], **EXACT)
+
+
 # --- the memory itself
 
 
 @pytest.mark.parametrize("model_type", WINDOWED)
 @pytest.mark.parametrize("mem_len", [1, 3, MEM_LEN])
 @same_length
-def test_memory_holds_the_last_inputs_of_each_layer(model_type, same_length, mem_len):
+def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_length, mem_len):
     model = tiny_model(model_type, mem_len=mem_len, same_length=same_length)
+    new: list[torch.Tensor] = []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, arguments, output: new.append(output[1]))
     memory, inputs = {}, None
     for segment, length in enumerate((2, 1, 5, 20, 1)):
+        new.clear()
         output = model(tokens(2, length, seed=segment), output_hidden_states=True, **memory)
         memory = memory_of(output)
-        new = output.hidden_states[: model.config.num_hidden_layers]
-        inputs = new if inputs is None else [torch.cat(pair, dim=1) for pair in zip(inputs, new, strict=True)]
+        if model_type == "transformer_xl":
+            assert all(torch.equal(*pair) for pair in zip(new, output.hidden_states, strict=False))
+        inputs = list(new) if inputs is None else [torch.cat(pair, dim=1) for pair in zip(inputs, new, strict=True)]
         assert output.mems_mask is None
         assert isinstance(output.mems, tuple)
         assert len(output.mems) == model.config.num_hidden_layers
