@@ -15,6 +15,8 @@ help:  ## show this list
 setup: $(READY)  ## make .venv and install the package with what development needs
 
 $(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("transformers needs Python 3.11 or newer, \
+	this is " + sys.version.split()[0] + ": name another, as in make setup PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(READY)

@@ -13,8 +13,22 @@ from transformers import (
     PreTrainedModel,
 )
 
+from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
+from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.modeling.modeling_gtrxl import (
+    GTrXLForCausalLM,
+    GTrXLForSequenceClassification,
+    GTrXLForTokenClassification,
+    GTrXLModel,
+)
+from transformers_xl.modeling.modeling_macaron import (
+    MacaronForCausalLM,
+    MacaronForSequenceClassification,
+    MacaronForTokenClassification,
+    MacaronModel,
+)
 from transformers_xl.modeling.modeling_transformer_xl import (
     TransformerXLForCausalLM,
     TransformerXLForSequenceClassification,
@@ -62,6 +76,30 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1901.02860",
             idea="Every layer attends to the inputs it had in earlier segments, by relative positions.",
+        ),
+        Variant(
+            config_class=GTrXLConfig,
+            model_class=GTrXLModel,
+            causal_lm_class=GTrXLForCausalLM,
+            sequence_classification_class=GTrXLForSequenceClassification,
+            token_classification_class=GTrXLForTokenClassification,
+            paper="Stabilizing Transformers for Reinforcement Learning",
+            authors="Parisotto et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1910.06764",
+            idea="A gate takes the place of each residual sum, so that training starts near the identity map.",
+        ),
+        Variant(
+            config_class=MacaronConfig,
+            model_class=MacaronModel,
+            causal_lm_class=MacaronForCausalLM,
+            sequence_classification_class=MacaronForSequenceClassification,
+            token_classification_class=MacaronForTokenClassification,
+            paper="Understanding and Improving Transformer From a Multi-Particle Dynamic System Point of View",
+            authors="Lu et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1906.02762",
+            idea="The attention stands between two feed-forwards of half a step each.",
         ),
     )
 }

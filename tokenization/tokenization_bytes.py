@@ -48,7 +48,6 @@ class ByteTokenizer(PreTrainedTokenizerFast):
     """
 
     model_input_names = ["input_ids", "attention_mask"]
-    padding_side = "left"
 
     def __init__(self, tokenizer_object: Tokenizer | None = None, split_special_tokens: bool = True, **kwargs):
         if tokenizer_object is None and kwargs.get("tokenizer_file") is None:
@@ -56,7 +55,8 @@ class ByteTokenizer(PreTrainedTokenizerFast):
         super().__init__(
             tokenizer_object=tokenizer_object,
             split_special_tokens=split_special_tokens,
-            **{**_SPECIAL_TOKENS, "clean_up_tokenization_spaces": False, **kwargs},
+            # an argument, not a class attribute: it is saved, and holds where the files are read without this class
+            **{**_SPECIAL_TOKENS, "padding_side": "left", "clean_up_tokenization_spaces": False, **kwargs},
         )
 
     def encode_bytes(self, data: bytes) -> list[int]:

@@ -16,6 +16,16 @@ if not (
 
 _NAMES = {
     "ByteTokenizer": "tokenization.tokenization_bytes",
+    "GTrXLConfig": "configuration.configuration_gtrxl",
+    "GTrXLForCausalLM": "modeling.modeling_gtrxl",
+    "GTrXLForSequenceClassification": "modeling.modeling_gtrxl",
+    "GTrXLForTokenClassification": "modeling.modeling_gtrxl",
+    "GTrXLModel": "modeling.modeling_gtrxl",
+    "MacaronConfig": "configuration.configuration_macaron",
+    "MacaronForCausalLM": "modeling.modeling_macaron",
+    "MacaronForSequenceClassification": "modeling.modeling_macaron",
+    "MacaronForTokenClassification": "modeling.modeling_macaron",
+    "MacaronModel": "modeling.modeling_macaron",
     "MemoryCache": "modeling.memory",
     "MemoryConfig": "configuration.configuration_memory",
     "MemoryTrainer": "training.trainer",

@@ -1,0 +1,78 @@
+"""Gated Transformer-XL: Parisotto et al., 2019, https://arxiv.org/abs/1910.06764, section 3.
+
+Transformer-XL for unsteady objectives: the norm moves to the input of each sub-layer, which leaves a path of identity maps
+from the first layer to the last, and a gate takes the place of the residual sum.
+"""
+
+import torch
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.gating import GATES
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+    MemoryModel,
+    MemoryPreTrainedModel,
+)
+
+
+class GTrXLLayer(MemoryLayer):
+    """Gated sub-layers: `x = gate(x, relu(f(norm(x))))`.
+
+    Differs from the original: dropout, which the paper does not use, falls on the outputs of the sub-layers.
+    """
+
+    def __init__(self, config: GTrXLConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.attn_gate = GATES[config.gate_type](config)
+        self.mlp_gate = GATES[config.gate_type](config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        remembered = hidden_states
+        attn_output = self.attend(hidden_states, memory, **kwargs)
+        hidden_states = self.attn_gate(hidden_states, attn_output.relu())
+        mlp_output = self.mlp(self.post_attention_layernorm.before(hidden_states))
+        return self.mlp_gate(hidden_states, mlp_output.relu()), remembered
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of GTrXL.")
+class GTrXLPreTrainedModel(MemoryPreTrainedModel):
+    config: GTrXLConfig
+    _no_split_modules = ["GTrXLLayer"]
+    _can_record_outputs = {"hidden_states": GTrXLLayer, "attentions": RelativeAttention}
+
+
+@auto_docstring(custom_intro="GTrXL without a head.")
+class GTrXLModel(MemoryModel, GTrXLPreTrainedModel):
+    layer_class = GTrXLLayer
+
+
+@auto_docstring(custom_intro="GTrXL with a language modeling head.")
+class GTrXLForCausalLM(MemoryForCausalLM, GTrXLPreTrainedModel, GenerationMixin):
+    model_class = GTrXLModel
+
+
+@auto_docstring(custom_intro="GTrXL with a classification head on the last real token.")
+class GTrXLForSequenceClassification(MemoryForSequenceClassification, GTrXLPreTrainedModel):
+    model_class = GTrXLModel
+
+
+@auto_docstring(custom_intro="GTrXL with a classification head on every token.")
+class GTrXLForTokenClassification(MemoryForTokenClassification, GTrXLPreTrainedModel):
+    model_class = GTrXLModel
+
+
+__all__ = [
+    "GTrXLForCausalLM",
+    "GTrXLForSequenceClassification",
+    "GTrXLForTokenClassification",
+    "GTrXLModel",
+    "GTrXLPreTrainedModel",
+]
