@@ -72,6 +72,7 @@ def train(
 
 
 def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> None:
+    import torch
     import transformers
 
     from transformers_xl.evaluation.bits_per_byte import score_text
@@ -126,6 +127,7 @@ def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, a
                 logging_steps=20,
                 save_strategy="no",
                 report_to="none",
+                dataloader_pin_memory=torch.cuda.is_available(),
             ),
             train_dataset=stream,
         )

@@ -56,6 +56,19 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
     return model_class(tiny_config(model_type, **fields)).to(dtype).eval()
 
 
+def norm_positions(model_type: str) -> list[str]:
+    """The norm positions that a variant allows; what it refuses it refuses by name."""
+    allowed = []
+    for position in ("pre", "post"):
+        try:
+            tiny_config(model_type, norm_position=position)
+        except ValueError as error:
+            assert "norm_position" in str(error)
+        else:
+            allowed.append(position)
+    return allowed
+
+
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     """Token ids from 3 on: 0, 1 and 2 stay free for padding, begin and end."""
     return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(seed))

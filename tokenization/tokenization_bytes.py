@@ -70,9 +70,10 @@ class ByteTokenizer(PreTrainedTokenizerFast):
             ValueError: for an id that is no byte and no special token.
         """
         ids = [int(token_id) for token_id in ids]
-        unknown = [token_id for token_id in ids if not 0 <= token_id < len(self)]
+        special = set(self.all_special_ids)
+        unknown = [token_id for token_id in ids if not 0 <= token_id < 256 and token_id not in special]
         if unknown:
-            raise ValueError(f"`ids` holds {unknown[0]}: ids must lie in 0..{len(self) - 1}.")
+            raise ValueError(f"`ids` holds {unknown[0]}: a byte is 0..255, special tokens are {sorted(special)}.")
         return bytes(token_id for token_id in ids if token_id < 256)
 
 

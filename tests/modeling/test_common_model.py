@@ -10,6 +10,7 @@ from tiny import (
     MEM_LEN,
     VOCAB_SIZE,
     memory_of,
+    norm_positions,
     read,
     read_row_alone,
     result_of,
@@ -183,8 +184,10 @@ def test_every_token_is_classified(model_type):
 # --- training
 
 
-@every_head
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("model_type", "head", "norm_position"),
+    [(model_type, head, position) for model_type, head in HEADS for position in norm_positions(model_type)],
+)
 def test_every_parameter_gets_a_gradient(model_type, head, norm_position):
     model = tiny_model(model_type, head, norm_position=norm_position, share_relative_bias=False).train()
     first = model(tokens(2, 10))
