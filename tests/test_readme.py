@@ -60,7 +60,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) >= 4  # load, generate, fine-tune, push, and the variants
     hub = StandInForTheHub()
     monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: hub)
     monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: ModelCard(""))
