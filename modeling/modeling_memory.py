@@ -100,6 +100,11 @@ class MemoryModel:
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values = self.make_cache(mems, mems_mask, like=inputs_embeds)
             mems = mems_mask = None
+        if past_key_values is not None and self.training and self.gradient_checkpointing:
+            raise ValueError(
+                "`use_cache`=True and `past_key_values` do not go with activation checkpointing, whose backward pass would "
+                "update the cache a second time: train with `mems`, or call `model.eval()` first."
+            )
 
         segment_mask = None if attention_mask is None else none_if_all(attention_mask[:, -length:].bool())
         if past_key_values is not None and past_key_values.ended is not None:

@@ -109,6 +109,9 @@ def test_caches(model_type):
         model(tokens(2, 5), past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="`mems` is a MemoryCache"):
         model(tokens(2, 5), mems=cache)
+    model.train().activation_checkpointing_enable()
+    with pytest.raises(ValueError, match="activation checkpointing"):
+        model(tokens(2, 5), use_cache=True)
 
 
 @carrying
