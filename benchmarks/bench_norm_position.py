@@ -1,7 +1,7 @@
 """Does post-norm need warm-up, and pre-norm not? Xiong et al., 2020, https://arxiv.org/abs/2002.04745, at small scale.
 
-Trains the same Transformer-XL four times on the text that every CPython ships: pre- and post-norm, with and without a linear
-warm-up of the learning rate, over several seeds. Before training, it takes the gradient norm of each layer's last
+Trains the same Transformer-XL four times on the text that every CPython ships: pre- and post-norm, with and without a
+linear warm-up of the learning rate, over several seeds. Before training, it takes the gradient norm of each layer's last
 feed-forward matrix, which the paper derives to fall with depth for pre-norm and to be large near the output for post-norm.
 Writes `results/norm_position.json` and `.png`.
 """
@@ -22,7 +22,7 @@ from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.streams.text_stream import TextStream
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  the backend is chosen first
+from matplotlib import pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 16
