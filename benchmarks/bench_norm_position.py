@@ -33,6 +33,7 @@ def build(norm_position: str, layers: int, seed: int) -> TransformerXLForCausalL
     config = TransformerXLConfig(
         vocab_size=256, hidden_size=96, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=384,
         mem_len=SEGMENT, segment_length=SEGMENT, dropout=0.0, norm_position=norm_position,
+        initializer_range=(2 / (96 + 96)) ** 0.5,  # Xavier for square matrices, as in the paper
     )  # fmt: skip
     return TransformerXLForCausalLM(config).train()
 
@@ -93,8 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--warmup", type=int, default=60)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
     data, seeds = batches(args.steps), range(args.seeds)

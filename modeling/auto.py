@@ -16,6 +16,7 @@ from transformers import (
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.modeling_gtrxl import (
     GTrXLForCausalLM,
@@ -28,6 +29,12 @@ from transformers_xl.modeling.modeling_macaron import (
     MacaronForSequenceClassification,
     MacaronForTokenClassification,
     MacaronModel,
+)
+from transformers_xl.modeling.modeling_shaw_transformer import (
+    ShawTransformerForCausalLM,
+    ShawTransformerForSequenceClassification,
+    ShawTransformerForTokenClassification,
+    ShawTransformerModel,
 )
 from transformers_xl.modeling.modeling_transformer_xl import (
     TransformerXLForCausalLM,
@@ -76,6 +83,18 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1901.02860",
             idea="Every layer attends to the inputs it had in earlier segments, by relative positions.",
+        ),
+        Variant(
+            config_class=ShawTransformerConfig,
+            model_class=ShawTransformerModel,
+            causal_lm_class=ShawTransformerForCausalLM,
+            sequence_classification_class=ShawTransformerForSequenceClassification,
+            token_classification_class=ShawTransformerForTokenClassification,
+            paper="Self-Attention with Relative Position Representations",
+            authors="Shaw et al.",
+            year=2018,
+            url="https://arxiv.org/abs/1803.02155",
+            idea="Every clipped distance has a learned vector that is added to keys, and another for values.",
         ),
         Variant(
             config_class=GTrXLConfig,

@@ -1,5 +1,7 @@
 """Multi-head attention over `[memory; segment]`, and Transformer-XL's relative form of it."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -14,7 +16,7 @@ from transformers_xl.modeling.ops.window import take
 class MemoryAttention(nn.Module):
     """Attention of a segment's queries to the keys and values of `[memory; segment]`, without positions.
 
-    A variant with positions overrides `score_terms`.
+    A variant with positions overrides `score_terms`; one that needs the weights themselves, `attention_function`.
     """
 
     def __init__(self, config: MemoryConfig, layer_idx: int):
@@ -32,7 +34,7 @@ class MemoryAttention(nn.Module):
         self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
-        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H, K, D]
+        return states.unflatten(-1, (self.config.num_attention_heads, -1)).transpose(1, 2)  # [B, H, K, D]
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
@@ -41,6 +43,10 @@ class MemoryAttention(nn.Module):
     def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
         return query, None
+
+    def attention_function(self) -> Callable:
+        """What makes output `(B, T, H, D)` and weights of queries, keys and values."""
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
 
     def forward(
         self,
@@ -77,10 +83,7 @@ class MemoryAttention(nn.Module):
             bias = visible
         elif visible is not None:
             bias = bias.masked_fill(~visible, -torch.inf)
-        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        attn_output, attn_weights = attention_interface(
+        attn_output, attn_weights = self.attention_function()(
             self,
             query,
             key,

@@ -39,20 +39,12 @@ def position_scores(query: torch.Tensor, positions: torch.Tensor) -> torch.Tenso
     return relative_shift(torch.einsum("bhtd,hkd->bhtk", query, positions))
 
 
-def eager_attention_forward(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in plain steps, with the weights. `attention_mask` is bool (True is visible) or added to the scores.
+def attention_weights(
+    query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """The weights `(B, H, T, K)`, in the type of `query`. `attention_mask` is bool (True is visible) or added to the scores.
 
-    Returns:
-        The output of shape `(B, T, H, D)` and the weights of shape `(B, H, T, K)`. A query that sees nothing gets zeros.
+    A query that sees nothing has zero weights.
     """
     scores = query @ key.transpose(-1, -2) * scaling
     if attention_mask is not None and attention_mask.dtype == torch.bool:
@@ -63,6 +55,20 @@ def eager_attention_forward(
     sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1, dtype=softmax_dtype).to(query.dtype)
-    weights = weights.masked_fill(sees_nothing, 0.0)
+    return weights.masked_fill(sees_nothing, 0.0)
+
+
+def eager_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in plain steps: the output of shape `(B, T, H, D)`, and the weights."""
+    weights = attention_weights(query, key, attention_mask, scaling)
     attended = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
     return (attended @ value).transpose(1, 2).contiguous(), weights

@@ -1,0 +1,39 @@
+"""Configuration of relative position representations (Shaw et al., 2018, https://arxiv.org/abs/1803.02155)."""
+
+from huggingface_hub.dataclasses import strict
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
+
+@strict
+class ShawTransformerConfig(MemoryConfig):
+    r"""
+    Configuration of a Transformer with Shaw's relative positions. Further fields are those of [`MemoryConfig`].
+
+    Args:
+        max_relative_distance (`int`, *optional*, defaults to 16):
+            The clipping distance k, in positions: all distances from k on share one vector.
+        use_value_table (`bool`, *optional*, defaults to `True`):
+            Whether relative positions are added to the values too, or to the keys only.
+        tables_per_head (`bool`, *optional*, defaults to `False`):
+            Whether each head has tables of its own, or all heads of a layer share them (as in the paper).
+        value_head_dim (`int`, *optional*):
+            Width of the values of one head; `head_dim` when not given.
+    """
+
+    model_type = "shaw_transformer"
+
+    max_relative_distance: int = 16
+    use_value_table: bool = True
+    tables_per_head: bool = False
+    value_head_dim: int | None = None
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        if self.max_relative_distance < 1:
+            raise ValueError(f"`max_relative_distance`={self.max_relative_distance} must be at least 1 position.")
+        if self.value_head_dim is not None and self.value_head_dim < 1:
+            raise ValueError(f"`value_head_dim`={self.value_head_dim} must be at least 1.")
+
+
+__all__ = ["ShawTransformerConfig"]

@@ -1,0 +1,67 @@
+"""Relative position representations: Shaw et al., 2018, https://arxiv.org/abs/1803.02155. Code: tensor2tensor.
+
+Every clipped distance has a learned vector that is added to the keys, and another that is added to the values.
+"""
+
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
+from transformers_xl.modeling.layers.shaw_attention import ShawAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+    MemoryModel,
+    MemoryPreTrainedModel,
+)
+
+
+class ShawTransformerLayer(MemoryLayer):
+    """The attention with learned relative positions, and a feed-forward.
+
+    Differs from the original: a causal decoder with memory. What is clipped are distances, so that the memory needs no
+    positions of its own.
+    """
+
+    attention_class = ShawAttention
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with Shaw's relative positions.")
+class ShawTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: ShawTransformerConfig
+    _no_split_modules = ["ShawTransformerLayer"]
+    _can_record_outputs = {"hidden_states": ShawTransformerLayer, "attentions": ShawAttention}
+
+
+@auto_docstring(custom_intro="A Transformer with Shaw's relative positions andout a head.")
+class ShawTransformerModel(MemoryModel, ShawTransformerPreTrainedModel):
+    layer_class = ShawTransformerLayer
+    positions_class = None
+
+
+@auto_docstring(custom_intro="A Transformer with Shaw's relative positions and a language modeling head.")
+class ShawTransformerForCausalLM(MemoryForCausalLM, ShawTransformerPreTrainedModel, GenerationMixin):
+    model_class = ShawTransformerModel
+
+
+@auto_docstring(
+    custom_intro="A Transformer with Shaw's relative positions and a classification head on the last real token."
+)
+class ShawTransformerForSequenceClassification(MemoryForSequenceClassification, ShawTransformerPreTrainedModel):
+    model_class = ShawTransformerModel
+
+
+@auto_docstring(custom_intro="A Transformer with Shaw's relative positions and a classification head on every token.")
+class ShawTransformerForTokenClassification(MemoryForTokenClassification, ShawTransformerPreTrainedModel):
+    model_class = ShawTransformerModel
+
+
+__all__ = [
+    "ShawTransformerForCausalLM",
+    "ShawTransformerForSequenceClassification",
+    "ShawTransformerForTokenClassification",
+    "ShawTransformerModel",
+    "ShawTransformerPreTrainedModel",
+]
