@@ -5,7 +5,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 
@@ -17,8 +17,8 @@ class MemoryLayer(GradientCheckpointingLayer):
     makes the attention's input of it, for the segment and for the memory alike.
     """
 
-    attention_class = RelativeAttention
-    feed_forward_class = FeedForward
+    attention_class: type[MemoryAttention] = RelativeAttention
+    feed_forward_class: type[nn.Module] = FeedForward
 
     def __init__(self, config: MemoryConfig, layer_idx: int):
         super().__init__()

@@ -42,7 +42,7 @@ def position_scores(query: torch.Tensor, positions: torch.Tensor) -> torch.Tenso
 def attention_weights(
     query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """The weights `(B, H, T, K)`, in the type of `query`. `attention_mask` is bool (True is visible) or added to the scores.
+    """The weights `(B, H, T, K)`, in the type of `query`. `attention_mask` is bool (True: visible) or added to the scores.
 
     A query that sees nothing has zero weights.
     """

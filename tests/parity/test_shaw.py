@@ -1,4 +1,4 @@
-"""Shaw's relative positions against a naive form of the paper's equations, recorded as numbers, and the causal form with memory.
+"""Shaw's relative positions against numbers of a naive form of the equations, and with memory against loops.
 
 The cases from a released library (`relative_key` of BERT) are background: their tables run the other way and do not clip.
 """
