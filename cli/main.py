@@ -5,6 +5,7 @@ Commands import torch and transformers when they run, not when they are listed: 
 
 import typer
 
+from transformers_xl.cli.compare import compare
 from transformers_xl.cli.evaluate import evaluate
 from transformers_xl.cli.generate import generate
 from transformers_xl.cli.train import train
@@ -16,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, evaluate, generate):
+for command in (train, evaluate, generate, compare):
     app.command(no_args_is_help=True)(command)
 
 if __name__ == "__main__":

@@ -72,85 +72,32 @@ def train(
 
 
 def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> None:
-    import torch
-    import transformers
-
-    from transformers_xl.evaluation.bits_per_byte import score_text
-    from transformers_xl.streams.files import read_ids, split_held_out
-    from transformers_xl.streams.text_stream import TextStream
+    from transformers_xl.cli.fitting import build_model, fit, read_texts, score
     from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
-    from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
-    tokenizer = ByteTokenizer()
-    segment_length, lanes = arguments["segment_length"], arguments["batch_size"]
-    config = row.config_class(
-        vocab_size=len(tokenizer),
-        hidden_size=arguments["hidden_size"],
-        num_hidden_layers=arguments["layers"],
-        num_attention_heads=arguments["heads"],
-        intermediate_size=arguments["intermediate_size"] or 4 * arguments["hidden_size"],
-        mem_len=arguments["mem_len"],
-        same_length=arguments["mem_len"] > 0,
-        segment_length=segment_length,
-        dropout=arguments["dropout"],
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    ids, _ = read_ids(texts, tokenizer)
-    if eval_text:
-        held_out, _ = read_ids(eval_text, tokenizer)
-    else:
-        ids, held_out = split_held_out(ids, arguments["eval_fraction"])
-    stream = TextStream(ids, segment_length, lanes)
-    eval_lanes = max(1, min(lanes, len(held_out) // segment_length))
-    TextStream(held_out, segment_length, eval_lanes, keep_tail=True)  # raises now, not after the training
-
-    transformers.set_seed(arguments["seed"])
-    model = row.causal_lm_class(config)
+    stream, held_out, eval_lanes = read_texts(texts, eval_text, arguments)
+    model = build_model(row, arguments)
     typer.echo(
-        f"{row.config_class.model_type}: {model.num_parameters():,} parameters, {len(ids):,} bytes to learn from, "
+        f"{model.config.model_type}: {model.num_parameters():,} parameters, {len(stream.ids):,} bytes to learn from, "
         f"{len(held_out):,} held out"
     )
     with written_whole(output) as folder:
-        trainer = MemoryTrainer(
-            model,
-            MemoryTrainingArguments(
-                output_dir=str(folder),
-                per_device_train_batch_size=lanes,
-                max_steps=-1 if arguments["epochs"] else arguments["steps"] or 1000,
-                num_train_epochs=arguments["epochs"] or 1,
-                learning_rate=arguments["learning_rate"],
-                warmup_steps=arguments["warmup_steps"],
-                lr_scheduler_type="cosine",
-                seed=arguments["seed"],
-                logging_steps=20,
-                save_strategy="no",
-                report_to="none",
-                dataloader_pin_memory=torch.cuda.is_available(),
-            ),
-            train_dataset=stream,
-        )
-        seconds = trainer.train().metrics["train_runtime"]
-        scores = {
-            name: score_text(model, held_out, lanes=eval_lanes, memory=memory, progress=True)
-            for name, memory in (("with_memory", True), ("without_memory", False))
-        }
+        training = fit(model, stream, arguments, folder)
+        scores = score(model, held_out, eval_lanes)
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        ByteTokenizer().save_pretrained(folder)
         metrics = {
-            "variant": config.model_type,
+            "variant": model.config.model_type,
             "arguments": arguments,
             "parameters": model.num_parameters(),
-            "train_bytes": len(ids),
+            "train_bytes": len(stream.ids),
             "held_out_bytes": len(held_out),
-            "train_seconds": seconds,
-            "held_out_bits_per_byte": {name: score.bits_per_byte for name, score in scores.items()},
-            "log": trainer.state.log_history,
+            "held_out_bits_per_byte": {name: result.bits_per_byte for name, result in scores.items()},
+            **training,
         }
         (folder / "training_metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
-    for name, score in scores.items():
-        typer.echo(f"{score.bits_per_byte:.3f} bits per byte of held-out text {name.replace('_', ' ')}")
+    for name, result in scores.items():
+        typer.echo(f"{result.bits_per_byte:.3f} bits per byte of held-out text {name.replace('_', ' ')}")
     typer.echo(f"wrote {output}")
 
 

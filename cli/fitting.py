@@ -1,0 +1,93 @@
+"""What `train` and `compare` share: a byte-level model of a variant, its training on a text, and its scores.
+
+Imported by the commands when they run: it costs the import of torch and transformers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
+from transformers_xl.modeling.auto import Variant
+from transformers_xl.streams.files import read_ids, split_held_out
+from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
+
+
+def read_texts(
+    texts: list[Path], eval_text: list[Path] | None, arguments: dict[str, Any]
+) -> tuple[TextStream, np.ndarray, int]:
+    """The stream to train on, the held-out bytes, and the lanes to score them in.
+
+    Raises:
+        ValueError: a text is too short for the segments and lanes, before anything is trained.
+    """
+    ids, _ = read_ids(texts, ByteTokenizer())
+    if eval_text:
+        held_out, _ = read_ids(eval_text, ByteTokenizer())
+    else:
+        ids, held_out = split_held_out(ids, arguments["eval_fraction"])
+    segment_length, lanes = arguments["segment_length"], arguments["batch_size"]
+    eval_lanes = max(1, min(lanes, len(held_out) // segment_length))
+    TextStream(held_out, segment_length, eval_lanes, keep_tail=True)
+    return TextStream(ids, segment_length, lanes), held_out, eval_lanes
+
+
+def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: int | None = None):
+    """A causal language model over bytes, with weights from the seed."""
+    tokenizer = ByteTokenizer()
+    config = variant.config_class(
+        vocab_size=len(tokenizer),
+        hidden_size=arguments["hidden_size"],
+        num_hidden_layers=arguments["layers"],
+        num_attention_heads=arguments["heads"],
+        intermediate_size=intermediate_size or arguments["intermediate_size"] or 4 * arguments["hidden_size"],
+        mem_len=arguments["mem_len"],
+        same_length=arguments["mem_len"] > 0,
+        segment_length=arguments["segment_length"],
+        dropout=arguments["dropout"],
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    transformers.set_seed(arguments["seed"])
+    return variant.causal_lm_class(config)
+
+
+def fit(model, stream: TextStream, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train with memory carried along; the seconds it took, and the log."""
+    trainer = MemoryTrainer(
+        model,
+        MemoryTrainingArguments(
+            output_dir=str(folder),
+            per_device_train_batch_size=stream.lanes,
+            max_steps=-1 if arguments["epochs"] else arguments["steps"] or 1000,
+            num_train_epochs=arguments["epochs"] or 1,
+            learning_rate=arguments["learning_rate"],
+            warmup_steps=arguments["warmup_steps"],
+            lr_scheduler_type="cosine",
+            seed=arguments["seed"],
+            logging_steps=20,
+            save_strategy="no",
+            report_to="none",
+            dataloader_pin_memory=torch.cuda.is_available(),
+        ),
+        train_dataset=stream,
+    )
+    seconds = trainer.train().metrics["train_runtime"]
+    return {"train_seconds": seconds, "log": trainer.state.log_history}
+
+
+def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
+    """The held-out text with memory and without."""
+    return {
+        name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True)
+        for name, memory in (("with_memory", True), ("without_memory", False))
+    }
+
+
+__all__ = ["build_model", "fit", "read_texts", "score"]
