@@ -100,16 +100,19 @@ class MemoryGeneration:
             )
 
         result = super().generate(inputs, generation_config=generation_config, **kwargs)
-        if not isinstance(result, ModelOutput):
+        returned = isinstance(result, ModelOutput)
+        cache = result.past_key_values if returned else kwargs.get("past_key_values")
+        cache = cache if isinstance(cache, MemoryCache) else None
+        start = None if cache is None else cache.start
+        if cache is not None and not getattr(generation_config, "is_assistant", False):
+            cache.finish()  # an assistant's next call takes tokens back
+        if not returned:
             return result
-        cache = result.past_key_values if isinstance(result.past_key_values, MemoryCache) else None
         if isinstance(result, GenerateBeamDecoderOnlyOutput):
             result = MemoryGenerateBeamOutput(**result)
-            cache = None if cache is None or cache.start is None else self._read_again(result, cache.start)
+            cache = None if start is None else self._read_again(result, start)
         else:
             result = MemoryGenerateOutput(**result)
-            if cache is not None and not getattr(generation_config, "is_assistant", False):
-                cache.finish()  # an assistant's next call takes tokens back
         result.past_key_values = cache
         return result
 

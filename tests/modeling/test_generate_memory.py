@@ -225,6 +225,22 @@ def test_a_row_that_ended_remembers_nothing_after_its_end(model_type, mem_len, c
     assert torch.equal(again[again != PAD], greedy(model, following, mems=alone.mems, **settings).sequences[0, 7:])
 
 
+@carrying
+def test_a_cache_of_the_caller_goes_on_after_its_rows_ended(model_type):
+    """Also where only the tokens come back: the end of a row is that of a call, not of its cache."""
+    model = language_model(model_type)
+    ids, end = prompts_with_an_ending(model, 24, row=1)
+    cache = model(ids[:, :-1], use_cache=True).past_key_values
+    expected = greedy(model, ids, new=24, eos_token_id=end)
+    assert torch.equal(greedy(model, ids, new=24, eos_token_id=end, past_key_values=cache), expected)
+    following = tokens(3, 4, seed=3)
+    logits = model(following, past_key_values=cache).logits
+    text = expected[1][expected[1] != PAD][:-1]  # without its end
+    alone = model(torch.cat([text, following[1]])[None]).logits[:, -4:]
+    torch.testing.assert_close(logits[1:2], alone, **EXACT)
+    assert cache.ended is None
+
+
 @windowed
 @pytest.mark.parametrize("mem_len", [MEM_LEN, 32], ids=["window left behind", "window not yet full"])
 def test_a_beam_that_ended_remembers_nothing_after_its_end(model_type, mem_len):
