@@ -158,5 +158,11 @@ class MemoryConfig(PreTrainedConfig):
         """Positions that a token sees when it stands right behind a full memory, itself included."""
         return self.mem_len if self.same_length else self.mem_len + 1
 
+    @property
+    def layer_states(self) -> dict[str, tuple[int, ...]]:
+        """What a layer remembers besides the last `mem_len` inputs of its attention: the shape of each state by name,
+        without the batch. A fresh row's states are zeros."""
+        return {}
+
 
 __all__ = ["MemoryConfig"]

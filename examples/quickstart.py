@@ -86,6 +86,7 @@ def main() -> None:
         logging_steps=25,
         save_strategy="no",
         report_to="none",
+        disable_tqdm=not sys.stderr.isatty(),  # a log keeps the losses, not every tick of a bar
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     start = time.perf_counter()

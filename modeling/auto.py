@@ -16,6 +16,7 @@ from transformers import (
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.modeling_gtrxl import (
@@ -29,6 +30,12 @@ from transformers_xl.modeling.modeling_macaron import (
     MacaronForSequenceClassification,
     MacaronForTokenClassification,
     MacaronModel,
+)
+from transformers_xl.modeling.modeling_r_transformer import (
+    RTransformerForCausalLM,
+    RTransformerForSequenceClassification,
+    RTransformerForTokenClassification,
+    RTransformerModel,
 )
 from transformers_xl.modeling.modeling_shaw_transformer import (
     ShawTransformerForCausalLM,
@@ -95,6 +102,19 @@ VARIANTS: dict[str, Variant] = {
             year=2018,
             url="https://arxiv.org/abs/1803.02155",
             idea="Every clipped distance has a learned vector that is added to keys, and another for values.",
+        ),
+        Variant(
+            config_class=RTransformerConfig,
+            model_class=RTransformerModel,
+            causal_lm_class=RTransformerForCausalLM,
+            sequence_classification_class=RTransformerForSequenceClassification,
+            token_classification_class=RTransformerForTokenClassification,
+            paper="R-Transformer: Recurrent Neural Network Enhanced Transformer",
+            authors="Wang et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1907.05572",
+            idea="A recurrent network over the last few positions comes before the attention, which needs no positions.",
+            croppable=False,
         ),
         Variant(
             config_class=GTrXLConfig,

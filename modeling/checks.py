@@ -98,17 +98,21 @@ def _check_mems(
         raise ValueError("`mems` is a MemoryCache: hand it in as `past_key_values`, or as `mems` of `generate()`.")
     if config.mem_len == 0:
         raise ValueError("`mems` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
-    if not isinstance(mems, (tuple, list)) or len(mems) != config.num_hidden_layers:
+    layers, states = config.num_hidden_layers, config.layer_states
+    if not isinstance(mems, (tuple, list)) or len(mems) != layers * (1 + len(states)):
+        further = f", then of each layer {', '.join(states)}" if states else ""
         raise ValueError(
-            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple with one tensor per layer, "
-            f"{config.num_hidden_layers}."
+            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of "
+            f"{layers * (1 + len(states))} tensors, one per layer{further}."
         )
     length = mems[0].shape[1] if mems[0].dim() == 3 else "<=mem_len"
-    for index, memory in enumerate(mems):
-        if tuple(memory.shape) != (batch, length, config.hidden_size):
+    shapes = [(batch, length, config.hidden_size)] * layers
+    shapes += [(batch, *shape) for shape in states.values()] * layers
+    for index, (memory, shape) in enumerate(zip(mems, shapes, strict=True)):
+        if tuple(memory.shape) != shape:
+            wanted = ", that is (batch, <=mem_len, hidden_size)" if index < layers else ""
             raise ValueError(
-                f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be ({batch}, {length}, {config.hidden_size}), "
-                "that is (batch, <=mem_len, hidden_size)."
+                f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be ({', '.join(map(str, shape))}){wanted}."
             )
         if not memory.is_floating_point():
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")

@@ -7,7 +7,7 @@ import torch
 from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from transformers_xl.modeling.ops.window import last, none_if_all, take
+from transformers_xl.modeling.ops.window import last, none_if_all, reset_state, take
 
 
 class MemoryCacheLayer(DynamicSlidingWindowLayer):
@@ -116,7 +116,6 @@ class StaticMemoryCacheLayer(MemoryCacheLayer):
             self.keys.zero_()
             self.values.zero_()
         self.cumulative_length = 0
-        self.states = {name: state.zero_() for name, state in self.states.items()}
 
     def activate_past_recording(self) -> None:
         raise ValueError(
@@ -143,11 +142,17 @@ class MemoryCache(Cache):
     layers: list[MemoryCacheLayer]  # type: ignore[assignment]  # the library's list may hold other kinds of layers
 
     def __init__(self, config: PreTrainedConfig, static: bool = False):
+        if static and config.layer_states:
+            raise ValueError(
+                f"`cache_implementation`='static' holds attention memories only, and this model also remembers "
+                f"{', '.join(config.layer_states)}: leave it out."
+            )
         if config.mem_len == 0:
             raise ValueError("`mem_len`=0 keeps no memory: call the model without a cache.")
         layer_class = StaticMemoryCacheLayer if static else MemoryCacheLayer
         super().__init__(layers=[layer_class(config.sliding_window) for _ in range(config.num_hidden_layers)])
         self.static = static
+        self.state_names = tuple(config.layer_states)
         self.mask: torch.Tensor | None = None
         self.ended: torch.Tensor | None = None
         self.start = None  # what beam search started from, while it runs
@@ -173,6 +178,11 @@ class MemoryCache(Cache):
             if not torch.compiler.is_compiling():
                 torch._dynamo.mark_static_address(self.mask)
         return None if self.mask is None else last(self.mask, self.num_kept)
+
+    def update_states(self, states: list[tuple[torch.Tensor, ...]]) -> None:
+        """Keep the states of each layer after a segment, in the order of `config.layer_states`."""
+        for layer, new in zip(self.layers, states, strict=True):
+            layer.states = {name: state.detach() for name, state in zip(self.state_names, new, strict=True)}
 
     def update_mask(self, valid: torch.Tensor | None) -> None:
         """Note which of the columns (batch, K) that the last segment saw, its own included, are worth remembering."""
@@ -219,6 +229,8 @@ class MemoryCache(Cache):
         """Let the rows in `reset` (batch,) forget: they become the one row of `fresh`, or remember nothing without it."""
         if not self.layers[0].is_initialized:
             return
+        for layer in self.layers:
+            layer.states = {name: reset_state(state, reset) for name, state in layer.states.items()}
         if fresh is not None:
             for layer, new in zip(self.layers, fresh.layers, strict=True):
                 rows = reset[:, None, None, None]

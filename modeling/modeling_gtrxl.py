@@ -9,16 +9,15 @@ from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
-from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.gating import GATES
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.modeling_memory import (
+from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
-    MemoryModel,
-    MemoryPreTrainedModel,
 )
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.gating import GATES
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
 class GTrXLLayer(MemoryLayer):

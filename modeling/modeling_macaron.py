@@ -9,17 +9,16 @@ from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.modeling_memory import (
-    MemoryForCausalLM,
-    MemoryForSequenceClassification,
-    MemoryForTokenClassification,
-    MemoryModel,
-    MemoryPreTrainedModel,
-)
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
 class HalfStepFeedForward(FeedForward):

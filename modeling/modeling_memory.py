@@ -3,13 +3,11 @@
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_ids, check_inputs, check_memory
-from transformers_xl.modeling.generation_memory import MemoryGeneration
 from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
@@ -19,11 +17,12 @@ from transformers_xl.modeling.ops.window import (
     none_if_all,
     pack_rows,
     remembered,
+    reset_state,
     right_align,
     take,
     visible_positions,
 )
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of every model with segment memory.")
@@ -164,6 +163,7 @@ class MemoryModel:
             mems_mask = none_if_all(mems_mask)
             seen_mask = None if mems_mask is None else last(mems_mask, memory_length)
 
+        states = self.states_of(past_key_values, mems, hidden_states)
         rows = pack_rows((batch, memory_length, length), seen_mask, segment_mask, episode)
         num_keys = memory_length + length
         window = config.sliding_window if config.same_length else None
@@ -172,16 +172,21 @@ class MemoryModel:
             "order": rows.order,
             "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
             "past_key_values": past_key_values,
+            **self.state_context(hidden_states, states, segment_mask, episode),
             **kwargs,
         }
+        memories = (
+            [last(memory, memory_length) for memory in mems[: len(self.layers)]] if memory_length and mems else None
+        )
+        hidden_states, new_memories, new_states = self.run_layers(hidden_states, memories, states, **context)
         if past_key_values is not None:
-            for layer in self.layers:
-                hidden_states, _ = layer(hidden_states, **context)
             past_key_values.update_mask(remembered(rows, num_keys))
+            past_key_values.update_states(new_states)
             new_mems = new_mask = None
         else:
-            hidden_states, remembered_states = self.run_layers(hidden_states, mems, memory_length, **context)
-            new_mems, new_mask = self.update_memory(mems, mems_mask, remembered_states, segment_mask, episode)
+            new_mems, new_mask = self.update_memory(mems, mems_mask, new_memories, segment_mask, episode)
+            if new_mems is not None:
+                new_mems += tuple(state.detach() for states in new_states for state in states)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return MemoryModelOutput(
@@ -189,16 +194,50 @@ class MemoryModel:
         )
 
     def run_layers(
-        self, hidden_states: torch.Tensor, mems: tuple[torch.Tensor, ...] | None, memory_length: int, **context
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run the layers with their memories; also return what each wants to remember of the segment."""
-        remembered_states = []
+        self,
+        hidden_states: torch.Tensor,
+        memories: list[torch.Tensor] | None,
+        states: list[tuple[torch.Tensor, ...]],
+        **context,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]]]:
+        """Run the layers with their memories and states; also return what each wants to remember of the segment, and
+        its states after it."""
+        new_memories, new_states = [], []
         for layer_idx, layer in enumerate(self.layers):
             # the memory's type follows the model: Accelerate hands back bfloat16 outputs as float32
-            memory = last(mems[layer_idx], memory_length).to(hidden_states.dtype) if memory_length else None
-            hidden_states, remembered_state = layer(hidden_states, memory, **context)
-            remembered_states.append(remembered_state)
-        return hidden_states, remembered_states
+            memory = None if memories is None else memories[layer_idx].to(hidden_states.dtype)
+            hidden_states, new_memory, *layer_states = layer(hidden_states, memory, *states[layer_idx], **context)
+            new_memories.append(new_memory)
+            new_states.append(tuple(layer_states))
+        return hidden_states, new_memories, new_states
+
+    def states_of(
+        self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor
+    ) -> list[tuple[torch.Tensor, ...]]:
+        """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's."""
+        count = len(self.config.layer_states)
+        if past_key_values is not None and past_key_values.layers[0].states:
+            states = [tuple(layer.states.values()) for layer in past_key_values.layers]
+        elif mems:
+            further = mems[len(self.layers) :]
+            states = [further[count * layer : count * (layer + 1)] for layer in range(len(self.layers))]
+        else:
+            states = [self.initial_states(like)] * len(self.layers)
+        return [tuple(state.to(like.dtype) for state in layer) for layer in states]
+
+    def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The states of one layer in fresh rows: zeros."""
+        return tuple(like.new_zeros(like.shape[0], *shape) for shape in self.config.layer_states.values())
+
+    def state_context(
+        self,
+        hidden_states: torch.Tensor,
+        states: list[tuple[torch.Tensor, ...]],
+        segment_mask: torch.Tensor | None,
+        episode: torch.Tensor | None,
+    ) -> dict:
+        """What the layers of a model with states need to know of padding and episodes, as keyword arguments."""
+        return {}
 
     def update_memory(
         self,
@@ -226,7 +265,7 @@ class MemoryModel:
         order = None if rows.order is None else last(rows.order, mem_len)
         new_mems = tuple(
             last(take(torch.cat([last(memory, kept).to(new.dtype), last(new, added)], dim=1), order), mem_len).detach()
-            for memory, new in zip(mems, states, strict=True)
+            for memory, new in zip(mems, states, strict=False)
         )
         return new_mems, none_if_all(remembered(rows, mem_len))
 
@@ -247,7 +286,8 @@ class MemoryModel:
     def initial_mems(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The memory of a fresh row: empty, or `mem_len` zero vectors, as `config.initial_memory` says."""
         length = self.config.mem_len if self.config.initial_memory == "zeros" else 0
-        return tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for _ in self.layers)
+        memories = tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for _ in self.layers)
+        return memories + self.initial_states(like) * len(self.layers)
 
     def make_cache(
         self,
@@ -267,10 +307,11 @@ class MemoryModel:
         batch, length = mems[0].shape[:2]
         seen = cache.memory_mask(batch, mems[0].device)
         rows = pack_rows((batch, cache.num_kept, length), seen, mems_mask, None)
-        for layer_idx, (layer, memory) in enumerate(zip(self.layers, mems, strict=True)):
+        for layer_idx, (layer, memory) in enumerate(zip(self.layers, mems, strict=False)):
             cache.update(*layer.self_attn.project(layer.attention_input(memory)), layer_idx, order=rows.order)
             cache.layers[layer_idx].cumulative_length = 0  # it counts the tokens that generate() has fed
         cache.update_mask(rows.valid)
+        cache.update_states(self.states_of(None, mems, mems[0]))
 
     def reset_rows(
         self,
@@ -287,172 +328,14 @@ class MemoryModel:
                 fresh = self.make_cache(self.initial_mems(row), None, like=row)
             past_key_values.reset_rows(reset, fresh)
         elif mems is not None and self.config.initial_memory == "zeros":
-            mems = tuple(memory.masked_fill(reset[:, None, None], 0.0) for memory in mems)
+            mems = tuple(reset_state(memory, reset) for memory in mems)
             mems_mask = None if mems_mask is None else mems_mask | reset[:, None]
         elif mems is not None:
             mems_mask = mems[0].new_ones(mems[0].shape[:2], dtype=torch.bool) if mems_mask is None else mems_mask
             mems_mask = mems_mask & ~reset[:, None]
+            layers = len(self.layers)
+            mems = (*mems[:layers], *(reset_state(state, reset) for state in mems[layers:]))
         return mems, mems_mask
 
 
-class MemoryHead:
-    """A model with a head on it. A mixin: the variant sets `model_class` and adds its `PreTrainedModel`."""
-
-    model_class: type[nn.Module]
-
-    def __init__(self, config: MemoryConfig):
-        super().__init__(config)
-        # not AutoModel.from_config: it asks for trust again when the code came from the Hub
-        self.model = self.model_class(config)
-        self.build_head(config)
-        self.post_init()
-
-    def head_output(self, outputs: MemoryModelOutput, loss: torch.Tensor | None, logits: torch.Tensor | None):
-        carried = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return MemoryHeadOutput(loss=loss, logits=logits, **carried)
-
-
-class MemoryForCausalLM(MemoryHead, MemoryGeneration):
-    """Language modeling head."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def build_head(self, config: MemoryConfig) -> None:
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
-
-    @can_return_tuple
-    @auto_docstring
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: MemoryCache | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
-        mems: tuple[torch.Tensor, ...] | None = None,
-        mems_mask: torch.Tensor | None = None,
-        reset: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        **kwargs,
-    ) -> MemoryHeadOutput:
-        r"""
-        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
-            The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
-        shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
-            The token that follows each token, used instead of `labels`: with it the last token of a segment has a target
-            too, the first of the next segment. A keyword without a place in the signature: the Trainer takes every
-            argument with "label" in its name for one that its datasets must have, or it reports no loss.
-        mems (`tuple[torch.Tensor]`, *optional*):
-            The `mems` of the previous segment's output.
-        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
-            The `mems_mask` of the previous segment's output.
-        reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
-            Bool: rows that start afresh, or tokens that begin an episode.
-        """
-        shift_labels = kwargs.pop("shift_labels", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            mems=mems,
-            mems_mask=mems_mask,
-            reset=reset,
-            use_cache=use_cache,
-            **(kwargs | {"return_dict": True}),
-        )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None or shift_labels is not None:
-            targets = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it
-            loss = self.loss_function(
-                logits=logits, labels=labels, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
-            )
-        return self.head_output(outputs, loss, logits)
-
-
-class MemoryForSequenceClassification(MemoryHead):
-    """Classification of a segment by its last real token."""
-
-    def build_head(self, config: MemoryConfig) -> None:
-        self.num_labels = config.num_labels
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
-
-    @can_return_tuple
-    @auto_docstring
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs,
-    ) -> MemoryHeadOutput:
-        r"""
-        labels (`torch.LongTensor` of shape `(batch,)`, *optional*):
-            Class of each row, in 0..num_labels-1; with one label, a number to regress to.
-        """
-        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
-            attention_mask = input_ids != self.config.pad_token_id
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **(kwargs | {"return_dict": True}),
-        )
-        hidden_states = outputs.last_hidden_state
-        if attention_mask is None:
-            pooled = hidden_states[:, -1]
-        else:
-            columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-            newest = (last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
-            pooled = hidden_states[torch.arange(len(newest), device=newest.device), newest]
-        logits = self.score(pooled)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        return self.head_output(outputs, loss, logits)
-
-
-class MemoryForTokenClassification(MemoryHead):
-    """Classification of every token."""
-
-    def build_head(self, config: MemoryConfig) -> None:
-        self.num_labels = config.num_labels
-        self.dropout = nn.Dropout(config.dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
-
-    @can_return_tuple
-    @auto_docstring
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs,
-    ) -> MemoryHeadOutput:
-        r"""
-        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
-            Class of each token, in 0..num_labels-1; -100 is ignored.
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **(kwargs | {"return_dict": True}),
-        )
-        logits = self.score(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else self.loss_function(logits=logits, labels=labels, config=self.config)
-        return self.head_output(outputs, loss, logits)
-
-
-__all__ = [
-    "MemoryForCausalLM",
-    "MemoryForSequenceClassification",
-    "MemoryForTokenClassification",
-    "MemoryModel",
-    "MemoryPreTrainedModel",
-]
+__all__ = ["MemoryModel", "MemoryPreTrainedModel"]

@@ -7,15 +7,14 @@ from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
-from transformers_xl.modeling.layers.shaw_attention import ShawAttention
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.modeling_memory import (
+from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
-    MemoryModel,
-    MemoryPreTrainedModel,
 )
+from transformers_xl.modeling.layers.shaw_attention import ShawAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
 class ShawTransformerLayer(MemoryLayer):
@@ -35,7 +34,7 @@ class ShawTransformerPreTrainedModel(MemoryPreTrainedModel):
     _can_record_outputs = {"hidden_states": ShawTransformerLayer, "attentions": ShawAttention}
 
 
-@auto_docstring(custom_intro="A Transformer with Shaw's relative positions andout a head.")
+@auto_docstring(custom_intro="A Transformer with Shaw's relative positions, without a head.")
 class ShawTransformerModel(MemoryModel, ShawTransformerPreTrainedModel):
     layer_class = ShawTransformerLayer
     positions_class = None

@@ -7,15 +7,14 @@ from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
-from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.modeling_memory import (
+from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
-    MemoryModel,
-    MemoryPreTrainedModel,
 )
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
 class TransformerXLLayer(MemoryLayer):

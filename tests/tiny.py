@@ -20,6 +20,7 @@ def variants(
     memory: Iterable[str] | None = None,
     croppable: bool | None = None,
     causal_lm: bool = False,
+    states: bool | None = None,
 ) -> list[str]:
     """Model types of the table whose row promises what a test needs."""
     return [
@@ -29,6 +30,7 @@ def variants(
         and (memory is None or row.memory in memory)
         and croppable in (None, row.croppable)
         and (row.causal_lm_class is not None or not causal_lm)
+        and states in (None, bool(row.config_class().layer_states))
     ]
 
 
@@ -54,6 +56,20 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
     torch.manual_seed(0)
     model_class = getattr(VARIANTS[model_type], f"{head}_class")
     return model_class(tiny_config(model_type, **fields)).to(dtype).eval()
+
+
+def memory_value(
+    model_type: str, batch: int = 2, length: int = MEM_LEN, width: int = 32, layers: int = 2
+) -> tuple[torch.Tensor, ...]:
+    """The `mems` of rows that remember `length` vectors of zeros per layer, and zeros in the states of the variant."""
+    states = tiny_config(model_type, hidden_size=width).layer_states.values()
+    shapes = [(length, width)] * layers + [*states] * layers
+    return tuple(torch.zeros(batch, *shape, dtype=torch.float64) for shape in shapes)
+
+
+def reach_of_states(model) -> int:
+    """How many positions further back than its attention a layer sees by the windows that it remembers as states."""
+    return sum(shape[0] for shape in model.config.layer_states.values())
 
 
 def norm_positions(model_type: str) -> list[str]:

@@ -102,6 +102,11 @@ def remembered(rows: PackedRows, mem_len: int) -> torch.Tensor | None:
     return None if valid is None else last(valid, mem_len)
 
 
+def reset_state(state: torch.Tensor, reset: torch.Tensor) -> torch.Tensor:
+    """`state` (B, ...) with zeros in the rows of `reset` (B,) bool: what a fresh row remembers."""
+    return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), 0)
+
+
 def none_if_all(mask: torch.Tensor | None) -> torch.Tensor | None:
     """None for a mask that hides nothing, so that unpadded batches take the plain path. A compiled graph cannot ask."""
     if mask is None or torch.compiler.is_compiling():

@@ -4,7 +4,19 @@ import copy
 
 import pytest
 import torch
-from tiny import EXACT, MEM_LEN, memory_of, read, read_row_alone, result_of, tiny_model, tokens, variants
+from tiny import (
+    EXACT,
+    MEM_LEN,
+    memory_of,
+    memory_value,
+    reach_of_states,
+    read,
+    read_row_alone,
+    result_of,
+    tiny_model,
+    tokens,
+    variants,
+)
 
 CARRYING = variants(memory=("exact", "own"))
 WINDOWED = variants(memory=("exact",))
@@ -101,8 +113,10 @@ def test_padding_never_takes_a_place_in_memory(model_type, side):
     for row, real in enumerate(mask.sum(dim=1).tolist()):
         kept = min(real, MEM_LEN)
         _, alone = read(model, ids[row : row + 1, mask[row]], [real])
-        for remembered, expected in zip(memory["mems"], alone["mems"], strict=True):
+        for remembered, expected in zip(memory["mems"][:2], alone["mems"][:2], strict=True):
             torch.testing.assert_close(remembered[row, -kept:], expected[0], **EXACT)
+        for state, expected in zip(memory["mems"][2:], alone["mems"][2:], strict=True):
+            torch.testing.assert_close(state[row], expected[0], **EXACT)
         if memory["mems_mask"] is not None:
             assert memory["mems_mask"][row].sum() == kept
             assert memory["mems_mask"][row, -kept:].all()
@@ -242,11 +256,12 @@ def test_far_past_the_window(model_type, use_cache):
 
 @pytest.mark.parametrize("model_type", WINDOWED)
 def test_window_is_exactly_mem_len(model_type):
-    """In one layer, a token is moved by the token mem_len - 1 before it and by none further back."""
+    """In one layer without states, a token is moved by the token mem_len - 1 before it and by none further back."""
     model = tiny_model(model_type, num_hidden_layers=1)
     ids = tokens(1, 20)
     here = result_of(model(ids))[0, -1]
-    for distance, is_seen in ((MEM_LEN - 1, True), (MEM_LEN, False)):
+    reach = MEM_LEN + reach_of_states(model)
+    for distance, is_seen in ((reach - 1, True), (reach, False)):
         changed = ids.clone()
         changed[0, 19 - distance] = (ids[0, 19 - distance] + 1) % 37
         assert torch.allclose(result_of(model(changed))[0, -1], here, atol=1e-12) != is_seen
@@ -260,7 +275,8 @@ def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_
     model = tiny_model(model_type, num_hidden_layers=1, same_length=False, mem_len=mem_len)
     ids = tokens(1, 32)
     here = read(model, ids, [16, 16], use_cache=use_cache)[0]
-    for position, is_seen in ((16, True), (16 - mem_len, True), (16 - mem_len - 1, False)):
+    reach = mem_len + reach_of_states(model)
+    for position, is_seen in ((16, True), (16 - reach, True), (16 - reach - 1, False)):
         changed = ids.clone()
         changed[0, position] = (ids[0, position] + 1) % 37
         there = read(model, changed, [16, 16], use_cache=use_cache)[0]
@@ -306,8 +322,8 @@ def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_len
         inputs = list(new) if inputs is None else [torch.cat(pair, dim=1) for pair in zip(inputs, new, strict=True)]
         assert output.mems_mask is None
         assert isinstance(output.mems, tuple)
-        assert len(output.mems) == model.config.num_hidden_layers
-        for remembered, expected in zip(output.mems, inputs, strict=True):
+        assert len(output.mems) == len(memory_value(model_type))
+        for remembered, expected in zip(output.mems, inputs, strict=False):
             assert not remembered.requires_grad
             torch.testing.assert_close(remembered, expected[:, -mem_len:].detach(), **EXACT)
 
@@ -373,7 +389,7 @@ def test_initial_memory_of_zeros_is_attended_to(model_type, same_length, use_cac
     zeros = tiny_model(model_type, initial_memory="zeros", same_length=same_length)
     empty = tiny_model(model_type, initial_memory="empty", same_length=same_length)
     empty.load_state_dict(zeros.state_dict())
-    mems = tuple(torch.zeros(2, MEM_LEN, 32, dtype=torch.float64) for _ in range(2))
+    mems = memory_value(model_type)
     ours, _ = read(zeros, tokens(2, 12), [5, 7], use_cache=use_cache)
     expected, _ = read(empty, tokens(2, 12), [5, 7], use_cache=use_cache, memory={"mems": mems})
     torch.testing.assert_close(ours, expected, **EXACT)

@@ -1,17 +1,15 @@
 """What cannot be meant is refused, for every variant: a `ValueError` that names the argument, before any work is done."""
 
+from functools import partial
+
 import pytest
 import torch
-from tiny import MEM_LEN, VOCAB_SIZE, tiny_config, tiny_model, tokens, variants
+from tiny import MEM_LEN, VOCAB_SIZE, memory_value, tiny_config, tiny_model, tokens, variants
 from transformers import DynamicCache
 
 every_variant = pytest.mark.parametrize("model_type", variants())
 carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
 windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
-
-
-def memory(batch: int = 2, length: int = MEM_LEN, width: int = 32, layers: int = 2) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.zeros(batch, length, width, dtype=torch.float64) for _ in range(layers))
 
 
 @every_variant
@@ -55,16 +53,19 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
 @pytest.mark.parametrize(
     ("make_arguments", "names"),
     [
-        (lambda: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
-        (lambda: {"mems": memory(layers=3)}, ["mems", "layer", "3"]),
-        (lambda: {"mems": memory(layers=1)}, ["mems", "layer", "1"]),
-        (lambda: {"mems": memory(width=31)}, ["mems", "hidden_size", "31"]),
-        (lambda: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
-        (lambda: {"mems": (memory()[0], memory(length=3)[1])}, ["mems", "3"]),
-        (lambda: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
-        (lambda: {"mems": memory(), "mems_mask": torch.ones(2, 3, dtype=torch.bool)}, ["mems_mask", r"\(2, 3\)"]),
-        (lambda: {"mems": memory(), "mems_mask": torch.ones(2, MEM_LEN)}, ["mems_mask", "float32", "bool"]),
-        (lambda: {"mems_mask": torch.ones(2, MEM_LEN, dtype=torch.bool)}, ["mems_mask", "mems`"]),
+        (lambda memory: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
+        (lambda memory: {"mems": memory() + memory()[:1]}, ["mems", "one per layer"]),
+        (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .* one per layer"]),
+        (lambda memory: {"mems": memory(width=31)}, ["mems", "hidden_size", "31"]),
+        (lambda memory: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
+        (lambda memory: {"mems": (memory()[0], memory(length=3)[1], *memory()[2:])}, ["mems", "3"]),
+        (lambda memory: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
+        (
+            lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, 3, dtype=torch.bool)},
+            ["mems_mask", r"\(2, 3\)"],
+        ),
+        (lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, MEM_LEN)}, ["mems_mask", "float32", "bool"]),
+        (lambda memory: {"mems_mask": torch.ones(2, MEM_LEN, dtype=torch.bool)}, ["mems_mask", "mems`"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -72,7 +73,7 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
 def test_mems(model_type, use_cache, make_arguments, names):
     model = tiny_model(model_type)
     with pytest.raises(ValueError) as error:
-        model(tokens(2, 5), use_cache=use_cache, **make_arguments())
+        model(tokens(2, 5), use_cache=use_cache, **make_arguments(partial(memory_value, model_type)))
     for name in names:
         assert error.match(name)
 
@@ -81,8 +82,8 @@ def test_mems(model_type, use_cache, make_arguments, names):
 def test_mems_longer_than_mem_len(model_type):
     """Handed to a model whose `mem_len` was made smaller, the oldest positions are forgotten: by both forms."""
     model = tiny_model(model_type)
-    mems = tuple(torch.randn(2, MEM_LEN + 4, 32, dtype=torch.float64) for _ in range(2))
-    expected = model(tokens(2, 5), mems=tuple(layer[:, 4:] for layer in mems))
+    mems = tuple(torch.randn_like(state) for state in memory_value(model_type, length=MEM_LEN + 4))
+    expected = model(tokens(2, 5), mems=(*(layer[:, 4:] for layer in mems[:2]), *mems[2:]))
     for use_cache in (None, True):
         output = model(tokens(2, 5), mems=mems, use_cache=use_cache)
         torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state)
@@ -92,7 +93,7 @@ def test_mems_longer_than_mem_len(model_type):
 def test_memory_of_a_model_without_memory(model_type):
     model = tiny_model(model_type, mem_len=0, same_length=False)
     with pytest.raises(ValueError, match="`mem_len`=0"):
-        model(tokens(2, 5), mems=memory())
+        model(tokens(2, 5), mems=memory_value(model_type))
 
 
 @carrying

@@ -366,11 +366,14 @@ def test_eager_is_sdpa(model_type, dtype, tolerance, same_length):
 @every_variant
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
 @pytest.mark.slow
-def test_forward_compiles_to_one_graph(model_type, padded):
-    """Without memory, with a growing one and with a full one; the "aot_eager" backend traces the backward pass too."""
+def test_forward_compiles(model_type, padded):
+    """Without memory, with a growing one and with a full one; the "aot_eager" backend traces the backward pass too.
+
+    To one graph, unless the class says that it cannot.
+    """
     torch._dynamo.reset()
     model = tiny_model(model_type)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=model._can_compile_fullgraph, backend="aot_eager")
     mask = right_padded()[:, :6] if padded else None
     memories = [{}, {}]
     for segment in range(3):
@@ -387,10 +390,10 @@ def test_forward_compiles_to_one_graph(model_type, padded):
 
 
 @carrying
-def test_engine_compiles_to_one_graph(model_type):
+def test_engine_compiles(model_type):
     torch._dynamo.reset()
     model = tiny_model(model_type)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled = torch.compile(model, fullgraph=model._can_compile_fullgraph, backend="eager")
     ids = tokens(2, 3 * MEM_LEN)
     with torch.no_grad():
         expected, _ = read(model, ids, [MEM_LEN] * 3, use_cache=True)

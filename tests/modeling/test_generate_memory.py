@@ -113,7 +113,7 @@ def test_mems_of_a_result_go_on(model_type, length):
     assert torch.equal(torch.cat([first.sequences, second[:, 1:]], dim=1), expected)
 
 
-@windowed
+@pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",), states=False))
 def test_static_memory_goes_on(model_type):
     model, ids = language_model(model_type), tokens(2, 12)
     expected = text_by_hand(model, ids, new=24)
@@ -200,8 +200,13 @@ def test_memory_of_beams_is_that_of_the_returned_sequences(model_type, length):
 # --- rows that end
 
 
-@carrying
-@pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("model_type", "cache_implementation"),
+    [(model_type, "dynamic") for model_type in variants(causal=True, causal_lm=True, memory=("exact", "own"))]
+    + [
+        (model_type, "static") for model_type in variants(causal=True, causal_lm=True, memory=("exact",), states=False)
+    ],
+)
 @pytest.mark.parametrize("mem_len", [MEM_LEN, 32], ids=["window left behind", "window not yet full"])
 def test_a_row_that_ended_remembers_nothing_after_its_end(model_type, mem_len, cache_implementation):
     model = language_model(model_type, mem_len=mem_len)

@@ -1,0 +1,50 @@
+"""Configuration of the R-Transformer (Wang et al., 2019, https://arxiv.org/abs/1907.05572)."""
+
+from huggingface_hub.dataclasses import strict
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
+RNN_TYPES = ("gru", "lstm", "tanh")
+
+
+@strict
+class RTransformerConfig(MemoryConfig):
+    r"""
+    Configuration of the R-Transformer. Further fields are those of [`MemoryConfig`]; there are no positions, so `clamp_len`
+    and `share_relative_bias` have no meaning.
+
+    Args:
+        rnn_type (`str`, *optional*, defaults to `"gru"`):
+            The recurrent network: `"gru"`, `"lstm"`, or `"tanh"` for the plain one.
+        local_window (`int`, *optional*, defaults to 7):
+            Positions that the network reads for each position, itself included (M in the paper, `ksize` in its code).
+        num_local_rnns (`int`, *optional*, defaults to 1):
+            LocalRNNs in front of the attention of each layer (`n` in the code).
+        attention_bias (`bool`, *optional*, defaults to `True`):
+            Whether the projections of the attention have biases.
+    """
+
+    model_type = "r_transformer"
+
+    rnn_type: str = "gru"
+    local_window: int = 7
+    num_local_rnns: int = 1
+    attention_bias: bool = True
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        if self.rnn_type not in RNN_TYPES:
+            raise ValueError(f"`rnn_type`={self.rnn_type!r} must be one of {RNN_TYPES}.")
+        for name in ("local_window", "num_local_rnns"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
+
+    @property
+    def layer_states(self) -> dict[str, tuple[int, ...]]:
+        """The last `local_window - 1` inputs of each LocalRNN, zeros where a text began."""
+        return {
+            f"local_rnn_{index}": (self.local_window - 1, self.hidden_size) for index in range(self.num_local_rnns)
+        }
+
+
+__all__ = ["RTransformerConfig"]

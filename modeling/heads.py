@@ -1,0 +1,169 @@
+"""The heads that every variant shares: language modeling, and the classification of texts and of tokens."""
+
+import torch
+from torch import nn
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import auto_docstring, can_return_tuple
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.generation_memory import MemoryGeneration
+from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+
+
+class MemoryHead:
+    """A model with a head on it. A mixin: the variant sets `model_class` and adds its `PreTrainedModel`."""
+
+    model_class: type[nn.Module]
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__(config)
+        # not AutoModel.from_config: it asks for trust again when the code came from the Hub
+        self.model = self.model_class(config)
+        self.build_head(config)
+        self.post_init()
+
+    def head_output(self, outputs: MemoryModelOutput, loss: torch.Tensor | None, logits: torch.Tensor | None):
+        carried = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return MemoryHeadOutput(loss=loss, logits=logits, **carried)
+
+
+class MemoryForCausalLM(MemoryHead, MemoryGeneration):
+    """Language modeling head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def build_head(self, config: MemoryConfig) -> None:
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: MemoryCache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        mems: tuple[torch.Tensor, ...] | None = None,
+        mems_mask: torch.Tensor | None = None,
+        reset: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
+        shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The token that follows each token, used instead of `labels`: with it the last token of a segment has a target
+            too, the first of the next segment. A keyword without a place in the signature: the Trainer takes every
+            argument with "label" in its name for one that its datasets must have, or it reports no loss.
+        mems (`tuple[torch.Tensor]`, *optional*):
+            The `mems` of the previous segment's output.
+        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
+            The `mems_mask` of the previous segment's output.
+        reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
+            Bool: rows that start afresh, or tokens that begin an episode.
+        """
+        shift_labels = kwargs.pop("shift_labels", None)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            mems=mems,
+            mems_mask=mems_mask,
+            reset=reset,
+            use_cache=use_cache,
+            **(kwargs | {"return_dict": True}),
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None or shift_labels is not None:
+            targets = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it
+            loss = self.loss_function(
+                logits=logits, labels=labels, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
+            )
+        return self.head_output(outputs, loss, logits)
+
+
+class MemoryForSequenceClassification(MemoryHead):
+    """Classification of a segment by its last real token."""
+
+    def build_head(self, config: MemoryConfig) -> None:
+        self.num_labels = config.num_labels
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch,)`, *optional*):
+            Class of each row, in 0..num_labels-1; with one label, a number to regress to.
+        """
+        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+            attention_mask = input_ids != self.config.pad_token_id
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **(kwargs | {"return_dict": True}),
+        )
+        hidden_states = outputs.last_hidden_state
+        if attention_mask is None:
+            pooled = hidden_states[:, -1]
+        else:
+            columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+            newest = (last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
+            pooled = hidden_states[torch.arange(len(newest), device=newest.device), newest]
+        logits = self.score(pooled)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return self.head_output(outputs, loss, logits)
+
+
+class MemoryForTokenClassification(MemoryHead):
+    """Classification of every token."""
+
+    def build_head(self, config: MemoryConfig) -> None:
+        self.num_labels = config.num_labels
+        self.dropout = nn.Dropout(config.dropout)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            Class of each token, in 0..num_labels-1; -100 is ignored.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **(kwargs | {"return_dict": True}),
+        )
+        logits = self.score(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else self.loss_function(logits=logits, labels=labels, config=self.config)
+        return self.head_output(outputs, loss, logits)
+
+
+__all__ = ["MemoryForCausalLM", "MemoryForSequenceClassification", "MemoryForTokenClassification", "MemoryHead"]

@@ -1,0 +1,57 @@
+"""A recurrent network that reads the few positions up to each position: Wang et al., 2019, https://arxiv.org/abs/1907.05572."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
+from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.ops.window import PackedRows, last, remembered, take
+
+RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
+
+
+# B batch, T segment length, M local_window, E hidden size
+class LocalRNN(nn.Module):
+    """`x_t + RNN(x_{t-M+1}, ..., x_t)`: the last state of a network that starts from zero at every window. Section 3.1.
+
+    Positions before the text began are vectors of zeros, which the network reads too, as in the authors' code. The
+    windows of all rows and positions are one batch. `tail` is what they see of earlier segments.
+    """
+
+    def __init__(self, config: RTransformerConfig):
+        super().__init__()
+        self.window = config.local_window
+        self.norm = SublayerLayerNorm(config)
+        self.rnn = RNNS[config.rnn_type](config.hidden_size, config.hidden_size, batch_first=True)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def init_weights(self, config: RTransformerConfig) -> None:
+        for parameter in self.rnn.parameters():  # as torch does: the library would leave them as they are
+            init.uniform_(parameter, -(config.hidden_size**-0.5), config.hidden_size**-0.5)
+
+    def forward(
+        self, hidden_states: torch.Tensor, tail: torch.Tensor, rows: PackedRows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            hidden_states: `(B, T, E)`, padding on the left.
+            tail: `(B, M - 1, E)`, the inputs of the network before the segment.
+            rows: where the tokens of `[tail; segment]` stand.
+
+        Returns:
+            The output `(B, T, E)`, and the tail of the next segment.
+        """
+        batch, length = hidden_states.shape[:2]
+        inputs = take(torch.cat([tail, self.norm.before(hidden_states)], dim=1), rows.order)
+        windows = inputs.unfold(1, self.window, 1).transpose(2, 3)  # [B, T, M, E]
+        if rows.episode is not None:
+            episodes = rows.episode.unfold(1, self.window, 1)
+            windows = windows * (episodes == episodes[..., -1:])[..., None]
+        outputs, _ = self.rnn(windows.flatten(0, 1))
+        local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
+
+        tail, kept = last(inputs, self.window - 1), remembered(rows, self.window - 1)
+        if kept is not None:
+            tail = tail * kept[..., None]
+        return self.norm.after(hidden_states + local), tail

@@ -1,0 +1,99 @@
+"""R-Transformer: Wang et al., 2019, https://arxiv.org/abs/1907.05572. Code: DSE-MSU/R-transformer.
+
+A recurrent network over the few positions up to each position comes first; it tells the attention behind it about order,
+so that no positions are needed.
+"""
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.local_rnn import LocalRNN
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.window import PackedRows, pack_rows
+
+
+class RTransformerLayer(MemoryLayer):
+    """LocalRNNs, attention without positions, feed-forward. It remembers what its attention reads, and the LocalRNNs.
+
+    Differs from the original: it carries memory; the standard deviation of a norm is the biased one, its epsilon under
+    the root.
+    """
+
+    attention_class = MemoryAttention
+
+    def __init__(self, config: RTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.local_rnns = nn.ModuleList([LocalRNN(config) for _ in range(config.num_local_rnns)])
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None,
+        *tails: torch.Tensor,
+        local_rows: PackedRows,
+        **kwargs,
+    ) -> tuple[torch.Tensor, ...]:
+        new_tails = []
+        for local_rnn, tail in zip(self.local_rnns, tails, strict=True):
+            hidden_states, new_tail = local_rnn(hidden_states, tail, local_rows)
+            new_tails.append(new_tail)
+        return *super().forward(hidden_states, memory, **kwargs), *new_tails
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the R-Transformer.")
+class RTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: RTransformerConfig
+    _no_split_modules = ["RTransformerLayer"]
+    _can_record_outputs = {"hidden_states": RTransformerLayer, "attentions": MemoryAttention}
+    _is_stateful = True
+    _can_compile_fullgraph = False  # TorchDynamo does not trace recurrent networks
+
+
+@auto_docstring(custom_intro="The R-Transformer without a head.")
+class RTransformerModel(MemoryModel, RTransformerPreTrainedModel):
+    layer_class = RTransformerLayer
+    positions_class = None
+
+    def state_context(
+        self,
+        hidden_states: torch.Tensor,
+        states: list[tuple[torch.Tensor, ...]],
+        segment_mask: torch.Tensor | None,
+        episode: torch.Tensor | None,
+    ) -> dict:
+        shape = (*hidden_states.shape[:1], self.config.local_window - 1, hidden_states.shape[1])
+        return {"local_rows": pack_rows(shape, None, segment_mask, episode)}
+
+
+@auto_docstring(custom_intro="The R-Transformer with a language modeling head.")
+class RTransformerForCausalLM(MemoryForCausalLM, RTransformerPreTrainedModel, GenerationMixin):
+    model_class = RTransformerModel
+
+
+@auto_docstring(custom_intro="The R-Transformer with a classification head on the last real token.")
+class RTransformerForSequenceClassification(MemoryForSequenceClassification, RTransformerPreTrainedModel):
+    model_class = RTransformerModel
+
+
+@auto_docstring(custom_intro="The R-Transformer with a classification head on every token.")
+class RTransformerForTokenClassification(MemoryForTokenClassification, RTransformerPreTrainedModel):
+    model_class = RTransformerModel
+
+
+__all__ = [
+    "RTransformerForCausalLM",
+    "RTransformerForSequenceClassification",
+    "RTransformerForTokenClassification",
+    "RTransformerModel",
+    "RTransformerPreTrainedModel",
+]
