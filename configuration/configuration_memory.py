@@ -55,6 +55,9 @@ class MemoryConfig(PreTrainedConfig):
             Probability of dropout after the embedding, in the feed-forward, and on the output of every sub-layer.
         attention_dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropout on the attention weights (`dropatt`).
+        recompute_attention (`bool`, *optional*, defaults to `False`):
+            Whether the backward pass computes the weights of the relative attention once more instead of keeping them:
+            less memory for about a tenth more time. Without meaning for variants with other positions.
         layer_norm_eps (`float`, *optional*, defaults to 1e-5):
             Epsilon of the layer norms.
         initializer_range (`float`, *optional*, defaults to 0.02):
@@ -92,6 +95,7 @@ class MemoryConfig(PreTrainedConfig):
     lm_head_bias: bool = True
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
+    recompute_attention: bool = False
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True

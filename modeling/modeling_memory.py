@@ -169,6 +169,7 @@ class MemoryModel:
         window = config.sliding_window if config.same_length else None
         context = {
             "visible": visible_positions(rows, length, num_keys, window, hidden_states.device),
+            "by_distance": rows.valid is None and rows.episode is None,
             "order": rows.order,
             "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
             "past_key_values": past_key_values,

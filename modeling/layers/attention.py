@@ -8,6 +8,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.positions import RelativeBias
+from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
 from transformers_xl.modeling.ops.window import take
 
@@ -16,7 +17,8 @@ from transformers_xl.modeling.ops.window import take
 class MemoryAttention(nn.Module):
     """Attention of a segment's queries to the keys and values of `[memory; segment]`, without positions.
 
-    A variant with positions overrides `score_terms`; one that needs the weights themselves, `attention_function`.
+    A variant with positions overrides `score_terms`; one that needs the weights themselves, `attention_function`; one
+    with a faster way of its own, `attend`.
     """
 
     def __init__(self, config: MemoryConfig, layer_idx: int):
@@ -54,6 +56,7 @@ class MemoryAttention(nn.Module):
         memory: torch.Tensor | None = None,
         past_key_values=None,
         visible: torch.Tensor | None = None,
+        by_distance: bool = False,
         order: torch.Tensor | None = None,
         position_embeddings: tuple | None = None,
         **kwargs,
@@ -64,6 +67,7 @@ class MemoryAttention(nn.Module):
             memory (`torch.Tensor` of shape `(B, M, E)`, *optional*): newest last, normalised like the segment.
             past_key_values (`MemoryCache`, *optional*): holds the projected memory instead.
             visible (`torch.Tensor` of shape `(B or 1, 1, T, K)`, *optional*): bool; everything is visible when not given.
+            by_distance (`bool`): whether `visible` follows from the distances and the window alone, the same for all rows.
             order (`torch.Tensor` of shape `(B, K)`, *optional*): packs padded rows of `[memory; segment]`.
             position_embeddings: what the model's positions made for all layers.
 
@@ -74,16 +78,33 @@ class MemoryAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(*self.project(hidden_states), self.layer_idx, order=order)
         else:
-            context = hidden_states if memory is None else torch.cat([memory, hidden_states], dim=1)
-            key, value = self.project(take(context, order))
-        query, bias = self.score_terms(
-            query, key.shape[-2], position_embeddings=position_embeddings, past_key_values=past_key_values
-        )
+            key, value = self.project(hidden_states)
+            if memory is not None:  # apart from the segment: no gradient is computed for what needs none
+                projected = zip(self.project(memory), (key, value), strict=True)
+                key, value = (take(torch.cat(pair, dim=2), order, dim=2) for pair in projected)
+            else:
+                key, value = take(key, order, dim=2), take(value, order, dim=2)
+        positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+        attn_output, attn_weights = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
+        return self.o_proj(attn_output.flatten(-2)), attn_weights
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        visible: torch.Tensor | None,
+        by_distance: bool,
+        positions: dict,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`)."""
+        query, bias = self.score_terms(query, key.shape[-2], **positions)
         if bias is None:
             bias = visible
         elif visible is not None:
             bias = bias.masked_fill(~visible, -torch.inf)
-        attn_output, attn_weights = self.attention_function()(
+        return self.attention_function()(
             self,
             query,
             key,
@@ -94,7 +115,6 @@ class MemoryAttention(nn.Module):
             is_causal=False,
             **kwargs,
         )
-        return self.o_proj(attn_output.flatten(-2)), attn_weights
 
 
 class RelativeAttention(MemoryAttention):
@@ -104,8 +124,11 @@ class RelativeAttention(MemoryAttention):
 
     where r = r_proj(R), R the sinusoids of `RelativePositions`.
 
-    Differs from the original: tensors are batch first; the second term is handed to the attention function as an additive
-    mask, so that SDPA applies; queries, keys and values have their own projections (`qkv_net` there).
+    With `attn_implementation="sdpa"` a backend of `ops.backends` computes it in one piece, where there is one for the
+    device and type. Elsewhere, and with "eager", the attention function gets the second term as an additive mask.
+
+    Differs from the original: tensors are batch first; queries, keys and values have their own projections (`qkv_net`
+    there).
     """
 
     def __init__(self, config: MemoryConfig, layer_idx: int):
@@ -116,11 +139,36 @@ class RelativeAttention(MemoryAttention):
     def score_terms(
         self, query: torch.Tensor, num_keys: int, position_embeddings: tuple, past_key_values=None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        table, shared_bias = position_embeddings
-        bias = shared_bias if self.bias is None else self.bias
-        positions = self.project_positions(table, past_key_values)[:, -(num_keys + 1) :]  # [H, K + 1, D]
+        positions, bias = self.relative_terms(num_keys, position_embeddings, past_key_values)
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         return query + bias.content_bias[:, None], position_scores(position_query, positions)
+
+    def relative_terms(
+        self, num_keys: int, position_embeddings: tuple, past_key_values=None
+    ) -> tuple[torch.Tensor, RelativeBias]:
+        """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
+        table, shared_bias = position_embeddings
+        positions = self.project_positions(table, past_key_values)[:, -(num_keys + 1) :]
+        return positions, shared_bias if self.bias is None else self.bias
+
+    def attend(self, query, key, value, visible, by_distance, positions, **kwargs):
+        backend = relative_backend(self.config._attn_implementation, query)
+        if backend is None or (self.training and self.attention_dropout > 0):
+            return super().attend(query, key, value, visible, by_distance, positions, **kwargs)
+        projected, bias = self.relative_terms(key.shape[-2], **positions)
+        attn_output = backend(
+            query,
+            key,
+            value,
+            projected,
+            bias.content_bias,
+            bias.position_bias,
+            visible=None if by_distance else visible,
+            window=self.config.sliding_window if self.config.same_length else None,
+            scaling=self.scaling,
+            recompute=self.config.recompute_attention,
+        )
+        return attn_output, None
 
     def project_positions(self, table: torch.Tensor | None, past_key_values=None) -> torch.Tensor:
         """r of every distance in `table`, `(heads, distances, head_dim)`. A cache keeps it, as it keeps keys and values."""

@@ -1,0 +1,139 @@
+"""Every backend of relative attention against its definition, written out query by query: values and gradients."""
+
+import pytest
+import torch
+from tiny import EXACT, FLOAT32, tiny_model, tokens
+
+from transformers_xl.modeling.ops import backends, wide_attention
+from transformers_xl.modeling.ops.backends import BACKENDS, register_backend
+
+each_backend = pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        pytest.param(row, dtype, id=f"{name} {dtype}", marks=[pytest.mark.gpu] if row.device_type == "cuda" else [])
+        for name, row in BACKENDS.items()
+        for dtype in row.dtypes
+    ],
+)
+# batch, heads, segment, memory, head width
+SHAPES = [(1, 1, 1, 0, 1), (2, 3, 1, 6, 4), (3, 2, 5, 0, 4), (2, 3, 5, 2, 4), (2, 1, 4, 9, 3), (4, 2, 7, 7, 2)]
+TOLERANCE = {torch.float64: EXACT, torch.float32: FLOAT32}
+
+
+def by_definition(query, key, value, positions, content_bias, position_bias, seen, scaling) -> torch.Tensor:
+    """One query at a time; `seen` (B, T, K) bool."""
+    (batch, _, length, _), num_keys = query.shape, key.shape[2]
+    rows = []
+    for row in range(batch):
+        outputs = []
+        for i in range(length):
+            keys = seen[row, i].nonzero().flatten()
+            if not len(keys):
+                outputs.append(torch.zeros_like(value[row, :, 0]))
+                continue
+            distances = num_keys - length + i - keys
+            content = ((query[row, :, i] + content_bias)[:, None] * key[row][:, keys]).sum(-1)
+            relative = positions[:, num_keys - 1 - distances]
+            position = ((query[row, :, i] + position_bias)[:, None] * relative).sum(-1)
+            weights = ((content + position) * scaling).softmax(dim=-1)
+            outputs.append((weights[..., None] * value[row][:, keys]).sum(1))
+        rows.append(torch.stack(outputs))
+    return torch.stack(rows)
+
+
+def arguments(shape: tuple, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+    batch, heads, length, memory, width = shape
+    keys = (batch, heads, memory + length, width)
+    sizes = [(batch, heads, length, width), keys, keys, (heads, memory + length + 1, width), *[(heads, width)] * 2]
+    return [torch.randn(size, dtype=dtype, device=device).requires_grad_() for size in sizes]
+
+
+def by_window(length: int, num_keys: int, window: int | None) -> torch.Tensor:
+    distance = torch.arange(num_keys - length, num_keys)[:, None] - torch.arange(num_keys)
+    return (distance >= 0) & (distance < (window or num_keys))
+
+
+@each_backend
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 20])
+@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, monkeypatch):
+    """Also in small pieces, and with rows of which some tokens see nothing."""
+    given = arguments(shape, dtype, backend.device_type)
+    batch, _, length, memory, _ = shape
+    seen = by_window(length, memory + length, window).expand(batch, -1, -1)
+    visible = None
+    if padded:
+        seen = seen & (torch.rand(batch, 1, memory + length) < 0.6)
+        visible = seen[:, None].to(backend.device_type)
+    expected = by_definition(*given, seen.to(backend.device_type), scaling=0.7)
+    direction = torch.randn_like(expected)
+    # where no query sees anything, nothing depends on anything
+    expected_gradients = (
+        torch.autograd.grad((expected * direction).sum(), given, allow_unused=True)
+        if seen.any()
+        else [None] * len(given)
+    )
+    for piece in (2**20, memory + length):
+        monkeypatch.setattr(wide_attention, "PIECE", piece)
+        output = backend.function(*given, visible=visible, window=window, scaling=0.7, recompute=recompute)
+        torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
+        with torch.no_grad():
+            again = backend.function(*given, visible=visible, window=window, scaling=0.7)
+        torch.testing.assert_close(again, expected, **TOLERANCE[dtype])
+        gradients = torch.autograd.grad((output * direction).sum(), given)
+        for gradient, wanted, tensor in zip(gradients, expected_gradients, given, strict=True):
+            wanted = torch.zeros_like(tensor) if wanted is None else wanted
+            torch.testing.assert_close(gradient, wanted, **TOLERANCE[dtype])
+
+
+def test_a_backend_registers_itself(monkeypatch):
+    """The newest for the device and type is used by the models; "eager" and other types pass it by."""
+    calls = []
+
+    def spy(*arguments, **options):
+        calls.append(options)
+        return wide_attention.wide_attention(*arguments, **options)
+
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+    register_backend("spy", spy, "cpu", (torch.float64,))
+    model = tiny_model("transformer_xl")
+    expected = model(tokens(2, 5)).last_hidden_state
+    assert len(calls) == 2
+    assert all(options["visible"] is None for options in calls)
+    model(tokens(2, 5), attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1] * 5]))
+    assert all(options["visible"] is not None for options in calls[2:])
+    calls.clear()
+    model.float()(tokens(2, 5))
+    model.double().set_attn_implementation("eager")
+    torch.testing.assert_close(model(tokens(2, 5)).last_hidden_state, expected, **FLOAT32)
+    assert not calls
+
+
+def kept_for_backward(model, ids: torch.Tensor, mems: tuple) -> int:
+    """Bytes of the tensors that the backward pass will read, each storage once, parameters left out."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model(ids, mems=mems, labels=ids).loss
+    size = sum(storages.values())
+    loss.backward()
+    return size
+
+
+def test_recomputing_keeps_no_weights():
+    """The weights are the largest of what is kept: `(batch, heads, segment, memory + segment)` in every layer."""
+    sizes = []
+    for recompute in (False, True):
+        model = tiny_model("transformer_xl", "causal_lm", recompute_attention=recompute, mem_len=64)
+        mems = model(tokens(2, 64)).mems
+        sizes.append(kept_for_backward(model, tokens(2, 32), mems))
+    weights = 2 * (2 * 4 * 32 * 96) * 8
+    assert sizes[0] - sizes[1] == pytest.approx(weights, rel=0.02)
