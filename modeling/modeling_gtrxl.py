@@ -12,6 +12,7 @@ from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.gating import GATES
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.modeling_memory import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -69,7 +70,13 @@ class GTrXLForTokenClassification(MemoryForTokenClassification, GTrXLPreTrainedM
     model_class = GTrXLModel
 
 
+@auto_docstring(custom_intro="GTrXL as an agent: a policy over discrete actions and a value at every step.")
+class GTrXLForActorCritic(MemoryForActorCritic, GTrXLPreTrainedModel):
+    model_class = GTrXLModel
+
+
 __all__ = [
+    "GTrXLForActorCritic",
     "GTrXLForCausalLM",
     "GTrXLForSequenceClassification",
     "GTrXLForTokenClassification",

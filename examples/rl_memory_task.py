@@ -1,0 +1,162 @@
+"""A task that needs memory, learned by PPO: GTrXL, TrXL-I, TrXL and an agent without memory, in a few minutes on two cores.
+
+`python examples/rl_memory_task.py` writes the learning curves to `build/rl_memory_task/` as a picture and a JSON.
+
+PPO with memory: every rollout starts from the `mems` that the one before left, acts step by step with a `MemoryCache`, and
+is read again in one window from those same `mems`, with `reset` where episodes begin. The memory is stale after the first
+update of the weights, as is usual. The loop is our own: TORCHRL
+"""
+
+import json
+import platform
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from transformers_xl import GTrXLConfig, GTrXLForActorCritic, TransformerXLConfig, TransformerXLModel
+from transformers_xl.modeling.modeling_actor_critic import MemoryForActorCritic
+from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+OUTPUT = Path("build/rl_memory_task")
+
+
+class CueTask(gym.Env):
+    """A T-maze: the cue stands in the first observation, the junction comes after `shortest` to `longest` steps, and turning
+    there to the side of the cue pays 1, to the other side -1. Before the junction every action walks on.
+
+    Observation: [first step, at the junction, signal, noise]. The signal is the cue in the first step and a coin in all
+    others, so that only its time tells them apart.
+    """
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    def __init__(self, shortest: int, longest: int):
+        self.shortest, self.longest = shortest, longest
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.corridor = int(self.np_random.integers(self.shortest, self.longest + 1))
+        self.position = 0
+        observation = self.observe()
+        self.cue = int(observation[2] > 0)
+        return observation, {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        finished = self.position == self.corridor
+        reward = (1.0 if action == self.cue else -1.0) if finished else 0.0
+        self.position = min(self.position + 1, self.corridor)
+        return self.observe(), reward, finished, False, {}
+
+    def observe(self) -> np.ndarray:
+        signal, noise = self.np_random.choice([-1.0, 1.0], 2)
+        return np.array([self.position == 0, self.position == self.corridor, signal, noise], np.float32)
+
+
+class TransformerXLForActorCritic(MemoryForActorCritic, TransformerXLPreTrainedModel):
+    """The head of `GTrXLForActorCritic` on the original Transformer-XL."""
+
+    model_class = TransformerXLModel
+
+
+SIZES = {"num_actions": 2, "observation_size": 4, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 64, "mem_len": 48, "dropout": 0.0, "initializer_range": 0.15, "vocab_size": 1}  # fmt: skip
+AGENTS = {
+    "GTrXL": lambda: GTrXLForActorCritic(GTrXLConfig(**SIZES)),
+    "TrXL-I": lambda: GTrXLForActorCritic(GTrXLConfig(**SIZES, gate_type="none")),
+    "TrXL": lambda: TransformerXLForActorCritic(TransformerXLConfig(**SIZES, norm_position="post")),
+    # sees all of its training window, in acting as in learning, and nothing before it
+    "GTrXL without memory": lambda: GTrXLForActorCritic(GTrXLConfig(**SIZES | {"mem_len": 0, "same_length": False})),
+}
+
+
+@dataclass
+class Settings:
+    """Lengths in steps of one environment. The corridor is longer than the window: the cue is seen in memory only."""
+
+    updates: int = 250
+    environments: int = 64
+    window: int = 16
+    shortest: int = 32
+    longest: int = 40
+    epochs: int = 4
+    learning_rate: float = 1e-3
+    discount: float = 0.95
+    trace: float = 0.95
+    clip: float = 0.2
+    entropy: float = 0.01
+
+
+def advantages(rewards: torch.Tensor, ends: torch.Tensor, values: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """Generalised advantage estimation, https://arxiv.org/abs/1506.02438; `values` (batch, window + 1) has one more."""
+    result, trace = torch.zeros_like(rewards), torch.zeros(len(rewards))
+    for step in reversed(range(rewards.shape[1])):
+        going_on = 1.0 - ends[:, step].float()
+        error = rewards[:, step] + settings.discount * going_on * values[:, step + 1] - values[:, step]
+        trace = error + settings.discount * settings.trace * going_on * trace
+        result[:, step] = trace
+    return result
+
+
+@torch.no_grad()
+def act(model, observation: torch.Tensor, reset: torch.Tensor, past: dict, memory: dict) -> tuple:
+    """One step of the rollout: the last step of `model` on what is new, or on the window so far without memory."""
+    if model.config.mem_len == 0:
+        for name, new in (("observations", observation), ("reset", reset)):
+            past[name] = torch.cat([past[name], new[:, None]], dim=1) if name in past else new[:, None]
+        return model(**past)
+    outputs = model(observation[:, None], reset=reset, **(past or memory), use_cache=True)
+    past["past_key_values"] = outputs.past_key_values
+    return outputs
+
+
+def train(name: str, seed: int, settings: Settings) -> tuple[list[int], list[float]]:
+    """Environment steps, and the success rate of the episodes that ended in each update."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    model = AGENTS[name]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    maker = lambda: CueTask(settings.shortest, settings.longest)  # noqa: E731
+    environments = SyncVectorEnv([maker] * settings.environments, autoreset_mode=AutoresetMode.SAME_STEP)
+    observation = torch.from_numpy(environments.reset(seed=seed * settings.environments)[0])
+    reset, memory, success = torch.ones(settings.environments, dtype=torch.bool), {}, []
+    for _ in range(settings.updates):
+        steps, past = [], {}
+        for _ in range(settings.window):
+            outputs = act(model, observation, reset, past, memory)
+            policy = torch.distributions.Categorical(logits=outputs.logits[:, -1])
+            action = policy.sample()
+            new, reward, ended, _, _ = environments.step(action.numpy())
+            reward, ended = torch.from_numpy(reward).float(), torch.from_numpy(ended)
+            steps.append((observation, reset, action, policy.log_prob(action), outputs.values[:, -1], reward, ended))
+            observation, reset = torch.from_numpy(new), ended
+        columns = [torch.stack(column, dim=1) for column in zip(*steps, strict=True)]
+        observations, resets, actions, old_log_probs, values, rewards, ends = columns
+        following = act(model, observation, reset, past, memory).values[:, -1:]
+        advantage = advantages(rewards, ends, torch.cat([values, following], dim=1), settings)
+        returns, advantage = advantage + values, (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        success.append(((rewards > 0).sum().item(), ends.sum().item()))
+        for _ in range(settings.epochs):
+            outputs = model(observations, reset=resets, **memory)
+            policy = torch.distributions.Categorical(logits=outputs.logits)
+            ratio = (policy.log_prob(actions) - old_log_probs).exp()
+            clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+            loss = -torch.min(ratio * advantage, clipped * advantage).mean() - settings.entropy * policy.entropy().mean()
+            loss = loss + 0.5 * (outputs.values - returns).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        if model.config.mem_len > 0:
+            memory = {"mems": outputs.mems, "mems_mask": outputs.mems_mask}
+    return success
