@@ -7,11 +7,7 @@ is read again in one window from those same `mems`, with `reset` where episodes 
 update of the weights, as is usual. The loop is our own: TORCHRL
 """
 
-import json
-import platform
-import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -25,7 +21,6 @@ from transformers_xl.modeling.modeling_actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 OUTPUT = Path("build/rl_memory_task")
 
@@ -151,7 +146,9 @@ def train(name: str, seed: int, settings: Settings) -> tuple[list[int], list[flo
             policy = torch.distributions.Categorical(logits=outputs.logits)
             ratio = (policy.log_prob(actions) - old_log_probs).exp()
             clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
-            loss = -torch.min(ratio * advantage, clipped * advantage).mean() - settings.entropy * policy.entropy().mean()
+            loss = (
+                -torch.min(ratio * advantage, clipped * advantage).mean() - settings.entropy * policy.entropy().mean()
+            )
             loss = loss + 0.5 * (outputs.values - returns).square().mean()
             optimizer.zero_grad()
             loss.backward()

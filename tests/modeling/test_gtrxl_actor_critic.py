@@ -74,7 +74,9 @@ def test_a_reset_row_is_a_fresh_row(use_cache, inside):
     model, before, after = agent(), seen(), seen(steps=6)
     reset = torch.tensor([False, True, False])
     if inside:
-        reset = torch.zeros(BATCH, 6, dtype=torch.bool).index_put((torch.tensor(1), torch.tensor(0)), torch.tensor(True))
+        reset = torch.zeros(BATCH, 6, dtype=torch.bool).index_put(
+            (torch.tensor(1), torch.tensor(0)), torch.tensor(True)
+        )
     memory = memory_of(model(before, use_cache=use_cache))
     output, fresh = model(after, reset=reset, **memory), model(after)
     torch.testing.assert_close(output.logits[1], fresh.logits[1], **EXACT)
