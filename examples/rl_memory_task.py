@@ -1,13 +1,25 @@
 """A task that needs memory, learned by PPO: GTrXL, TrXL-I, TrXL and an agent without memory, in a few minutes on two cores.
 
-`python examples/rl_memory_task.py` writes the learning curves to `build/rl_memory_task/` as a picture and a JSON.
+`python examples/rl_memory_task.py` writes the learning curves to `build/rl_memory_task/` as a picture and a JSON. It needs
+gymnasium: `pip install '.[rl]'`.
 
 PPO with memory: every rollout starts from the `mems` that the one before left, acts step by step with a `MemoryCache`, and
 is read again in one window from those same `mems`, with `reset` where episodes begin. The memory is stale after the first
-update of the weights, as is usual. The loop is our own: TORCHRL
+update of the weights, as is usual.
+
+TorchRL was tried (0.14.1): declared with a `TensorDictPrimer`, `mems` do travel through its rollouts and `ClipPPOLoss`, but
+as two fields of every step that hold the whole memory, in the value form, and the loss runs the model once for the policy
+and once for the value. This loop keeps one memory per rollout, acts with the engine, and runs the model once.
 """
 
-from dataclasses import dataclass
+import json
+import multiprocessing
+import os
+import platform
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -21,13 +33,14 @@ from transformers_xl.modeling.modeling_actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
 
 matplotlib.use("Agg")
+from matplotlib import pyplot as plt
 
 OUTPUT = Path("build/rl_memory_task")
 
 
 class CueTask(gym.Env):
-    """A T-maze: the cue stands in the first observation, the junction comes after `shortest` to `longest` steps, and turning
-    there to the side of the cue pays 1, to the other side -1. Before the junction every action walks on.
+    """A T-maze: the cue stands in the first observation, the junction comes after `shortest` to `longest` steps, and
+    turning there to the side of the cue pays 1, to the other side -1. Before the junction every action walks on.
 
     Observation: [first step, at the junction, signal, noise]. The signal is the cue in the first step and a coin in all
     others, so that only its time tells them apart.
@@ -79,7 +92,7 @@ AGENTS = {
 class Settings:
     """Lengths in steps of one environment. The corridor is longer than the window: the cue is seen in memory only."""
 
-    updates: int = 250
+    updates: int = 120
     environments: int = 64
     window: int = 16
     shortest: int = 32
@@ -115,13 +128,13 @@ def act(model, observation: torch.Tensor, reset: torch.Tensor, past: dict, memor
     return outputs
 
 
-def train(name: str, seed: int, settings: Settings) -> tuple[list[int], list[float]]:
-    """Environment steps, and the success rate of the episodes that ended in each update."""
+def train(name: str, seed: int, settings: Settings) -> list[tuple[int, int]]:
+    """Train one agent; for each update, how many of the episodes that ended in its rollout were won, and how many ended."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = AGENTS[name]()
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    maker = lambda: CueTask(settings.shortest, settings.longest)  # noqa: E731
+    maker = partial(CueTask, settings.shortest, settings.longest)
     environments = SyncVectorEnv([maker] * settings.environments, autoreset_mode=AutoresetMode.SAME_STEP)
     observation = torch.from_numpy(environments.reset(seed=seed * settings.environments)[0])
     reset, memory, success = torch.ones(settings.environments, dtype=torch.bool), {}, []
@@ -157,3 +170,56 @@ def train(name: str, seed: int, settings: Settings) -> tuple[list[int], list[flo
         if model.config.mem_len > 0:
             memory = {"mems": outputs.mems, "mems_mask": outputs.mems_mask}
     return success
+
+
+def success_rate(counts: np.ndarray, updates: int = 10) -> np.ndarray:
+    """Share of won episodes, always over the last `updates`; `counts` is (..., updates, 2)."""
+    sums = np.cumsum(counts, axis=-2)
+    sums[..., updates:, :] -= sums[..., :-updates, :].copy()
+    return sums[..., 0] / np.maximum(sums[..., 1], 1)
+
+
+def draw(runs: dict[str, np.ndarray], settings: Settings, path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    styles = zip(("black", "tab:blue", "tab:orange", "tab:red"), ("-", "--", "-.", ":"), strict=True)
+    for (name, counts), (color, style) in zip(runs.items(), styles, strict=True):
+        rates = success_rate(counts)
+        steps = np.arange(1, rates.shape[1] + 1) * settings.environments * settings.window
+        axes.plot(steps, rates.mean(axis=0), style, color=color, linewidth=2, label=name)
+        axes.fill_between(steps, rates.min(axis=0), rates.max(axis=0), color=color, alpha=0.12, linewidth=0)
+    axes.axhline(0.5, color="gray", linewidth=0.8, label="chance")
+    axes.set(xlabel="environment steps", ylabel="success rate (last 10 updates)", ylim=(0.3, 1.02))
+    axes.set_title(f"A cue {settings.shortest} to {settings.longest} steps ago, windows of {settings.window} steps: mean "
+                   f"and range of {len(counts)} seeds", fontsize=10)  # fmt: skip
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(settings: Settings, seeds: int = 2, workers: int = 1, output: Path = OUTPUT) -> dict:
+    output.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    jobs = [(name, seed, settings) for name in AGENTS for seed in range(seeds)]
+    if workers == 1:
+        results = [train(*job) for job in jobs]
+    else:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            results = list(pool.map(train, *zip(*jobs, strict=True)))
+    runs = dict(zip(AGENTS, np.array(results).reshape(len(AGENTS), seeds, settings.updates, 2), strict=True))
+    result = {"settings": asdict(settings), "model": SIZES, "torch": torch.__version__, "python": platform.python_version(),
+              "gymnasium": gym.__version__, "seconds": round(time.perf_counter() - start), "workers": workers,
+              "agents": {}}  # fmt: skip
+    for name, counts in runs.items():
+        final = success_rate(counts, 20)[:, -1].round(4).tolist()  # over the last 20 updates
+        print(f"{name}: success of each seed " + ", ".join(f"{rate:.3f}" for rate in final), flush=True)
+        result["agents"][name] = {"parameters": AGENTS[name]().num_parameters(), "final_success_rate": final,
+                                  "won_and_ended_by_update": counts.tolist()}  # fmt: skip
+    draw(runs, settings, output / "rl_memory_task.png")
+    (output / "rl_memory_task.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+    print(f"{result['seconds']} s; wrote {output}/rl_memory_task.png and .json")
+    return result
+
+
+if __name__ == "__main__":
+    main(Settings(), workers=min(2, os.cpu_count() or 1))

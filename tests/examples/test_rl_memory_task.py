@@ -29,13 +29,14 @@ def test_only_the_cue_says_where_to_turn(seed, follow):
     observation, _ = environment.reset(seed=seed)
     cue = int(observation[2] > 0)
     assert observation[:2].tolist() == [1, 0]
-    for step in range(1, 7):
+    for position in range(1, 7):
         observation, reward, terminated, truncated, _ = environment.step(1 - cue)
         assert (reward, terminated, truncated) == (0.0, False, False)
         assert observation[0] == 0
+        assert observation[1] == (position == environment.corridor)
         if observation[1]:
             break
-    assert step == environment.corridor >= 3
+    assert position == environment.corridor >= 3
     _, reward, terminated, _, _ = environment.step(cue if follow else 1 - cue)
     assert terminated
     assert reward == (1.0 if follow else -1.0)
