@@ -173,10 +173,10 @@ def train(name: str, seed: int, settings: Settings) -> list[tuple[int, int]]:
 
 
 def success_rate(counts: np.ndarray, updates: int = 10) -> np.ndarray:
-    """Share of won episodes, always over the last `updates`; `counts` is (..., updates, 2)."""
+    """Share of won episodes, over the last `updates`, NaN before any ended; `counts` is (..., updates, 2)."""
     sums = np.cumsum(counts, axis=-2)
     sums[..., updates:, :] -= sums[..., :-updates, :].copy()
-    return sums[..., 0] / np.maximum(sums[..., 1], 1)
+    return np.where(sums[..., 1] > 0, sums[..., 0] / np.maximum(sums[..., 1], 1), np.nan)
 
 
 def draw(runs: dict[str, np.ndarray], settings: Settings, path: Path) -> None:

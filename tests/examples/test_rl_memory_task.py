@@ -97,4 +97,4 @@ def test_it_runs_and_writes_what_it_says(tmp_path):
 
 def test_the_success_rate_counts_episodes_not_updates():
     counts = np.array([[0, 0], [9, 10], [0, 10], [5, 10]])
-    np.testing.assert_allclose(task.success_rate(counts, 2), [0, 0.9, 0.45, 0.25])
+    np.testing.assert_allclose(task.success_rate(counts, 2), [np.nan, 0.9, 0.45, 0.25])
