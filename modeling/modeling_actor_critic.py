@@ -26,7 +26,7 @@ class MemoryForActorCritic(MemoryHead):
         if num_actions is None:
             raise ValueError("`num_actions`=None: set it in the config to the number of actions to choose from.")
         observation_size = getattr(config, "observation_size", None)
-        self.observation_proj = None
+        self.observation_proj: nn.Linear | None = None
         if observation_size is not None:
             self.observation_proj = nn.Linear(observation_size, config.hidden_size)
             self.model.embed_tokens = None
@@ -56,7 +56,7 @@ class MemoryForActorCritic(MemoryHead):
         attention_mask: torch.Tensor | None = None,
         past_key_values: MemoryCache | None = None,
         input_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         mems: tuple[torch.Tensor, ...] | None = None,
         mems_mask: torch.Tensor | None = None,
         reset: torch.Tensor | None = None,
@@ -76,8 +76,8 @@ class MemoryForActorCritic(MemoryHead):
             seen from there on. A vector environment of gymnasium with `AutoresetMode.SAME_STEP` says it one step earlier:
             `terminated | truncated`.
         """
-        given = {"observations": observations, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
-        given = [name for name, value in given.items() if value is not None]
+        inputs = {"observations": observations, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        given = [name for name, value in inputs.items() if value is not None]
         if len(given) != 1:
             raise ValueError(
                 f"Exactly one of `observations`, `input_ids` and `inputs_embeds` must be given, not {given or 'none'}."

@@ -70,7 +70,7 @@ class MemoryActorCriticOutput(ModelOutput):
     """
 
     logits: torch.Tensor | None = None
-    values: torch.Tensor | None = None
+    values: torch.Tensor | None = None  # type: ignore[assignment]  # hides the method of dicts
     past_key_values: Cache | None = None
     mems: tuple[torch.Tensor, ...] | None = None
     mems_mask: torch.Tensor | None = None
