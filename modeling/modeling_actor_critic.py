@@ -26,9 +26,8 @@ class MemoryForActorCritic(MemoryHead):
         if num_actions is None:
             raise ValueError("`num_actions`=None: set it in the config to the number of actions to choose from.")
         observation_size = getattr(config, "observation_size", None)
-        self.observation_proj: nn.Linear | None = None
+        self.observation_proj = None if observation_size is None else nn.Linear(observation_size, config.hidden_size)
         if observation_size is not None:
-            self.observation_proj = nn.Linear(observation_size, config.hidden_size)
             self.model.embed_tokens = None
         self.policy_head = nn.Linear(config.hidden_size, num_actions)
         self.value_head = nn.Linear(config.hidden_size, 1)
