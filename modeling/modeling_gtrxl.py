@@ -9,6 +9,7 @@ from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -68,7 +69,13 @@ class GTrXLForTokenClassification(MemoryForTokenClassification, GTrXLPreTrainedM
     model_class = GTrXLModel
 
 
+@auto_docstring(custom_intro="GTrXL as an agent: a policy over discrete actions and a value at every step.")
+class GTrXLForActorCritic(MemoryForActorCritic, GTrXLPreTrainedModel):
+    model_class = GTrXLModel
+
+
 __all__ = [
+    "GTrXLForActorCritic",
     "GTrXLForCausalLM",
     "GTrXLForSequenceClassification",
     "GTrXLForTokenClassification",

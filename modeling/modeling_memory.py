@@ -90,10 +90,10 @@ class MemoryModel:
             Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
         """
         check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, past_key_values is not None)
-        check_ids(input_ids, self.embed_tokens.num_embeddings)
         batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]
         check_memory(self.config, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
+            check_ids(input_ids, self.embed_tokens.num_embeddings)
             inputs_embeds = self.embed_tokens(input_ids)
         length = inputs_embeds.shape[1]
         if use_cache and past_key_values is None and self.config.mem_len > 0:
@@ -325,7 +325,7 @@ class MemoryModel:
         if past_key_values is not None:
             fresh = None
             if self.config.initial_memory == "zeros":
-                row = self.embed_tokens.weight[:1]
+                row = torch.empty(1, dtype=self.dtype, device=self.device)
                 fresh = self.make_cache(self.initial_mems(row), None, like=row)
             past_key_values.reset_rows(reset, fresh)
         elif mems is not None and self.config.initial_memory == "zeros":

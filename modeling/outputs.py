@@ -55,3 +55,24 @@ class MemoryHeadOutput(ModelOutput):
     mems_mask: torch.Tensor | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class MemoryActorCriticOutput(ModelOutput):
+    """
+    Args:
+        logits (`torch.Tensor` of shape `(batch, steps, num_actions)`):
+            The policy before its softmax.
+        value (`torch.Tensor` of shape `(batch, steps)`):
+            The return that the critic expects from each step on.
+        past_key_values, mems, mems_mask, hidden_states, attentions:
+            As in [`MemoryModelOutput`].
+    """
+
+    logits: torch.Tensor | None = None
+    value: torch.Tensor | None = None
+    past_key_values: Cache | None = None
+    mems: tuple[torch.Tensor, ...] | None = None
+    mems_mask: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None

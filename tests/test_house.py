@@ -26,7 +26,9 @@ MAY_IMPORT = {
     "cli": set(PACKAGES) | {"modeling.conversion"},
 }
 # inside of `modeling`: the backbone and the variants import the backbone, never a variant; only `auto` knows them all
-BACKBONE = {"checks", "generation_memory", "heads", "memory", "modeling_memory", "outputs"}
+BACKBONE = {
+    "actor_critic", "checks", "generation_memory", "heads", "memory", "modeling_memory", "outputs",
+}  # fmt: skip
 # files above 500 lines, each with its reason
 LONG_FILES: dict[str, str] = {}
 

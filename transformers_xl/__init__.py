@@ -17,6 +17,7 @@ if not (
 _NAMES = {
     "ByteTokenizer": "tokenization.tokenization_bytes",
     "GTrXLConfig": "configuration.configuration_gtrxl",
+    "GTrXLForActorCritic": "modeling.modeling_gtrxl",
     "GTrXLForCausalLM": "modeling.modeling_gtrxl",
     "GTrXLForSequenceClassification": "modeling.modeling_gtrxl",
     "GTrXLForTokenClassification": "modeling.modeling_gtrxl",

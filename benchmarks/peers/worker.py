@@ -1,7 +1,7 @@
 """One competitor in a process of its own, with its own libraries: it sets up a task, and times one unit of it when asked.
 
-Talks in lines of JSON over stdin and stdout. The benchmark starts one for each competitor and lets them take turns, so that a
-busy machine slows all of them alike. Imports nothing but torch and the competitor, whatever its version.
+Talks in lines of JSON over stdin and stdout. The benchmark starts one for each competitor and lets them take turns, so
+that a busy machine slows all of them alike. Imports nothing but torch and the competitor, whatever its version.
 """
 
 import json

@@ -1,0 +1,225 @@
+"""A task that needs memory, learned by PPO: GTrXL, TrXL-I, TrXL and an agent without memory, in a few minutes on two cores.
+
+`python examples/rl_memory_task.py` writes the learning curves to `build/rl_memory_task/` as a picture and a JSON. It needs
+gymnasium: `pip install '.[rl]'`.
+
+PPO with memory: every rollout starts from the `mems` that the one before left, acts step by step with a `MemoryCache`, and
+is read again in one window from those same `mems`, with `reset` where episodes begin. The memory is stale after the first
+update of the weights, as is usual.
+
+TorchRL was tried (0.14.1): declared with a `TensorDictPrimer`, `mems` do travel through its rollouts and `ClipPPOLoss`, but
+as two fields of every step that hold the whole memory, in the value form, and the loss runs the model once for the policy
+and once for the value. This loop keeps one memory per rollout, acts with the engine, and runs the model once.
+"""
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from transformers_xl import GTrXLConfig, GTrXLForActorCritic, TransformerXLConfig, TransformerXLModel
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
+from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+OUTPUT = Path("build/rl_memory_task")
+
+
+class CueTask(gym.Env):
+    """A T-maze: the cue stands in the first observation, the junction comes after `shortest` to `longest` steps, and
+    turning there to the side of the cue pays 1, to the other side -1. Before the junction every action walks on.
+
+    Observation: [first step, at the junction, signal, noise]. The signal is the cue in the first step and a coin in all
+    others, so that only its time tells them apart.
+    """
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    def __init__(self, shortest: int, longest: int):
+        self.shortest, self.longest = shortest, longest
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.corridor = int(self.np_random.integers(self.shortest, self.longest + 1))
+        self.position = 0
+        observation = self.observe()
+        self.cue = int(observation[2] > 0)
+        return observation, {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        finished = self.position == self.corridor
+        reward = (1.0 if action == self.cue else -1.0) if finished else 0.0
+        self.position = min(self.position + 1, self.corridor)
+        return self.observe(), reward, finished, False, {}
+
+    def observe(self) -> np.ndarray:
+        signal, noise = self.np_random.choice([-1.0, 1.0], 2)
+        return np.array([self.position == 0, self.position == self.corridor, signal, noise], np.float32)
+
+
+class TransformerXLForActorCritic(MemoryForActorCritic, TransformerXLPreTrainedModel):
+    """The head of `GTrXLForActorCritic` on the original Transformer-XL."""
+
+    model_class = TransformerXLModel
+
+
+SIZES = {"num_actions": 2, "observation_size": 4, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 64, "mem_len": 48, "dropout": 0.0, "initializer_range": 0.15, "vocab_size": 1}  # fmt: skip
+AGENTS = {
+    "GTrXL": lambda: GTrXLForActorCritic(GTrXLConfig(**SIZES)),
+    "TrXL-I": lambda: GTrXLForActorCritic(GTrXLConfig(**SIZES, gate_type="none")),
+    "TrXL": lambda: TransformerXLForActorCritic(TransformerXLConfig(**SIZES, norm_position="post")),
+    # sees all of its training window, in acting as in learning, and nothing before it
+    "GTrXL without memory": lambda: GTrXLForActorCritic(GTrXLConfig(**SIZES | {"mem_len": 0, "same_length": False})),
+}
+
+
+@dataclass
+class Settings:
+    """Lengths in steps of one environment. The corridor is longer than the window: the cue is seen in memory only."""
+
+    updates: int = 120
+    environments: int = 64
+    window: int = 16
+    shortest: int = 32
+    longest: int = 40
+    epochs: int = 4
+    learning_rate: float = 1e-3
+    discount: float = 0.95
+    trace: float = 0.95
+    clip: float = 0.2
+    entropy: float = 0.01
+
+
+def advantages(rewards: torch.Tensor, ends: torch.Tensor, values: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """Generalised advantage estimation, https://arxiv.org/abs/1506.02438; `values` (batch, window + 1) has one more."""
+    result, trace = torch.zeros_like(rewards), torch.zeros(len(rewards))
+    for step in reversed(range(rewards.shape[1])):
+        going_on = 1.0 - ends[:, step].float()
+        error = rewards[:, step] + settings.discount * going_on * values[:, step + 1] - values[:, step]
+        trace = error + settings.discount * settings.trace * going_on * trace
+        result[:, step] = trace
+    return result
+
+
+@torch.no_grad()
+def act(model, observation: torch.Tensor, reset: torch.Tensor, past: dict, memory: dict) -> tuple:
+    """One step of the rollout: the last step of `model` on what is new, or on the window so far without memory."""
+    if model.config.mem_len == 0:
+        for name, new in (("observations", observation), ("reset", reset)):
+            past[name] = torch.cat([past[name], new[:, None]], dim=1) if name in past else new[:, None]
+        return model(**past)
+    outputs = model(observation[:, None], reset=reset, **(past or memory), use_cache=True)
+    past["past_key_values"] = outputs.past_key_values
+    return outputs
+
+
+def train(name: str, seed: int, settings: Settings) -> list[tuple[int, int]]:
+    """Train one agent; for each update, how many of the episodes that ended in its rollout were won, and how many ended."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    model = AGENTS[name]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    maker = partial(CueTask, settings.shortest, settings.longest)
+    environments = SyncVectorEnv([maker] * settings.environments, autoreset_mode=AutoresetMode.SAME_STEP)
+    observation = torch.from_numpy(environments.reset(seed=seed * settings.environments)[0])
+    reset, memory, success = torch.ones(settings.environments, dtype=torch.bool), {}, []
+    for _ in range(settings.updates):
+        steps, past = [], {}
+        for _ in range(settings.window):
+            outputs = act(model, observation, reset, past, memory)
+            policy = torch.distributions.Categorical(logits=outputs.logits[:, -1])
+            action = policy.sample()
+            new, reward, ended, _, _ = environments.step(action.numpy())
+            reward, ended = torch.from_numpy(reward).float(), torch.from_numpy(ended)
+            steps.append((observation, reset, action, policy.log_prob(action), outputs.value[:, -1], reward, ended))
+            observation, reset = torch.from_numpy(new), ended
+        columns = [torch.stack(column, dim=1) for column in zip(*steps, strict=True)]
+        observations, resets, actions, old_log_probs, values, rewards, ends = columns
+        following = act(model, observation, reset, past, memory).value[:, -1:]
+        advantage = advantages(rewards, ends, torch.cat([values, following], dim=1), settings)
+        returns, advantage = advantage + values, (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        success.append(((rewards > 0).sum().item(), ends.sum().item()))
+        for _ in range(settings.epochs):
+            outputs = model(observations, reset=resets, **memory)
+            policy = torch.distributions.Categorical(logits=outputs.logits)
+            ratio = (policy.log_prob(actions) - old_log_probs).exp()
+            clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+            loss = (
+                -torch.min(ratio * advantage, clipped * advantage).mean() - settings.entropy * policy.entropy().mean()
+            )
+            loss = loss + 0.5 * (outputs.value - returns).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        if model.config.mem_len > 0:
+            memory = {"mems": outputs.mems, "mems_mask": outputs.mems_mask}
+    return success
+
+
+def success_rate(counts: np.ndarray, updates: int = 10) -> np.ndarray:
+    """Share of won episodes, over the last `updates`, NaN before any ended; `counts` is (..., updates, 2)."""
+    sums = np.cumsum(counts, axis=-2)
+    sums[..., updates:, :] -= sums[..., :-updates, :].copy()
+    return np.where(sums[..., 1] > 0, sums[..., 0] / np.maximum(sums[..., 1], 1), np.nan)
+
+
+def draw(runs: dict[str, np.ndarray], settings: Settings, path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    styles = zip(("black", "tab:blue", "tab:orange", "tab:red"), ("-", "--", "-.", ":"), strict=True)
+    for (name, counts), (color, style) in zip(runs.items(), styles, strict=True):
+        rates = success_rate(counts)
+        steps = np.arange(1, rates.shape[1] + 1) * settings.environments * settings.window
+        axes.plot(steps, rates.mean(axis=0), style, color=color, linewidth=2, label=name)
+        axes.fill_between(steps, rates.min(axis=0), rates.max(axis=0), color=color, alpha=0.12, linewidth=0)
+    axes.axhline(0.5, color="gray", linewidth=0.8, label="chance")
+    axes.set(xlabel="environment steps", ylabel="success rate (last 10 updates)", ylim=(0.3, 1.02))
+    axes.set_title(f"A cue {settings.shortest} to {settings.longest} steps ago, windows of {settings.window} steps: mean "
+                   f"and range of {len(counts)} seeds", fontsize=10)  # fmt: skip
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(settings: Settings, seeds: int = 2, workers: int = 1, output: Path = OUTPUT) -> dict:
+    output.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    jobs = [(name, seed, settings) for name in AGENTS for seed in range(seeds)]
+    if workers == 1:
+        results = [train(*job) for job in jobs]
+    else:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            results = list(pool.map(train, *zip(*jobs, strict=True)))
+    runs = dict(zip(AGENTS, np.array(results).reshape(len(AGENTS), seeds, settings.updates, 2), strict=True))
+    result = {"settings": asdict(settings), "model": SIZES, "torch": torch.__version__, "python": platform.python_version(),
+              "gymnasium": gym.__version__, "seconds": round(time.perf_counter() - start), "workers": workers,
+              "agents": {}}  # fmt: skip
+    for name, counts in runs.items():
+        final = success_rate(counts, 20)[:, -1].round(4).tolist()  # over the last 20 updates
+        print(f"{name}: success of each seed " + ", ".join(f"{rate:.3f}" for rate in final), flush=True)
+        result["agents"][name] = {"parameters": AGENTS[name]().num_parameters(), "final_success_rate": final,
+                                  "won_and_ended_by_update": counts.tolist()}  # fmt: skip
+    draw(runs, settings, output / "rl_memory_task.png")
+    (output / "rl_memory_task.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+    print(f"{result['seconds']} s; wrote {output}/rl_memory_task.png and .json")
+    return result
+
+
+if __name__ == "__main__":
+    main(Settings(), workers=min(2, os.cpu_count() or 1))
