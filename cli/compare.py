@@ -9,6 +9,9 @@ from typer import Argument, Option
 
 from transformers_xl.cli.common import check_output, clean_errors, import_models, written_whole
 
+# fields of a variant beside the shared ones: a memory of about the size of the feed-forward that it stands for
+FIELDS = {"pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16}}
+
 
 def compare(
     texts: Annotated[list[Path], Argument(exists=True, dir_okay=False, readable=True, help="Text files.")],
@@ -67,8 +70,10 @@ def _compare(variants: dict, chosen: list[str], texts: list[Path], output: Path,
     with written_whole(output) as folder:
         for name in chosen:
             intermediate_size = _matching_width(variants[name], arguments, target)
-            model = build_model(variants[name], arguments, intermediate_size)
-            typer.echo(f"{name}: {model.num_parameters():,} parameters, feed-forward of {intermediate_size}")
+            model = build_model(variants[name], arguments, intermediate_size, **FIELDS.get(name, {}))
+            typer.echo(
+                f"{name}: {model.num_parameters():,} parameters in training, feed-forward of {intermediate_size}"
+            )
             training = fit(model, stream, arguments, folder)
             scores = score(model, held_out, eval_lanes)
             runs.append(
@@ -103,7 +108,9 @@ def _count(variant, arguments: dict, intermediate_size: int) -> int:
     from transformers_xl.cli.fitting import build_model
 
     with torch.device("meta"):
-        return build_model(variant, arguments, intermediate_size).num_parameters()
+        model = build_model(variant, arguments, intermediate_size, **FIELDS.get(variant.config_class.model_type, {}))
+    model.finish_training()
+    return model.num_parameters()
 
 
 def _matching_width(variant, arguments: dict, target: int) -> int:
@@ -130,16 +137,22 @@ def _versions() -> dict[str, str]:
     }
 
 
+def _held_out_bits(run: dict) -> float:
+    """Bits per byte of the held-out text, with memory where the model has one."""
+    scores = run["bits_per_byte"]
+    return scores.get("with_memory", scores["without_memory"])
+
+
 def table(result: dict) -> str:
     """The runs as a Markdown table, best first."""
     lines = [
         "| model | bits per byte | without memory | parameters | training, tokens/s |",
         "|---|---:|---:|---:|---:|",
     ]
-    for run in sorted(result["runs"], key=lambda run: run["bits_per_byte"]["with_memory"]):
-        with_memory, without = (run["bits_per_byte"][kind] for kind in ("with_memory", "without_memory"))
+    for run in sorted(result["runs"], key=_held_out_bits):
+        bits, without = _held_out_bits(run), run["bits_per_byte"]["without_memory"]
         speed = f"{run['tokens_per_second']:,.0f}"
-        lines.append(f"| `{run['variant']}` | {with_memory:.3f} | {without:.3f} | {run['parameters']:,} | {speed} |")
+        lines.append(f"| `{run['variant']}` | {bits:.3f} | {without:.3f} | {run['parameters']:,} | {speed} |")
     return "\n".join(lines) + "\n"
 
 
@@ -157,15 +170,14 @@ def draw(result: dict, path: Path) -> None:
     for index, run in enumerate(result["runs"]):
         points = [(row["step"], row["loss"]) for row in run["log"] if "loss" in row]
         tokens = [step * result["tokens_per_step"] for step, _ in points]
-        held_out = run["bits_per_byte"]["with_memory"]
         label = (
-            f"{run['variant']}: {held_out:.3f} held out, {run['parameters'] / 1e6:.2f} M parameters, "
+            f"{run['variant']}: {_held_out_bits(run):.3f} held out, {run['parameters'] / 1e6:.2f} M parameters, "
             f"{run['tokens_per_second']:,.0f} tokens/s"
         )
         losses = [loss / math.log(2) for _, loss in points]
         (line,) = axes.plot(tokens, losses, styles[index % len(styles)], label=label)
         end = result["arguments"]["steps"] * result["tokens_per_step"]
-        axes.plot([end], [held_out], "o", color=line.get_color())
+        axes.plot([end], [_held_out_bits(run)], "o", color=line.get_color())
     axes.set(xlabel="tokens read", ylabel="bits per byte")
     axes.set_title("Lines: training text, mean of 20 steps. Dots: held-out text, with memory.", fontsize="medium")
     axes.legend(fontsize="small")

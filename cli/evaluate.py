@@ -1,4 +1,4 @@
-"""`transformers-xl evaluate`: bits per byte of a text, with and without memory."""
+"""`transformers-xl evaluate`: bits per byte of a text, with and without memory, and by a moving window."""
 
 import json
 from pathlib import Path
@@ -17,22 +17,39 @@ def evaluate(
     batch_size: Annotated[
         int, Option(help="Lanes of text that are read side by side; each begins without memory.")
     ] = 1,
+    moving_window: Annotated[
+        bool,
+        Option(
+            "--moving-window",
+            help="Also predict each token from the segment's length of tokens before it, read anew: as many times slower.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")
     ] = False,
 ) -> None:
-    """Measure how well a model predicts a text, in bits per byte, with its memory and without."""
+    """Measure how well a model predicts a text, in bits per byte, with its memory and without.
+
+    The text is read in segments. A model without memory is measured once.
+    """
     with clean_errors():
         model, tokenizer = load_model(model_dir)
-        from transformers_xl.evaluation.bits_per_byte import score_text
+        from transformers_xl.evaluation.bits_per_byte import score_moving_window, score_text
         from transformers_xl.streams.files import read_ids
 
         ids, size = read_ids(text, tokenizer, progress=not as_json)
         size -= len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
+        ways = (
+            (("with memory", True), ("without memory", False)) if model.config.mem_len else (("in segments", False),)
+        )
         scores = {
             name: score_text(model, ids, segment_length, batch_size, memory, num_bytes=size, progress=not as_json)
-            for name, memory in (("with memory", True), ("without memory", False))
+            for name, memory in ways
         }
+        if moving_window:
+            scores["moving window"] = score_moving_window(
+                model, ids, segment_length, num_bytes=size, progress=not as_json
+            )
     if as_json:
         typer.echo(json.dumps({name.replace(" ", "_"): _summary(score) for name, score in scores.items()}, indent=2))
     else:

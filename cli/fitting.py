@@ -37,22 +37,23 @@ def read_texts(
     return TextStream(ids, segment_length, lanes), held_out, eval_lanes
 
 
-def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: int | None = None):
-    """A causal language model over bytes, with weights from the seed."""
-    tokenizer = ByteTokenizer()
+def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: int | None = None, **fields):
+    """A causal language model over bytes, with weights from the seed. `mem_len` is that of variants that have a memory."""
+    tokenizer, mem_len = ByteTokenizer(), arguments["mem_len"]
+    memory = {} if variant.memory == "none" else {"mem_len": mem_len, "same_length": mem_len > 0}
     config = variant.config_class(
         vocab_size=len(tokenizer),
         hidden_size=arguments["hidden_size"],
         num_hidden_layers=arguments["layers"],
         num_attention_heads=arguments["heads"],
         intermediate_size=intermediate_size or arguments["intermediate_size"] or 4 * arguments["hidden_size"],
-        mem_len=arguments["mem_len"],
-        same_length=arguments["mem_len"] > 0,
+        **memory,
         segment_length=arguments["segment_length"],
         dropout=arguments["dropout"],
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
+        **fields,
     )
     transformers.set_seed(arguments["seed"])
     return variant.causal_lm_class(config)
@@ -79,15 +80,14 @@ def fit(model, stream: TextStream, arguments: dict[str, Any], folder: Path) -> d
         train_dataset=stream,
     )
     seconds = trainer.train().metrics["train_runtime"]
+    model.finish_training()
     return {"train_seconds": seconds, "log": trainer.state.log_history}
 
 
 def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
-    """The held-out text with memory and without."""
-    return {
-        name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True)
-        for name, memory in (("with_memory", True), ("without_memory", False))
-    }
+    """The held-out text with memory, where the model has one, and without."""
+    ways = (("with_memory", True), ("without_memory", False))[0 if model.config.mem_len else 1 :]
+    return {name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True) for name, memory in ways}
 
 
 __all__ = ["build_model", "fit", "read_texts", "score"]

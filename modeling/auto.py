@@ -16,9 +16,11 @@ from transformers import (
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
 from transformers_xl.modeling.modeling_gtrxl import (
     GTrXLForCausalLM,
     GTrXLForSequenceClassification,
@@ -30,6 +32,12 @@ from transformers_xl.modeling.modeling_macaron import (
     MacaronForSequenceClassification,
     MacaronForTokenClassification,
     MacaronModel,
+)
+from transformers_xl.modeling.modeling_pkm_transformer import (
+    PKMTransformerForCausalLM,
+    PKMTransformerForSequenceClassification,
+    PKMTransformerForTokenClassification,
+    PKMTransformerModel,
 )
 from transformers_xl.modeling.modeling_r_transformer import (
     RTransformerForCausalLM,
@@ -48,6 +56,12 @@ from transformers_xl.modeling.modeling_transformer_xl import (
     TransformerXLForSequenceClassification,
     TransformerXLForTokenClassification,
     TransformerXLModel,
+)
+from transformers_xl.modeling.modeling_vanilla_transformer import (
+    VanillaTransformerForCausalLM,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerForTokenClassification,
+    VanillaTransformerModel,
 )
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
@@ -90,6 +104,19 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1901.02860",
             idea="Every layer attends to the inputs it had in earlier segments, by relative positions.",
+        ),
+        Variant(
+            config_class=VanillaTransformerConfig,
+            model_class=VanillaTransformerModel,
+            causal_lm_class=VanillaTransformerForCausalLM,
+            sequence_classification_class=VanillaTransformerForSequenceClassification,
+            token_classification_class=VanillaTransformerForTokenClassification,
+            paper="Character-Level Language Modeling with Deeper Self-Attention",
+            authors="Al-Rfou et al.",
+            year=2018,
+            url="https://arxiv.org/abs/1808.04444",
+            idea="Fixed segments without memory: positions before every layer, and auxiliary predictions in training.",
+            memory="none",
         ),
         Variant(
             config_class=ShawTransformerConfig,
@@ -139,6 +166,18 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1906.02762",
             idea="The attention stands between two feed-forwards of half a step each.",
+        ),
+        Variant(
+            config_class=PKMTransformerConfig,
+            model_class=PKMTransformerModel,
+            causal_lm_class=PKMTransformerForCausalLM,
+            sequence_classification_class=PKMTransformerForSequenceClassification,
+            token_classification_class=PKMTransformerForTokenClassification,
+            paper="Large Memory Layers with Product Keys",
+            authors="Lample et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1907.05242",
+            idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
         ),
     )
 }

@@ -16,6 +16,7 @@ class MemoryHead:
     """A model with a head on it. A mixin: the variant sets `model_class` and adds its `PreTrainedModel`."""
 
     model_class: type[nn.Module]
+    output_class: type[MemoryHeadOutput] = MemoryHeadOutput
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
@@ -26,7 +27,7 @@ class MemoryHead:
 
     def head_output(self, outputs: MemoryModelOutput, loss: torch.Tensor | None, logits: torch.Tensor | None):
         carried = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return MemoryHeadOutput(loss=loss, logits=logits, **carried)
+        return self.output_class(loss=loss, logits=logits, **carried)
 
 
 class MemoryForCausalLM(MemoryHead, MemoryGeneration):
@@ -37,6 +38,9 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
     def build_head(self, config: MemoryConfig) -> None:
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+
+    def finish_training(self) -> None:
+        """Drop what exists in training only: nothing, unless the variant says otherwise."""
 
     @can_return_tuple
     @auto_docstring

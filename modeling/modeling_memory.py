@@ -49,6 +49,7 @@ class MemoryModel:
 
     layer_class: type[nn.Module] = MemoryLayer
     positions_class: type[nn.Module] | None = RelativePositions
+    output_class: type[MemoryModelOutput] = MemoryModelOutput
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
@@ -173,7 +174,7 @@ class MemoryModel:
             "order": rows.order,
             "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
             "past_key_values": past_key_values,
-            **self.state_context(hidden_states, states, segment_mask, episode),
+            **self.layer_context(hidden_states, states, segment_mask, episode),
             **kwargs,
         }
         memories = (
@@ -190,7 +191,7 @@ class MemoryModel:
                 new_mems += tuple(state.detach() for states in new_states for state in states)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
-        return MemoryModelOutput(
+        return self.output_class(
             last_hidden_state=hidden_states, past_key_values=past_key_values, mems=new_mems, mems_mask=new_mask
         )
 
@@ -230,14 +231,14 @@ class MemoryModel:
         """The states of one layer in fresh rows: zeros."""
         return tuple(like.new_zeros(like.shape[0], *shape) for shape in self.config.layer_states.values())
 
-    def state_context(
+    def layer_context(
         self,
         hidden_states: torch.Tensor,
         states: list[tuple[torch.Tensor, ...]],
         segment_mask: torch.Tensor | None,
         episode: torch.Tensor | None,
     ) -> dict:
-        """What the layers of a model with states need to know of padding and episodes, as keyword arguments."""
+        """What the layers of a variant need to know of padding and episodes, as keyword arguments."""
         return {}
 
     def update_memory(

@@ -64,7 +64,7 @@ class RTransformerModel(MemoryModel, RTransformerPreTrainedModel):
     layer_class = RTransformerLayer
     positions_class = None
 
-    def state_context(
+    def layer_context(
         self,
         hidden_states: torch.Tensor,
         states: list[tuple[torch.Tensor, ...]],

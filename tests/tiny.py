@@ -48,6 +48,9 @@ def tiny_config(model_type: str, **fields):
         # large enough that attention is far from uniform and that logits differ
         "initializer_range": 0.2,
     }
+    if VARIANTS[model_type].memory == "none":
+        del defaults["mem_len"]
+        defaults["segment_length"] = 64  # the longest text that it reads
     return AutoConfig.for_model(model_type, **(defaults | fields))
 
 

@@ -7,18 +7,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import Trainer, TrainingArguments, default_data_collator
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
+
+from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory
 
 
 @dataclass
 class MemoryTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the defaults that a stream of consecutive segments needs: its order is kept, a batch that
-    would not fill all rows is dropped, and every column of the stream reaches the model."""
+    would not fill all rows is dropped, and every column of the stream reaches the model.
+
+    `value_learning_rate` is the peak learning rate of the values of product-key memories, which few tokens reach each;
+    `learning_rate` when not given. The schedule is that of all parameters.
+    """
 
     train_sampling_strategy: str = "sequential"
     dataloader_drop_last: bool = True
     remove_unused_columns: bool = False
+    value_learning_rate: float | None = None
 
 
 class Memory(NamedTuple):
@@ -27,6 +34,14 @@ class Memory(NamedTuple):
 
     mems: tuple[torch.Tensor, ...]
     mems_mask: torch.Tensor | None
+
+
+class TrainingProgress(TrainerCallback):
+    """Tells a model which share of its training is over, where it has a `training_progress`: its losses have a schedule."""
+
+    def on_step_begin(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
+        if hasattr(model, "training_progress"):
+            model.training_progress = state.global_step / max(1, state.max_steps)
 
 
 class MemoryTrainer(Trainer):
@@ -53,10 +68,26 @@ class MemoryTrainer(Trainer):
         _check_lanes("train_dataset", kwargs.get("train_dataset"), args.train_batch_size, args.world_size)
         for dataset in _datasets(kwargs.get("eval_dataset")):
             _check_lanes("eval_dataset", dataset, args.eval_batch_size, args.world_size)
+        _check_values(model, args)
         super().__init__(model, args, **kwargs)
+        self.add_callback(TrainingProgress)
         if args.label_names is None:
             self.label_names = ["shift_labels"]
         self.memory: dict[str, Memory] = {}
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is not None:
+            return self.optimizer
+        optimizer = super().create_optimizer(model)
+        rate = getattr(self.args, "value_learning_rate", None)
+        if rate is not None:
+            values = {memory.values.weight for memory in _memories(self.model if model is None else model)}
+            for group in list(optimizer.param_groups):
+                moved = [parameter for parameter in group["params"] if parameter in values]
+                if moved:
+                    group["params"] = [parameter for parameter in group["params"] if parameter not in values]
+                    optimizer.add_param_group({**group, "params": moved, "lr": rate})
+        return optimizer
 
     def compute_loss(
         self,
@@ -125,6 +156,25 @@ def _check_arguments(args: TrainingArguments) -> None:
         )
 
 
+def _memories(model: nn.Module | None) -> list[ProductKeyMemory]:
+    return [] if model is None else [module for module in model.modules() if isinstance(module, ProductKeyMemory)]
+
+
+def _check_values(model: nn.Module | None, args: TrainingArguments) -> None:
+    rate, memories = getattr(args, "value_learning_rate", None), _memories(model)
+    if rate is not None and rate <= 0:
+        raise ValueError(f"`value_learning_rate`={rate} must be above 0; leave it out for `learning_rate`.")
+    if rate is not None and model is not None and not memories:
+        raise ValueError(
+            f"`value_learning_rate`={rate} is that of product-key memories, and `model` has none: leave it out."
+        )
+    if any(memory.values.sparse for memory in memories):
+        raise ValueError(
+            "`sparse_values`=True makes sparse gradients, which the Trainer's optimizers and its gradient clipping refuse: "
+            "set `sparse_values=False`, or train in a loop of your own with `torch.optim.SparseAdam`."
+        )
+
+
 def _datasets(datasets: Dataset | dict[str, Dataset] | None) -> Iterable[Dataset | None]:
     return datasets.values() if isinstance(datasets, dict) else [datasets]
 
@@ -150,4 +200,4 @@ def _check_rows(memory: Memory, inputs: dict[str, Any]) -> None:
         )
 
 
-__all__ = ["Memory", "MemoryTrainer", "MemoryTrainingArguments"]
+__all__ = ["Memory", "MemoryTrainer", "MemoryTrainingArguments", "TrainingProgress"]

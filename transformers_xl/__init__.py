@@ -30,6 +30,11 @@ _NAMES = {
     "MemoryCache": "modeling.memory",
     "MemoryConfig": "configuration.configuration_memory",
     "MemoryTrainer": "training.trainer",
+    "PKMTransformerConfig": "configuration.configuration_pkm_transformer",
+    "PKMTransformerForCausalLM": "modeling.modeling_pkm_transformer",
+    "PKMTransformerForSequenceClassification": "modeling.modeling_pkm_transformer",
+    "PKMTransformerForTokenClassification": "modeling.modeling_pkm_transformer",
+    "PKMTransformerModel": "modeling.modeling_pkm_transformer",
     "RTransformerConfig": "configuration.configuration_r_transformer",
     "RTransformerForCausalLM": "modeling.modeling_r_transformer",
     "RTransformerForSequenceClassification": "modeling.modeling_r_transformer",
@@ -45,6 +50,11 @@ _NAMES = {
     "TransformerXLForSequenceClassification": "modeling.modeling_transformer_xl",
     "TransformerXLForTokenClassification": "modeling.modeling_transformer_xl",
     "TransformerXLModel": "modeling.modeling_transformer_xl",
+    "VanillaTransformerConfig": "configuration.configuration_vanilla_transformer",
+    "VanillaTransformerForCausalLM": "modeling.modeling_vanilla_transformer",
+    "VanillaTransformerForSequenceClassification": "modeling.modeling_vanilla_transformer",
+    "VanillaTransformerForTokenClassification": "modeling.modeling_vanilla_transformer",
+    "VanillaTransformerModel": "modeling.modeling_vanilla_transformer",
 }
 
 __all__ = list(_NAMES)

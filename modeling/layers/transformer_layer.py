@@ -36,11 +36,14 @@ class MemoryLayer(GradientCheckpointingLayer):
         attn_output, _ = self.self_attn(self.attention_input(hidden_states), memory, **kwargs)
         return self.dropout(attn_output)
 
+    def feed_forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
+        return self.mlp(hidden_states)
+
     def forward(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         remembered = hidden_states
         attn_output = self.attend(hidden_states, memory, **kwargs)
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
-        mlp_output = self.mlp(self.post_attention_layernorm.before(hidden_states))
+        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), **kwargs)
         return self.post_attention_layernorm.after(hidden_states + mlp_output), remembered

@@ -62,6 +62,28 @@ def test_evaluate(model_folder: Path, text_file: Path):
     assert f"{scores['with_memory']['bits_per_byte']:.4f}" in table.output
 
 
+def test_evaluate_by_a_moving_window(model_folder: Path, text_file: Path):
+    short = text_file.parent / "short.txt"
+    short.write_text(TEXT[:60])
+    result = run("evaluate", model_folder, "--text", short, "--moving-window", "--json")
+    assert result.exit_code == 0, result.output
+    scores = json.loads(result.output)
+    assert list(scores) == ["with_memory", "without_memory", "moving_window"]
+    assert scores["moving_window"]["tokens"] == 59
+    assert scores["moving_window"]["bits_per_byte"] != scores["without_memory"]["bits_per_byte"]
+
+
+def test_a_model_without_memory_is_trained_and_measured_once(text_file: Path, tmp_path: Path):
+    result = run("train", text_file, "-o", tmp_path / "out", "--variant", "vanilla_transformer", *SMALL.split())
+    assert result.exit_code == 0, result.output
+    assert "without memory" in result.output
+    assert "with memory" not in result.output
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.auxiliary is None  # what exists in training only is not shipped
+    result = run("evaluate", tmp_path / "out", "--text", text_file, "--json")
+    assert list(json.loads(result.output)) == ["in_segments"]
+
+
 def test_generate_streams_and_repeats_with_its_seed(model_folder: Path):
     arguments = ("generate", model_folder, "--prompt", "It was", "--max-new-tokens", 30, "--seed", 5)
     first, second, other = run(*arguments), run(*arguments), run(*arguments[:-1], 6)

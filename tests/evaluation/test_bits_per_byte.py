@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import set_seed
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.evaluation.bits_per_byte import bits_per_byte, score_text
+from transformers_xl.evaluation.bits_per_byte import bits_per_byte, score_moving_window, score_text
 
 VOCAB, SEGMENT = 23, 6
 
@@ -79,3 +79,35 @@ def test_bytes_may_be_given(model):
         score_text(model, ids, num_bytes=0)
     with pytest.raises(ValueError, match="too short"):
         score_text(model, text(1))
+
+
+@pytest.mark.parametrize("length", [2, SEGMENT, 3 * SEGMENT + 1])
+@pytest.mark.parametrize("batch_size", [1, 4, 99])
+def test_a_window_moves_one_token_at_a_time(model, length: int, batch_size: int):
+    """Each token is predicted from the window before it, read alone."""
+    ids = text(length)
+    tokens, nats = torch.from_numpy(ids), 0.0
+    model.eval()
+    for position in range(1, length):
+        context = tokens[max(0, position - SEGMENT) : position]
+        with torch.no_grad():
+            nats -= model(context[None]).logits[0, -1].log_softmax(-1)[tokens[position]].item()
+    score = score_moving_window(model, ids, batch_size=batch_size)
+    assert score.tokens == score.bytes == length - 1
+    assert score.nats == pytest.approx(nats, rel=1e-5)
+    assert score_moving_window(model, ids, window=length, batch_size=batch_size).nats == pytest.approx(
+        score_text(model, ids, segment_length=length, memory=False).nats, rel=1e-5
+    )
+    assert score_moving_window(model, ids, num_bytes=3).bytes == 3
+
+
+def test_a_moving_window_that_cannot_be_meant(model):
+    for arguments, name in (
+        ({"window": 0}, "window"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"num_bytes": 0}, "num_bytes"),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}`=0"):
+            score_moving_window(model, text(20), **arguments)
+    with pytest.raises(ValueError, match="too short"):
+        score_moving_window(model, text(1))

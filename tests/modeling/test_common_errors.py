@@ -160,7 +160,6 @@ def test_other_config_keywords_pass(model_type):
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"mem_len": 0}, ["mem_len", "same_length"]),
         ({"mem_len": -1, "same_length": False}, ["mem_len", "-1"]),
         ({"hidden_size": 0}, ["hidden_size"]),
         ({"vocab_size": 0}, ["vocab_size"]),
@@ -184,7 +183,20 @@ def test_config_values(model_type, fields, names):
         assert error.match(name)
 
 
-@every_variant
+@carrying
+def test_no_memory_needs_same_length_off(model_type):
+    with pytest.raises(ValueError, match="`mem_len`=0 .*`same_length`"):
+        tiny_config(model_type, mem_len=0)
+
+
+@pytest.mark.parametrize("model_type", variants(memory=("none",)))
+@pytest.mark.parametrize("fields", [{"mem_len": 8}, {"same_length": True}], ids=str)
+def test_a_variant_without_memory_takes_none(model_type, fields):
+    with pytest.raises(ValueError, match=f"`{next(iter(fields))}`"):
+        tiny_config(model_type, **fields)
+
+
+@carrying
 def test_window_follows_from_the_memory(model_type):
     assert tiny_config(model_type, mem_len=5).sliding_window == 5
     assert tiny_config(model_type, mem_len=5, same_length=False).sliding_window == 6

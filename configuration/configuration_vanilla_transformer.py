@@ -1,0 +1,62 @@
+"""Configuration of the vanilla character Transformer (Al-Rfou et al., 2018, https://arxiv.org/abs/1808.04444)."""
+
+from huggingface_hub.dataclasses import strict
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
+POSITION_TYPES = ("per_layer", "sinusoid")
+INTERMEDIATE_LOSSES = ("hard", "linear", "none")
+
+
+@strict
+class VanillaTransformerConfig(MemoryConfig):
+    r"""
+    Configuration of the vanilla Transformer. Further fields are those of [`MemoryConfig`]. It has no memory, so `mem_len`
+    is 0 and `same_length` False; `segment_length` is the number of positions, the longest text of one call.
+
+    Args:
+        position_type (`str`, *optional*, defaults to `"per_layer"`):
+            `"per_layer"`: learned positions are added before every layer; `"sinusoid"`: sinusoids are added to the
+            embedding (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762).
+        intermediate_losses (`str`, *optional*, defaults to `"hard"`):
+            Whether layers before the last predict in training too. Layer l of n does so in the first l/(2n) of the
+            training: with weight 1 (`"hard"`) or a weight that falls linearly to 0 (`"linear"`); `"none"` turns it off.
+        num_targets (`int`, *optional*, defaults to 2):
+            1: in training every position predicts the next token; 2: also the one after it.
+        second_target_weight (`float`, *optional*, defaults to 0.5):
+            Weight of the loss of the second target.
+        every_position_loss (`bool`, *optional*, defaults to `True`):
+            Whether in training every position predicts, or only the last one of a segment.
+    """
+
+    model_type = "vanilla_transformer"
+
+    mem_len: int = 0
+    same_length: bool = False
+    position_type: str = "per_layer"
+    intermediate_losses: str = "hard"
+    num_targets: int = 2
+    second_target_weight: float | int = 0.5
+    every_position_loss: bool = True
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        for name, only in (("mem_len", 0), ("same_length", False)):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"`{name}`={getattr(self, name)} must be {only}: the vanilla Transformer has no memory. Leave it out, "
+                    "or use a variant that remembers."
+                )
+        choices = (
+            ("position_type", POSITION_TYPES),
+            ("intermediate_losses", INTERMEDIATE_LOSSES),
+            ("num_targets", (1, 2)),
+        )
+        for name, allowed in choices:
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}`={getattr(self, name)!r} must be one of {allowed}.")
+        if self.second_target_weight < 0:
+            raise ValueError(f"`second_target_weight`={self.second_target_weight} must not be negative.")
+
+
+__all__ = ["VanillaTransformerConfig"]

@@ -1,0 +1,41 @@
+"""Positions in a segment, added to the stream: learned (Al-Rfou et al., 2018) or sinusoids (Vaswani et al., 2017)."""
+
+import torch
+from torch import nn
+
+
+class SinusoidPositions(nn.Module):
+    """The sinusoids of https://arxiv.org/abs/1706.03762, section 3.5, sines first instead of in turns with the cosines."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """`(batch or 1, length)` integers to `(batch or 1, length, hidden_size)`."""
+        exact = torch.promote_types(dtype, torch.float32)
+        steps = torch.arange(0, self.hidden_size, 2, device=positions.device, dtype=exact)
+        angles = positions[..., None] * 10000.0 ** (-steps / self.hidden_size)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., : self.hidden_size].to(dtype)
+
+
+class LearnedPositions(nn.Embedding):
+    """A learned vector for each of `segment_length` positions."""
+
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return super().forward(positions).to(dtype)
+
+
+def positions_in_row(
+    shape: tuple[int, int], segment_mask: torch.Tensor | None, episode: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    """Place of each token in its row or episode, from 0, `(B or 1, T)`, for rows whose padding stands on the left.
+
+    `segment_mask` (B, T) bool and `episode` (B, T) are None where no row needs them. Padding gets 0.
+    """
+    columns = torch.arange(shape[1], device=device)[None]
+    begins = torch.zeros_like(columns) if segment_mask is None else (~segment_mask).sum(dim=1, keepdim=True)
+    if episode is not None:
+        is_new = torch.cat([torch.zeros_like(episode[:, :1]), episode.diff(dim=1)], dim=1) != 0
+        begins = torch.maximum(begins, (columns * is_new).cummax(dim=1).values)
+    return (columns - begins).clamp(min=0)

@@ -1,0 +1,134 @@
+"""Product-key memory: Lample et al., 2019, https://arxiv.org/abs/1907.05242, section 3. Code: facebookresearch/XLM.
+
+    query_h = BN(W x)_h        s_h[i, j] = query_h[:d/2] . key1_h[i] + query_h[d/2:] . key2_h[j]
+    y = sum over heads h and the k best slots (i, j) of softmax(s_h)[i, j] value[i n + j]
+
+The k best sums of two halves are among the sums of the k best of each half, so that n^2 slots cost 2 n products.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed.nn.functional as distributed
+from torch import nn
+from transformers import initialization as init
+
+from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
+
+
+class KeyUsage(NamedTuple):
+    """How a call used the slots of a memory. Section 4.4.
+
+    `used` is the share of the slots that were read, `kl` the divergence of the read weights from the uniform
+    distribution, `log(slots) + sum z log z`, in nats.
+    """
+
+    used: torch.Tensor
+    kl: torch.Tensor
+
+
+# N tokens of the batch, F features
+class QueryBatchNorm(nn.BatchNorm1d):
+    """Batch norm over the real tokens of all processes.
+
+    Differs from `nn.BatchNorm1d`: padding is left out of the statistics; they are those of all processes of a
+    distributed run, on every kind of device; a batch of one token is allowed; the running statistics do not move a second
+    time when activation checkpointing runs the forward pass again.
+    """
+
+    def forward(self, rows: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+        """`rows` (N, F); `real` (N,) bool, all when not given."""
+        if not self.training:
+            return super().forward(rows)
+        states = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        weights = torch.ones_like(states[:, :1]) if real is None else real[:, None].to(states.dtype)
+        sums = _summed(torch.cat([(states * weights).sum(0), weights.sum(0)]))
+        count = sums[-1].clamp(min=1.0)
+        mean = sums[:-1] / count
+        var = _summed(((states - mean).square() * weights).sum(0)) / count
+        if not _is_run_again():
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                unbiased = var * count / (count - 1).clamp(min=1.0)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        normalised = (states - mean) * torch.rsqrt(var + self.eps)
+        return (normalised * self.weight + self.bias).to(rows.dtype)
+
+
+def _summed(statistic: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes, with gradient."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return distributed.all_reduce(statistic)
+    return statistic
+
+
+def _is_run_again() -> bool:
+    """Whether this forward pass runs inside of a backward pass, as that of an activation checkpoint does."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+class QueryNetwork(nn.Module):
+    """Queries `(N, memory_heads * memory_key_dim)` of tokens `(N, hidden_size)`."""
+
+    def __init__(self, config: PKMTransformerConfig):
+        super().__init__()
+        size = config.memory_heads * config.memory_key_dim
+        self.proj = nn.Linear(config.hidden_size, size)
+        self.norm = QueryBatchNorm(size) if config.query_batch_norm else None
+
+    def forward(self, rows: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+        query = self.proj(rows)
+        return query if self.norm is None else self.norm(query, real)
+
+
+class ProductKeyMemory(nn.Module):
+    """A feed-forward that reads `memory_topk` of `num_memory_keys` squared learned values per head."""
+
+    def __init__(self, config: PKMTransformerConfig):
+        super().__init__()
+        self.heads, self.num_keys, self.topk = config.memory_heads, config.num_memory_keys, config.memory_topk
+        self.query_net = QueryNetwork(config)
+        self.keys = nn.Parameter(torch.empty(self.heads, 2, self.num_keys, config.memory_key_dim // 2))
+        self.values = nn.EmbeddingBag(self.num_keys**2, config.hidden_size, mode="sum", sparse=config.sparse_values)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def init_weights(self, config: PKMTransformerConfig) -> None:
+        bound = (config.memory_key_dim // 2) ** -0.5
+        init.uniform_(self.keys, -bound, bound)
+        init.normal_(self.values.weight, mean=0.0, std=config.hidden_size**-0.5)
+
+    def best_slots(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The highest scores of queries `(N, heads, memory_key_dim)`, best first, and their slots, `(N, heads, k)`."""
+        halves = query.unflatten(-1, (2, -1))
+        scores, keys = torch.einsum("nhpd,hpkd->nhpk", halves, self.keys).topk(self.topk, dim=-1)
+        sums = (scores[:, :, 0, :, None] + scores[:, :, 1, None, :]).flatten(-2)
+        slots = (keys[:, :, 0, :, None] * self.num_keys + keys[:, :, 1, None, :]).flatten(-2)
+        best, chosen = sums.topk(self.topk, dim=-1)
+        return best, slots.gather(-1, chosen)
+
+    def forward(
+        self, hidden_states: torch.Tensor, real: torch.Tensor | None = None, output_key_usage: bool = False
+    ) -> tuple[torch.Tensor, KeyUsage | None]:
+        """
+        Args:
+            hidden_states: `(batch, length, hidden_size)`.
+            real: `(batch, length)` bool, tokens that are no padding; all when not given.
+            output_key_usage: whether to return how the slots were used.
+        """
+        rows, real = hidden_states.flatten(0, 1), None if real is None else real.flatten()
+        query = self.query_net(rows, real).unflatten(-1, (self.heads, -1))
+        scores, slots = self.best_slots(query)
+        weights = scores.softmax(dim=-1)
+        read = self.values(slots.flatten(1), per_sample_weights=weights.flatten(1))
+        usage = self.usage(slots, weights, real) if output_key_usage else None
+        return self.dropout(read.view_as(hidden_states)), usage
+
+    @torch.no_grad()
+    def usage(self, slots: torch.Tensor, weights: torch.Tensor, real: torch.Tensor | None) -> KeyUsage:
+        if real is not None:
+            slots, weights = slots[real], weights[real]
+        read = torch.zeros(self.num_keys**2, dtype=torch.float64, device=slots.device)
+        share = read.index_add(0, slots.flatten(), weights.flatten().double())
+        share = share / share.sum()
+        return KeyUsage(used=(share > 0).double().mean(), kl=torch.xlogy(share, share * share.numel()).sum())

@@ -1,0 +1,107 @@
+"""Transformer with product-key memory: Lample et al., 2019, https://arxiv.org/abs/1907.05242. Code: facebookresearch/XLM.
+
+In chosen layers, a large memory of learned values takes the place of the feed-forward; a token reads a few of its slots.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+from transformers.utils.output_capturing import OutputRecorder
+
+from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.product_key_memory import KeyUsage, ProductKeyMemory
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+
+
+@dataclass
+class PKMTransformerModelOutput(MemoryModelOutput):
+    """
+    Args:
+        key_usage (`tuple[KeyUsage]`, *optional*):
+            With `output_key_usage=True`: for each memory layer, the share of its slots that the call read (`used`) and the
+            divergence of the read weights from uniform (`kl`, in nats).
+    """
+
+    key_usage: tuple[KeyUsage, ...] | None = None
+
+
+@dataclass
+class PKMTransformerHeadOutput(MemoryHeadOutput):
+    """`key_usage` as in [`PKMTransformerModelOutput`]."""
+
+    key_usage: tuple[KeyUsage, ...] | None = None
+
+
+class PKMTransformerLayer(MemoryLayer):
+    """A Transformer-XL layer that may have a product-key memory in place of its feed-forward."""
+
+    def __init__(self, config: PKMTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if layer_idx in config.memory_layers:
+            self.mlp = ProductKeyMemory(config)
+
+    def feed_forward(
+        self, hidden_states: torch.Tensor, real: torch.Tensor | None = None, output_key_usage: bool = False, **kwargs
+    ) -> torch.Tensor:
+        if not isinstance(self.mlp, ProductKeyMemory):
+            return super().feed_forward(hidden_states)
+        return self.mlp(hidden_states, real, output_key_usage)[0]
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with product-key memory.")
+class PKMTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: PKMTransformerConfig
+    _no_split_modules = ["PKMTransformerLayer"]
+    _can_record_outputs = {
+        "hidden_states": PKMTransformerLayer,
+        "attentions": RelativeAttention,
+        "key_usage": OutputRecorder(ProductKeyMemory, index=1),
+    }
+
+
+@auto_docstring(custom_intro="The Transformer with product-key memory, without a head.")
+class PKMTransformerModel(MemoryModel, PKMTransformerPreTrainedModel):
+    layer_class = PKMTransformerLayer
+    output_class = PKMTransformerModelOutput
+
+    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
+        return {"real": segment_mask}
+
+
+@auto_docstring(custom_intro="The Transformer with product-key memory and a language modeling head.")
+class PKMTransformerForCausalLM(MemoryForCausalLM, PKMTransformerPreTrainedModel, GenerationMixin):
+    model_class = PKMTransformerModel
+    output_class = PKMTransformerHeadOutput
+
+
+@auto_docstring(
+    custom_intro="The Transformer with product-key memory and a classification head on the last real token."
+)
+class PKMTransformerForSequenceClassification(MemoryForSequenceClassification, PKMTransformerPreTrainedModel):
+    model_class = PKMTransformerModel
+    output_class = PKMTransformerHeadOutput
+
+
+@auto_docstring(custom_intro="The Transformer with product-key memory and a classification head on every token.")
+class PKMTransformerForTokenClassification(MemoryForTokenClassification, PKMTransformerPreTrainedModel):
+    model_class = PKMTransformerModel
+    output_class = PKMTransformerHeadOutput
+
+
+__all__ = [
+    "PKMTransformerForCausalLM",
+    "PKMTransformerForSequenceClassification",
+    "PKMTransformerForTokenClassification",
+    "PKMTransformerModel",
+    "PKMTransformerPreTrainedModel",
+]

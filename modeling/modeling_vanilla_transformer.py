@@ -1,0 +1,211 @@
+"""Vanilla character Transformer: Al-Rfou et al., 2018, https://arxiv.org/abs/1808.04444.
+
+A causal Transformer on fixed segments, without memory: deep, with learned positions added before every layer, and with
+auxiliary predictions in training - by every position, by intermediate layers, of two tokens.
+"""
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions, positions_in_row
+from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.outputs import MemoryHeadOutput
+
+
+class VanillaTransformerLayer(MemoryLayer):
+    """Positions, attention, feed-forward. With sinusoids, the first layer adds them for all."""
+
+    attention_class = MemoryAttention
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.positions: nn.Module | None = None
+        if config.position_type == "per_layer":
+            self.positions = LearnedPositions(config.segment_length, config.hidden_size)
+        elif layer_idx == 0:
+            self.positions = SinusoidPositions(config.hidden_size)
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, *, places: torch.Tensor, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.positions is not None:
+            hidden_states = hidden_states + self.positions(places, hidden_states.dtype)
+        return super().forward(hidden_states, memory, **kwargs)
+
+
+class AuxiliaryClassifiers(nn.Module):
+    """What predicts in training only: the next token from layers before the last, the one after it from every layer."""
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__()
+        layers = config.num_hidden_layers
+        # the last layer predicts with the head of the model
+        self.next_token = self.classifiers(config, layers - 1 if config.intermediate_losses != "none" else 0)
+        predicting = layers if config.intermediate_losses != "none" else 1
+        self.second_token = self.classifiers(config, predicting if config.num_targets == 2 else 0)
+
+    def classifiers(self, config: VanillaTransformerConfig, count: int) -> nn.ModuleList:
+        return nn.ModuleList([nn.Linear(config.hidden_size, config.vocab_size) for _ in range(count)])
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the vanilla Transformer.")
+class VanillaTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: VanillaTransformerConfig
+    _no_split_modules = ["VanillaTransformerLayer"]
+    _can_record_outputs = {"hidden_states": VanillaTransformerLayer, "attentions": MemoryAttention}
+
+
+@auto_docstring(custom_intro="The vanilla Transformer without a head.")
+class VanillaTransformerModel(MemoryModel, VanillaTransformerPreTrainedModel):
+    layer_class = VanillaTransformerLayer
+    positions_class = None
+
+    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
+        batch, length = hidden_states.shape[:2]
+        if length > self.config.segment_length:
+            raise ValueError(
+                f"`input_ids` holds {length} tokens, but the model has `segment_length`={self.config.segment_length} "
+                "positions and no memory: read the text in segments, or generate() and `score_moving_window`, which do."
+            )
+        return {"places": positions_in_row((batch, length), segment_mask, episode, hidden_states.device)}
+
+
+@auto_docstring(
+    custom_intro="""
+    The vanilla Transformer with a language modeling head. In training mode its loss is the sum of the losses of all layers
+    that predict at this point of the training, of one target or two; in evaluation it is that of the next token alone.
+    `generate()` reads the last `segment_length` tokens again for every token.
+    """
+)
+class VanillaTransformerForCausalLM(MemoryForCausalLM, VanillaTransformerPreTrainedModel, GenerationMixin):
+    """
+    Attributes:
+        training_progress (`float`): share of the training that is over, 0..1, for the schedule of the intermediate losses.
+            [`~transformers_xl.training.trainer.TrainingProgress`] sets it; so does `MemoryTrainer`.
+    """
+
+    model_class = VanillaTransformerModel
+
+    def build_head(self, config: VanillaTransformerConfig) -> None:
+        super().build_head(config)
+        self.training_progress = 0.0
+        self.auxiliary = AuxiliaryClassifiers(config) if self.has_auxiliary(config) else None
+
+    @staticmethod
+    def has_auxiliary(config: VanillaTransformerConfig) -> bool:
+        return config.intermediate_losses != "none" or config.num_targets == 2
+
+    def finish_training(self) -> None:
+        """Drop the classifiers that exist in training only, and the fields that ask for them."""
+        self.auxiliary = None
+        self.config.intermediate_losses, self.config.num_targets = "none", 1
+
+    def layer_weights(self) -> list[float]:
+        """Weight of each layer's loss at this point of the training. Section 3, "Intermediate layer losses"."""
+        layers, kind = self.config.num_hidden_layers, self.config.intermediate_losses
+        ends = [(layer + 1) / (2 * layers) for layer in range(layers - 1)]
+        if kind == "hard":
+            weights = [float(self.training_progress < end) for end in ends]
+        elif kind == "linear":
+            weights = [max(0.0, 1.0 - self.training_progress / end) for end in ends]
+        else:
+            weights = [0.0] * len(ends)
+        return [*weights, 1.0]
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The tokens themselves; the loss shifts them inside the segment. -100 is ignored. As a keyword, `shift_labels`
+            of shape `(batch, length)` or `(batch, length + 1)` holds the tokens that follow each token, and with one column
+            more the second target of the last token.
+        """
+        targets = kwargs.pop("shift_labels", None)
+        wants_loss = labels is not None or targets is not None
+        if not (self.training and wants_loss):
+            length = (input_ids if input_ids is not None else kwargs["inputs_embeds"]).shape[1]
+            if targets is not None:
+                kwargs["shift_labels"] = targets[:, :length]
+            return super().forward(input_ids, attention_mask=attention_mask, labels=labels, **kwargs)
+        if targets is None:
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        return_dict = kwargs.pop("return_dict", self.config.return_dict)
+        wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
+        items = kwargs.pop("num_items_in_batch", None)
+        outputs = super().forward(
+            input_ids, attention_mask=attention_mask, output_hidden_states=True, return_dict=True, **kwargs
+        )
+        outputs.loss = self.training_loss(outputs, targets, items)
+        if not wants_states:
+            outputs.hidden_states = None
+        return outputs if return_dict else outputs.to_tuple()
+
+    def training_loss(
+        self, outputs: MemoryHeadOutput, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        """Sum over layers of weight x (loss of the next token + `second_target_weight` x loss of the one after it)."""
+        length = outputs.logits.shape[1]
+        first, second = targets[:, :length], nn.functional.pad(targets[:, 1:], (0, 1), value=-100)[:, :length]
+        if not self.config.every_position_loss:
+            is_last = torch.arange(length, device=first.device) == length - 1
+            first, second = first.where(is_last, -100), second.where(is_last, -100)
+
+        def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return self.loss_function(
+                logits=logits, labels=None, shift_labels=target.contiguous(), vocab_size=self.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+            )  # fmt: skip
+
+        total = loss(outputs.logits, first)
+        weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
+        for layer, (weight, states) in enumerate(zip(weights, outputs.hidden_states[1:], strict=True)):
+            if weight == 0.0:
+                continue
+            if layer < last:
+                states = states if self.model.norm is None else self.model.norm(states)
+                total = total + weight * loss(self.auxiliary.next_token[layer](states), first)
+            if self.config.num_targets == 2:
+                classifier = self.auxiliary.second_token[layer - last - 1]
+                total = total + weight * self.config.second_target_weight * loss(classifier(states), second)
+        return total
+
+    def prepare_inputs_for_generation(self, input_ids: torch.LongTensor, **kwargs) -> dict:
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        for name in ("input_ids", "attention_mask"):
+            if inputs.get(name) is not None:
+                inputs[name] = inputs[name][:, -self.config.segment_length :]
+        return inputs
+
+
+@auto_docstring(custom_intro="The vanilla Transformer with a classification head on the last real token.")
+class VanillaTransformerForSequenceClassification(MemoryForSequenceClassification, VanillaTransformerPreTrainedModel):
+    model_class = VanillaTransformerModel
+
+
+@auto_docstring(custom_intro="The vanilla Transformer with a classification head on every token.")
+class VanillaTransformerForTokenClassification(MemoryForTokenClassification, VanillaTransformerPreTrainedModel):
+    model_class = VanillaTransformerModel
+
+
+__all__ = [
+    "VanillaTransformerForCausalLM",
+    "VanillaTransformerForSequenceClassification",
+    "VanillaTransformerForTokenClassification",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]
