@@ -7,6 +7,7 @@ from transformers.utils import auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.generation_memory import MemoryGeneration
+from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
@@ -142,7 +143,7 @@ class MemoryForTokenClassification(MemoryHead):
 
     def build_head(self, config: MemoryConfig) -> None:
         self.num_labels = config.num_labels
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
 
     @can_return_tuple

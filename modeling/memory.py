@@ -23,6 +23,9 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         self.kept = sliding_window - 1
         self.states: dict[str, torch.Tensor] = {}
         self.positions: torch.Tensor | None = None
+        self.buffers: tuple[torch.Tensor, ...] = ()
+        self.window: torch.Tensor | None = None  # the keys, while they are what the buffers end with
+        self.end = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -36,9 +39,49 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.cumulative_length += key_states.shape[-2]
+        if order is None and self.grows_in_place(key_states):
+            return self.append(key_states, value_states)
         keys, self.keys = self.extend(self.keys, key_states, order, dim=-2)
         values, self.values = self.extend(self.values, value_states, order, dim=-2)
         return keys, values
+
+    def grows_in_place(self, new: torch.Tensor) -> bool:
+        """Whether the window can be written on at its end, instead of being copied: nothing else reads what is there."""
+        return (
+            new.shape[-2] <= self.kept
+            and not self.record_past
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+        )
+
+    def append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `extend` does, in buffers for twice the window: it is copied once in `kept` positions."""
+        length = key_states.shape[-2]
+        if not self.has_room(length):
+            self.buffers = tuple(self.buffer(last(kept, self.kept, dim=-2)) for kept in (self.keys, self.values))
+            self.end = self.num_kept
+        start, memory = self.end, min(self.end, self.kept)
+        self.end += length
+        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start : self.end] = new
+        seen = tuple(buffer.narrow(-2, start - memory, memory + length) for buffer in self.buffers)
+        self.keys, self.values = (last(states, self.kept, dim=-2) for states in seen)
+        self.window = self.keys
+        return seen
+
+    def has_room(self, length: int) -> bool:
+        """Whether the window is still the end of what stands in the buffers, with `length` free positions behind it."""
+        return (
+            self.window is self.keys
+            and self.end + length <= self.buffers[0].shape[-2]
+            and (torch.is_inference_mode_enabled() or not self.buffers[0].is_inference())
+        )
+
+    def buffer(self, kept: torch.Tensor) -> torch.Tensor:
+        """Space for two windows, that begins with `kept` and lies along the rows: one query reads it faster so."""
+        empty = kept.new_empty(*kept.shape[:2], kept.shape[-1], 2 * self.kept).transpose(-1, -2)
+        empty[:, :, : kept.shape[-2]] = kept
+        return empty
 
     def extend(
         self, kept: torch.Tensor, new: torch.Tensor, order: torch.Tensor | None, dim: int
@@ -86,13 +129,16 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
     def reset(self) -> None:
         super().reset()
         self.states = {}
-        self.positions = None
+        self.positions = self.window = None
 
 
 class StaticMemoryCacheLayer(MemoryCacheLayer):
     """The same window in tensors of fixed shape and address, filled from the right: empty slots are masked."""
 
     is_compileable = True
+
+    def grows_in_place(self, new: torch.Tensor) -> bool:
+        return False  # its tensors have a fixed address
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -257,7 +303,8 @@ class MemoryCache(Cache):
         other.layers = [copy.copy(layer) for layer in self.layers]
         for layer in other.layers:
             layer.cumulative_length = 0
-        # a dynamic window replaces its tensors when it is updated, a static one writes into them
+            layer.window = None  # only one of the two may write behind it
+        # a dynamic window keeps what others see of it when it is updated, a static one writes into its tensors
         other.map_rows(torch.clone if self.static else lambda rows: rows)
         other.finish()
         return other

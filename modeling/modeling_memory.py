@@ -8,6 +8,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_ids, check_inputs, check_memory
+from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
@@ -54,7 +55,7 @@ class MemoryModel:
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
         self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = nn.ModuleList(
             [self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]

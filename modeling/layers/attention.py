@@ -27,6 +27,8 @@ class MemoryAttention(nn.Module):
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
         self.scaling = config.head_dim**-0.5
+        self.num_heads = config.num_attention_heads
+        self.window = config.sliding_window if config.same_length else None
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         inner_size = config.num_attention_heads * config.head_dim
@@ -36,7 +38,7 @@ class MemoryAttention(nn.Module):
         self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
-        return states.unflatten(-1, (self.config.num_attention_heads, -1)).transpose(1, 2)  # [B, H, K, D]
+        return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, H, K, D]
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
@@ -164,7 +166,7 @@ class RelativeAttention(MemoryAttention):
             bias.content_bias,
             bias.position_bias,
             visible=None if by_distance else visible,
-            window=self.config.sliding_window if self.config.same_length else None,
+            window=self.window,
             scaling=self.scaling,
             recompute=self.config.recompute_attention,
         )
@@ -176,5 +178,7 @@ class RelativeAttention(MemoryAttention):
             return past_key_values.layers[self.layer_idx].positions
         positions = self.r_proj(table).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         if past_key_values is not None and not torch.is_grad_enabled():
+            # along the rows, as a cache keeps its keys
+            positions = positions.transpose(-1, -2).contiguous().transpose(-1, -2)
             past_key_values.layers[self.layer_idx].positions = positions
         return positions

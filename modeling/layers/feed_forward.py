@@ -5,6 +5,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -15,7 +16,7 @@ class FeedForward(nn.Module):
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
         self.act_fn = ACT2FN[config.hidden_act]
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.dropout(self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states)))))

@@ -5,6 +5,7 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
+from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.ops.window import PackedRows, last, remembered, take
 
@@ -24,7 +25,7 @@ class LocalRNN(nn.Module):
         self.window = config.local_window
         self.norm = SublayerLayerNorm(config)
         self.rnn = RNNS[config.rnn_type](config.hidden_size, config.hidden_size, batch_first=True)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def init_weights(self, config: RTransformerConfig) -> None:
         for parameter in self.rnn.parameters():  # as torch does: the library would leave them as they are

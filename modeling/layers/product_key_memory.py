@@ -14,6 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
+from transformers_xl.modeling.layers.dropout import Dropout
 
 
 class KeyUsage(NamedTuple):
@@ -91,7 +92,7 @@ class ProductKeyMemory(nn.Module):
         self.query_net = QueryNetwork(config)
         self.keys = nn.Parameter(torch.empty(self.heads, 2, self.num_keys, config.memory_key_dim // 2))
         self.values = nn.EmbeddingBag(self.num_keys**2, config.hidden_size, mode="sum", sparse=config.sparse_values)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def init_weights(self, config: PKMTransformerConfig) -> None:
         bound = (config.memory_key_dim // 2) ** -0.5

@@ -6,6 +6,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeAttention
+from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 
@@ -26,7 +27,7 @@ class MemoryLayer(GradientCheckpointingLayer):
         self.self_attn = self.attention_class(config, layer_idx)
         self.post_attention_layernorm = SublayerLayerNorm(config)
         self.mlp = self.feed_forward_class(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def attention_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.input_layernorm.before(hidden_states)

@@ -47,11 +47,34 @@ def wide_attention(
     arguments = (query, key, value, positions, content_bias, position_bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments):
         return _WideAttention.apply(*arguments, visible, window, scaling, recompute)
+    if query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
+        return _one_token(*arguments, scaling)
     attn_output = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     for rows, heads in _pieces(query, key):
         weights = _weights(*_part(arguments, rows, heads), _rows(visible, rows), window, scaling)
         _multiply(weights, value[rows, heads], attn_output[rows, :, heads])
     return attn_output
+
+
+def _one_token(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    content_bias: torch.Tensor,
+    position_bias: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """A token that sees all keys: generation, where few operations count more than few operands."""
+    batch, heads = query.shape[:2]
+    position_query = (query + position_bias[:, None]).transpose(0, 1).flatten(1, 2)
+    position_scores = torch.bmm(position_query, positions[:, :-1].transpose(-1, -2)).transpose(0, 1)
+    content_query = (query + content_bias[:, None]).flatten(0, 1)
+    scores = torch.baddbmm(
+        position_scores.reshape(batch * heads, 1, -1), content_query, key.flatten(0, 1).transpose(-1, -2),
+        beta=scaling, alpha=scaling,
+    )  # fmt: skip
+    return torch.bmm(scores.softmax(dim=-1), value.flatten(0, 1)).view(batch, 1, heads, -1)
 
 
 class _WideAttention(torch.autograd.Function):
@@ -143,8 +166,10 @@ def _weights(
     length, num_keys = query.shape[2], key.shape[2]
     wide = _biased(query, position_bias, scaling) @ positions.transpose(-1, -2)
     too_far = 0 if window is None else max(0, num_keys - window)
-    wide[..., :too_far].fill_(-torch.inf)
-    wide[..., num_keys:].fill_(-torch.inf)
+    if too_far:
+        wide[..., :too_far].fill_(-torch.inf)
+    if length > 1:
+        wide[..., num_keys:].fill_(-torch.inf)
     content_query = _biased(query, content_bias, scaling)
     scores = torch.baddbmm(
         relative_shift(wide).flatten(0, 1), content_query.flatten(0, 1), key.flatten(0, 1).transpose(-1, -2)
