@@ -74,11 +74,13 @@ def _compare(variants: dict, chosen: list[str], texts: list[Path], output: Path,
             typer.echo(
                 f"{name}: {model.num_parameters():,} parameters in training, feed-forward of {intermediate_size}"
             )
+            summed = getattr(model, "auxiliary", None) is not None
             training = fit(model, stream, arguments, folder)
             scores = score(model, held_out, eval_lanes)
             runs.append(
                 {
                     "variant": name,
+                    "training_loss_is_a_sum": summed,
                     "parameters": model.num_parameters(),
                     "intermediate_size": intermediate_size,
                     "bits_per_byte": {kind: result.bits_per_byte for kind, result in scores.items()},
@@ -168,7 +170,9 @@ def draw(result: dict, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     styles = ["-", "--", "-.", ":"]
     for index, run in enumerate(result["runs"]):
-        points = [(row["step"], row["loss"]) for row in run["log"] if "loss" in row]
+        # with auxiliary predictions the training loss is that of many, and no figure per byte
+        rows = [] if run["training_loss_is_a_sum"] else run["log"]
+        points = [(row["step"], row["loss"]) for row in rows if "loss" in row]
         tokens = [step * result["tokens_per_step"] for step, _ in points]
         label = (
             f"{run['variant']}: {_held_out_bits(run):.3f} held out, {run['parameters'] / 1e6:.2f} M parameters, "
@@ -178,8 +182,11 @@ def draw(result: dict, path: Path) -> None:
         (line,) = axes.plot(tokens, losses, styles[index % len(styles)], label=label)
         end = result["arguments"]["steps"] * result["tokens_per_step"]
         axes.plot([end], [_held_out_bits(run)], "o", color=line.get_color())
-    axes.set(xlabel="tokens read", ylabel="bits per byte")
-    axes.set_title("Lines: training text, mean of 20 steps. Dots: held-out text, with memory.", fontsize="medium")
+    best = min(_held_out_bits(run) for run in result["runs"])
+    axes.set(xlabel="tokens read", ylabel="bits per byte", ylim=(best - 0.4, best + 3))
+    axes.set_title(
+        "Lines: training text, mean of 20 steps. Dots: held-out text, with memory if there is one.", fontsize="medium"
+    )
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

@@ -4,11 +4,13 @@ Talks in lines of JSON over stdin and stdout. The benchmark starts one for each 
 that a busy machine slows all of them alike. Imports nothing but torch and the competitor, whatever its version.
 """
 
+import contextlib
+import importlib.metadata
 import json
-import resource
 import statistics
 import sys
 import time
+import typing
 from dataclasses import dataclass
 
 import torch
@@ -69,9 +71,33 @@ class Peer:
         """New tokens after a full memory and `ids` (batch, 1)."""
         raise NotImplementedError
 
-    def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of a first segment, for the check that two competitors are one model."""
+    def prediction(self, ids: torch.Tensor, memory) -> tuple:
+        """Log-probabilities of a segment and the memory after it, for the check that two competitors are one model."""
         raise NotImplementedError
+
+    def predictions(self, segments: int = 4) -> torch.Tensor:
+        """Log-probabilities `(batch, segments x segment, vocabulary)` of the beginning of the text."""
+        memory, parts = None, []
+        with torch.no_grad():
+            for ids in self.text.split(self.task.segment, dim=1)[:segments]:
+                part, memory = self.prediction(ids, memory)
+                parts.append(part)
+        return torch.cat(parts, dim=1)
+
+    def kept_for_backward(self) -> int:
+        """Bytes of what a training step keeps for its backward pass, each storage once, parameters left out."""
+        parameters = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        storages: dict[int, tuple[int, torch.Tensor]] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                storages[storage.data_ptr()] = (storage.nbytes(), tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            self.read(self.next_ids(self.task.segment))
+        return sum(size for size, _ in storages.values())
 
     def fill(self) -> None:
         """Read until the memory is full."""
@@ -95,7 +121,7 @@ class Peer:
 
 
 class Ours(Peer):
-    extra: dict = {}
+    extra: typing.ClassVar[dict] = {}
 
     def build(self):
         from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
@@ -107,7 +133,8 @@ class Ours(Peer):
         return config_class(
             vocab_size=VOCAB_SIZE, hidden_size=size["width"], num_hidden_layers=size["layers"],
             num_attention_heads=size["heads"], intermediate_size=size["inner"], mem_len=self.task.memory,
-            segment_length=self.task.segment, norm_position="post", dropout=0.0, **(self.extra | fields),
+            segment_length=self.task.segment, norm_position="post", share_relative_bias=False, initial_memory="zeros",
+            dropout=0.0, **(self.extra | fields),
         )  # fmt: skip
 
     def read(self, ids):
@@ -122,8 +149,38 @@ class Ours(Peer):
     def generate(self, ids, new_tokens):
         return self.model.generate(ids, mems=self.memory, max_new_tokens=new_tokens, do_sample=False)
 
-    def logits(self, ids):
-        return self.model(ids).logits
+    def load(self, theirs: dict[str, torch.Tensor]) -> None:
+        """Take over the weights of the old TransfoXL."""
+        ours = {"model.embed_tokens.weight": theirs["transformer.word_emb.emb_layers.0.weight"]}
+        ours["lm_head.weight"] = ours["model.embed_tokens.weight"]
+        ours["lm_head.bias"] = theirs["crit.out_layers.0.bias"]
+        for layer in range(self.size["layers"]):
+            old, new = f"transformer.layers.{layer}", f"model.layers.{layer}"
+            for part, rows in zip("qkv", theirs[f"{old}.dec_attn.qkv_net.weight"].chunk(3), strict=True):
+                ours[f"{new}.self_attn.{part}_proj.weight"] = rows
+            for old_name, new_name in (
+                ("dec_attn.o_net.weight", "self_attn.o_proj.weight"), ("dec_attn.r_net.weight", "self_attn.r_proj.weight"),
+                ("dec_attn.r_w_bias", "self_attn.bias.content_bias"), ("dec_attn.r_r_bias", "self_attn.bias.position_bias"),
+                ("dec_attn.layer_norm.weight", "input_layernorm.weight"),
+                ("dec_attn.layer_norm.bias", "input_layernorm.bias"),
+                ("pos_ff.layer_norm.weight", "post_attention_layernorm.weight"),
+                ("pos_ff.layer_norm.bias", "post_attention_layernorm.bias"),
+                ("pos_ff.CoreNet.0.weight", "mlp.fc1.weight"), ("pos_ff.CoreNet.0.bias", "mlp.fc1.bias"),
+                ("pos_ff.CoreNet.3.weight", "mlp.fc2.weight"), ("pos_ff.CoreNet.3.bias", "mlp.fc2.bias"),
+            ):  # fmt: skip
+                ours[f"{new}.{new_name}"] = theirs[f"{old}.{old_name}"]
+        self.model.load_state_dict(ours)
+
+    def prediction(self, ids, memory):
+        outputs = self.model(ids, **(memory or {}), use_cache=self.task.kind in ("evaluate", "generate"))
+        carried = "past_key_values" if outputs.mems is None else "mems"
+        return outputs.logits.log_softmax(-1), {carried: outputs[carried]}
+
+
+class OursRecompute(Ours):
+    """With the weights of the attention computed again in the backward pass."""
+
+    extra: typing.ClassVar[dict] = {"recompute_attention": True}
 
 
 class OursStatic(Ours):
@@ -131,15 +188,13 @@ class OursStatic(Ours):
 
     def generate(self, ids, new_tokens):
         return self.model.generate(
-            ids, max_new_tokens=new_tokens, do_sample=False, cache_implementation="static", **self.start()
+            ids, mems=self.memory, max_new_tokens=new_tokens, do_sample=False, cache_implementation="static"
         )
 
-    def start(self):
-        return {"mems": self.value}
-
-    def fill(self):
-        text = self.text[:, : self.task.memory + self.task.segment]
-        self.value = self.model(text).mems
+    def read(self, ids):
+        outputs = self.model(ids, mems=self.memory, labels=ids)
+        self.memory = outputs.mems
+        return outputs.loss
 
 
 class Floor(Ours):
@@ -195,8 +250,30 @@ class OldTransfoXL(Peer):
             eos_token_id=None,
         )
 
-    def logits(self, ids):
-        return self.model(ids).logits
+    def prediction(self, ids, memory):
+        outputs = self.model(ids, mems=memory)
+        return outputs.prediction_scores, outputs.mems
+
+
+class XTransformers(Peer):
+    """x-transformers with the relative position bias of T5, and memory."""
+
+    def build(self):
+        from x_transformers import Decoder, TransformerWrapper
+
+        size, task = self.size, self.task
+        layers = Decoder(
+            dim=size["width"], depth=size["layers"], heads=size["heads"], attn_dim_head=size["width"] // size["heads"],
+            rel_pos_bias=True, ff_mult=size["inner"] // size["width"], attn_flash=False, pre_norm=False,
+        )  # fmt: skip
+        return TransformerWrapper(
+            num_tokens=VOCAB_SIZE, max_seq_len=task.segment, max_mem_len=task.memory, use_abs_pos_emb=False,
+            tie_embedding=True, attn_layers=layers,
+        )  # fmt: skip
+
+    def read(self, ids):
+        logits, self.memory = self.model(ids, mems=self.memory, return_mems=True)
+        return torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:])
 
 
 class GPT2(Peer):
@@ -273,8 +350,19 @@ def main() -> None:
         elif request["do"] == "measure":
             times = [measure(peer) for _ in range(request["repeats"])]
             answer = {kind: statistics.median(t[kind] for t in times) for kind in ("wall", "cpu")}
-        elif request["do"] == "peak":
-            answer["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        elif request["do"] == "kept":
+            answer["bytes"] = peer.kept_for_backward()
+        elif request["do"] == "save_weights":
+            torch.save(peer.model.state_dict(), request["path"])
+        elif request["do"] == "load_weights":
+            peer.load(torch.load(request["path"], weights_only=True))
+        elif request["do"] == "predict":
+            torch.save(peer.predictions(), request["path"])
+        elif request["do"] == "versions":
+            answer = {"torch": torch.__version__, "python": sys.version.split()[0]}
+            for package in ("transformers", "x_transformers"):
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    answer[package] = importlib.metadata.version(package)
         print(json.dumps(answer), file=answers, flush=True)
 
 
