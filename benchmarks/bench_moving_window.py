@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,29 +31,27 @@ SIZE = {
 }  # fmt: skip
 
 
-def seconds(run: Callable[[], object], repeats: int) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 @torch.inference_mode()
 def measure(attention: int, repeats: int) -> dict[str, float]:
-    """Seconds per predicted token with a context of `attention` tokens."""
-    row: dict[str, float] = {"attention": attention}
-    window = torch.randint(256, (1, attention))
+    """Seconds per predicted token with a context of `attention` tokens, taken in turns."""
+    window, segment = torch.randint(256, (1, attention)), torch.randint(256, (1, SEGMENT))
+    runs: dict[str, Callable[[], object]] = {}
     for implementation in ("eager", "sdpa"):
         config = VanillaTransformerConfig(segment_length=attention, **SIZE)
         vanilla = VanillaTransformerForCausalLM._from_config(config, attn_implementation=implementation).eval()
-        row[f"moving window, {implementation}"] = seconds(lambda: vanilla(window, logits_to_keep=1), repeats)  # noqa: B023
+        runs[f"moving window, {implementation}"] = partial(vanilla, window, logits_to_keep=1)
     reader = TransformerXLForCausalLM(TransformerXLConfig(mem_len=attention, **SIZE)).eval()
     cache = reader(torch.randint(256, (1, attention)), use_cache=True).past_key_values
-    segment = torch.randint(256, (1, SEGMENT))
-    row["segments with memory"] = seconds(lambda: reader(segment, past_key_values=cache), 4 * repeats) / SEGMENT
+    runs["segments with memory"] = partial(reader, segment, past_key_values=cache)
+
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    row = {"attention": attention} | {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    row["segments with memory"] /= SEGMENT
     for implementation in ("eager", "sdpa"):
         row[f"ratio, {implementation}"] = row[f"moving window, {implementation}"] / row["segments with memory"]
     return row

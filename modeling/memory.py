@@ -23,7 +23,7 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         self.kept = sliding_window - 1
         self.states: dict[str, torch.Tensor] = {}
         self.positions: torch.Tensor | None = None
-        self.buffers: tuple[torch.Tensor, ...] = ()
+        self.buffers: list[torch.Tensor] = []  # of keys and of values, where they grow in place
         self.window: torch.Tensor | None = None  # the keys, while they are what the buffers end with
         self.end = 0
 
@@ -58,16 +58,16 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         """What `extend` does, in buffers for twice the window: it is copied once in `kept` positions."""
         length = key_states.shape[-2]
         if not self.has_room(length):
-            self.buffers = tuple(self.buffer(last(kept, self.kept, dim=-2)) for kept in (self.keys, self.values))
+            self.buffers = [self.buffer(last(kept, self.kept, dim=-2)) for kept in (self.keys, self.values)]
             self.end = self.num_kept
         start, memory = self.end, min(self.end, self.kept)
         self.end += length
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, start : self.end] = new
-        seen = tuple(buffer.narrow(-2, start - memory, memory + length) for buffer in self.buffers)
-        self.keys, self.values = (last(states, self.kept, dim=-2) for states in seen)
+        keys, values = (buffer.narrow(-2, start - memory, memory + length) for buffer in self.buffers)
+        self.keys, self.values = last(keys, self.kept, dim=-2), last(values, self.kept, dim=-2)
         self.window = self.keys
-        return seen
+        return keys, values
 
     def has_room(self, length: int) -> bool:
         """Whether the window is still the end of what stands in the buffers, with `length` free positions behind it."""

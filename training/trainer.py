@@ -40,7 +40,7 @@ class TrainingProgress(TrainerCallback):
     """Tells a model which share of its training is over, where it has a `training_progress`: its losses have a schedule."""
 
     def on_step_begin(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
-        if hasattr(model, "training_progress"):
+        if model is not None and hasattr(model, "training_progress"):
             model.training_progress = state.global_step / max(1, state.max_steps)
 
 

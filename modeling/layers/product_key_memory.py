@@ -49,7 +49,7 @@ class QueryBatchNorm(nn.BatchNorm1d):
         var = _summed(((states - mean).square() * weights).sum(0)) / count
         if not _is_run_again():
             with torch.no_grad():
-                self.num_batches_tracked += 1
+                self.get_buffer("num_batches_tracked").add_(1)
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
                 unbiased = var * count / (count - 1).clamp(min=1.0)
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
