@@ -318,11 +318,13 @@ class Mistral(GPT2):
 
 PEERS = {
     "ours": Ours,
+    "ours_recompute": OursRecompute,
+    "ours_static": OursStatic,
     "floor": Floor,
     "old": OldTransfoXL,
+    "x_transformers": XTransformers,
     "gpt2": GPT2,
     "mistral": Mistral,
-    "ours_static": OursStatic,
 }
 
 
