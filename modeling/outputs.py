@@ -17,7 +17,8 @@ class MemoryModelOutput(ModelOutput):
             The memory as keys and values, where the call used a cache.
         mems (`tuple[torch.Tensor]`, *optional*):
             The memory as a value, where the call used no cache: the last `mem_len` inputs of each layer (of the stream that
-            its attention reads), `(batch, <=mem_len, hidden_size)`, newest last, detached. To be handed to the next call.
+            its attention reads), `(batch, <=mem_len, hidden_size)`, newest last, detached; behind them, for variants that
+            remember more, the states of each layer (`config.layer_states`). To be handed to the next call.
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             Bool, which positions of `mems` are real; None when all are. To be handed on with `mems`.
         hidden_states (`tuple[torch.Tensor]`, *optional*):

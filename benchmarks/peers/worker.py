@@ -231,7 +231,7 @@ class OldTransfoXL(Peer):
         config = TransfoXLConfig(
             vocab_size=VOCAB_SIZE, cutoffs=[], d_model=size["width"], d_embed=size["width"], n_head=size["heads"],
             d_head=size["width"] // size["heads"], d_inner=size["inner"], n_layer=size["layers"],
-            mem_len=self.task.memory, div_val=1, same_length=True, dropout=0.0, dropatt=0.0, adaptive=True,
+            mem_len=self.task.memory, div_val=1, same_length=True, clamp_len=-1, dropout=0.0, dropatt=0.0, adaptive=True,
         )  # fmt: skip
         return TransfoXLLMHeadModel(config)
 
