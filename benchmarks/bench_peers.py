@@ -8,7 +8,9 @@ checked with the same weights in the same processes that are timed.
     python benchmarks/bench_peers.py                    # everything, some 15 minutes on 2 cores
     python benchmarks/bench_peers.py --only train       # one kind; the other rows of the results stay
 
-Writes `results/peers.json` and `peers.png`, and the tables in `docs/performance.md`.
+Writes `results/peers.json` and `peers.png`, and the tables in `docs/performance.md`. With `--keep-pages`, the C library of
+all competitors keeps what it was given by the kernel, so that fresh pages cost none of them time: the results then go to
+`results/peers_keep_pages.json`.
 """
 
 import argparse
@@ -40,6 +42,10 @@ LABELS = {
     "ours": "transformers-xl", "ours_static": "transformers-xl, static", "ours_recompute": "transformers-xl, recompute",
     "floor": "no position term (floor)", "old": "TransfoXL of transformers 4.35",
     "x_transformers": "x-transformers (T5 bias)", "gpt2": "GPT-2", "mistral": "Mistral, sliding window",
+}  # fmt: skip
+# what `--keep-pages` adds to the environment of every competitor
+KEEP_PAGES = {
+    "MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_TOP_PAD_": "67108864",
 }  # fmt: skip
 console = Console(stderr=True)
 
@@ -84,10 +90,12 @@ ROWS = [
 class Worker:
     """A competitor in its own process."""
 
-    def __init__(self, name: str, threads: int):
+    def __init__(self, name: str, threads: int, keep_pages: bool):
         self.name, self.threads = name, threads
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""}
+        if keep_pages:
+            environment |= KEEP_PAGES
         if name not in REQUIREMENTS:
             environment["PYTHONPATH"] = str(ROOT)
         command = [interpreter(name), "-W", "ignore", str(HERE / "peers" / "worker.py"), name]
@@ -139,9 +147,9 @@ def check_equality(workers: dict[str, Worker], row: Row) -> float | None:
     return difference
 
 
-def measure(row: Row, rounds: int, threads: int) -> dict:
+def measure(row: Row, rounds: int, threads: int, keep_pages: bool) -> dict:
     """Median seconds of a unit by peer, wall and CPU, and its spread over rounds."""
-    workers = {name: Worker(name, threads) for name in row.peers}
+    workers = {name: Worker(name, threads, keep_pages) for name in row.peers}
     try:
         parameters = {name: worker.ask(do="setup", task=row.task, threads=threads) for name, worker in workers.items()}
         difference = check_equality(workers, row)
@@ -259,21 +267,23 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--keep-pages", action="store_true")
     args = parser.parse_args()
-    path = RESULTS / "peers.json"
+    path = RESULTS / ("peers_keep_pages.json" if args.keep_pages else "peers.json")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() and args.only else {}
     for row in ROWS:
         if args.only and row.kind not in args.only.split(","):
             continue
-        rows[row.name] = measure(row, args.rounds, args.threads)
+        rows[row.name] = measure(row, args.rounds, args.threads, args.keep_pages)
         ratios = ", ".join(f"{name} {ratio(rows[row.name], name):.2f}" for name in rows[row.name]["peers"])
         console.print(f"{row.name}: {ratios}")
         ordered = [rows[r.name] for r in ROWS if r.name in rows]
         machine = f"{platform.machine()}, {args.threads} threads"
         result = {"machine": machine, "rounds": args.rounds, "dtype": "float32", "rows": ordered}
         path.write_text(json.dumps(result, indent=1) + "\n")
-    draw(ordered, RESULTS / "peers.png")
-    write_docs(table(ordered))
+    if not args.keep_pages:
+        draw(ordered, RESULTS / "peers.png")
+        write_docs(table(ordered))
     print(table(ordered))
 
 
