@@ -172,6 +172,7 @@ class MemoryModel:
         context = {
             "visible": visible_positions(rows, length, num_keys, window, hidden_states.device),
             "by_distance": rows.valid is None and rows.episode is None,
+            "window": window,
             "order": rows.order,
             "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
             "past_key_values": past_key_values,

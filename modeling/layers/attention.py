@@ -28,7 +28,6 @@ class MemoryAttention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = config.head_dim**-0.5
         self.num_heads = config.num_attention_heads
-        self.window = config.sliding_window if config.same_length else None
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         inner_size = config.num_attention_heads * config.head_dim
@@ -69,7 +68,8 @@ class MemoryAttention(nn.Module):
             memory (`torch.Tensor` of shape `(B, M, E)`, *optional*): newest last, normalised like the segment.
             past_key_values (`MemoryCache`, *optional*): holds the projected memory instead.
             visible (`torch.Tensor` of shape `(B or 1, 1, T, K)`, *optional*): bool; everything is visible when not given.
-            by_distance (`bool`): whether `visible` follows from the distances and the window alone, the same for all rows.
+            by_distance (`bool`): whether `visible` follows from the distances alone, the same for all rows: then a query
+                sees what is nearer than `window`, a further keyword (None: all up to itself).
             order (`torch.Tensor` of shape `(B, K)`, *optional*): packs padded rows of `[memory; segment]`.
             position_embeddings: what the model's positions made for all layers.
 
@@ -153,7 +153,7 @@ class RelativeAttention(MemoryAttention):
         positions = self.project_positions(table, past_key_values)[:, -(num_keys + 1) :]
         return positions, shared_bias if self.bias is None else self.bias
 
-    def attend(self, query, key, value, visible, by_distance, positions, **kwargs):
+    def attend(self, query, key, value, visible, by_distance, positions, window=None, **kwargs):
         backend = relative_backend(self.config._attn_implementation, query)
         if backend is None or (self.training and self.attention_dropout > 0):
             return super().attend(query, key, value, visible, by_distance, positions, **kwargs)
@@ -166,7 +166,7 @@ class RelativeAttention(MemoryAttention):
             bias.content_bias,
             bias.position_bias,
             visible=None if by_distance else visible,
-            window=self.window,
+            window=window,
             scaling=self.scaling,
             recompute=self.config.recompute_attention,
         )

@@ -354,6 +354,20 @@ def test_mem_len_zero_remembers_nothing(model_type, use_cache):
     torch.testing.assert_close(result_of(output)[:, :6], result_of(model(tokens(2, 12)[:, :6])), **EXACT)
 
 
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@use_cache
+def test_mem_len_may_be_changed_after_training(model_type, attention, use_cache):
+    """A model whose config is given another `mem_len` is one that was built with it."""
+    model, other = tiny_model(model_type), tiny_model(model_type, mem_len=3)
+    other.load_state_dict(model.state_dict())
+    model.config.mem_len = 3
+    for each in (model, other):
+        each.set_attn_implementation(attention)
+    ours, expected = (read(each, tokens(2, 20), [6, 6, 8], use_cache=use_cache)[0] for each in (model, other))
+    torch.testing.assert_close(ours, expected, **EXACT)
+
+
 @pytest.mark.parametrize("model_type", CARRYING)
 def test_reading_changes_no_memory_in_place(model_type):
     model = tiny_model(model_type)
