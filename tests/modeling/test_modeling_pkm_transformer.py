@@ -115,14 +115,19 @@ def one_of_two(rank: int, folder: str) -> None:
     """Rows `rank` and `rank + 2` of a batch of four in one of two processes."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     torch.set_num_threads(1)
+    torch.save(distributed_step(torch.load(f"{folder}/inputs.pt")[rank::2].requires_grad_()), f"{folder}/{rank}.pt")
+    # the wrapped layer is gone by now: what it holds of the group may not be freed after the group
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def distributed_step(hidden_states: torch.Tensor) -> dict:
     memory = torch.nn.parallel.DistributedDataParallel(memory_layer())
-    hidden_states = torch.load(f"{folder}/inputs.pt")[rank::2].requires_grad_()
     output, _ = memory(hidden_states)
     output.square().sum().backward()
     result = {"output": output.detach(), "grad": hidden_states.grad, "buffers": dict(memory.module.named_buffers())}
     result["gradients"] = {name: parameter.grad for name, parameter in memory.module.named_parameters()}
-    torch.save(result, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return result
 
 
 def test_statistics_are_those_of_all_processes(tmp_path):
