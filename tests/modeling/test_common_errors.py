@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import MEM_LEN, VOCAB_SIZE, memory_value, tiny_config, tiny_model, tokens, variants
+from tiny import MEM_LEN, VOCAB_SIZE, follows_same_length, memory_value, tiny_config, tiny_model, tokens, variants
 from transformers import DynamicCache
 
 every_variant = pytest.mark.parametrize("model_type", variants())
@@ -196,7 +196,7 @@ def test_a_variant_without_memory_takes_none(model_type, fields):
         tiny_config(model_type, **fields)
 
 
-@carrying
+@pytest.mark.parametrize("model_type", filter(follows_same_length, variants(memory=("exact", "own"))))
 def test_window_follows_from_the_memory(model_type):
     assert tiny_config(model_type, mem_len=5).sliding_window == 5
     assert tiny_config(model_type, mem_len=5, same_length=False).sliding_window == 6
