@@ -31,17 +31,17 @@ RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 8
 
 
-def build(max_span: int, span_loss_coef: float = 0.0) -> AdaptiveSpanForCausalLM:
+def build(max_span: int, **fields) -> AdaptiveSpanForCausalLM:
     transformers.set_seed(0)
     config = AdaptiveSpanConfig(
         vocab_size=256, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512,
-        mem_len=max_span, segment_length=SEGMENT, span_loss_coef=span_loss_coef, dropout=0.0,
+        mem_len=max_span, segment_length=SEGMENT, dropout=0.0, **fields,
     )  # fmt: skip
     return AdaptiveSpanForCausalLM(config)
 
 
 def train(model: AdaptiveSpanForCausalLM, steps: int) -> list[float]:
-    """The spans begin at zero and are trimmed after every step; the loss of each step, that of the spans included."""
+    """The spans are trimmed after every step. The loss of each step, that of the spans included."""
     text = "\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
     stream = TextStream(np.frombuffer(text, dtype=np.uint8), SEGMENT, LANES)
     optimizer = torch.optim.Adam(model.train().parameters(), lr=1e-3)
@@ -71,9 +71,9 @@ def with_spans(max_span: int, lengths: torch.Tensor, trimmed: bool) -> AdaptiveS
 
 def full_memory(model: AdaptiveSpanForCausalLM, rows: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
-    lengths, width = model.config.layer_mem_lens, model.config.hidden_size
-    newest = torch.randn(len(lengths), rows, max(lengths), width, generator=generator)
-    return tuple(states[:, -length:] for states, length in zip(newest, lengths, strict=True))
+    config = model.config
+    states = torch.randn(config.num_hidden_layers, rows, config.max_span, config.hidden_size, generator=generator)
+    return tuple(memory[:, -length:] for memory, length in zip(states, config.layer_mem_lens, strict=True))
 
 
 def bytes_for_backward(run: Callable[[], torch.Tensor], model: torch.nn.Module) -> int:
@@ -181,12 +181,13 @@ def draw(result: dict, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--span-loss-coef", type=float, default=2e-5)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--initial-span", type=float, default=0.1)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--bounds", type=int, nargs="+", default=[256, 1024, 4096])
     args = parser.parse_args()
-    model = build(1024, args.span_loss_coef)
+    model = build(1024, span_loss_coef=args.span_loss_coef, initial_span=args.initial_span)
     losses = train(model, args.steps)
     print(f"loss {losses[0]:.2f} to {np.mean(losses[-20:]):.2f}, spans {model.spans().tolist()}", flush=True)
     with torch.no_grad():
@@ -196,7 +197,7 @@ def main() -> None:
         rows.append(measure(bound, lengths, args.repeats))
         print(json.dumps(rows[-1]), flush=True)
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    result = {"steps": args.steps, "span_loss_coef": args.span_loss_coef, "trained_max_span": 1024,
+    result = {"steps": args.steps, "span_loss_coef": args.span_loss_coef, "initial_span": args.initial_span, "trained_max_span": 1024,
               "losses": [round(loss, 4) for loss in losses], "spans": model.spans().tolist(), "rows": rows,
               "segment": SEGMENT, "lanes": LANES, "torch": torch.__version__, "machine": machine,
               "repeats": args.repeats}  # fmt: skip

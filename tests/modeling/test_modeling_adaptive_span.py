@@ -161,17 +161,17 @@ def test_layers_that_kept_less_than_others_may_see_further():
     model.trim_spans()
     output = model(ids[:, 15:], attention_mask=mask[:, 15:], **memory)
     assert [states.shape[1] for states in output.mems] == [9, 11]
-    with torch.no_grad():
-        model.layers[0].self_attn.span_mask.span.fill_(0.6)
-    model.trim_spans()  # now the layers keep equally much, and the memory does not yet
-    assert model.config.layer_spans == [11, 11]
-    assert [states.shape[1] for states in model(ids[:, :3], **memory).mems] == [6, 11]
     for row in range(2):
         row_memory = {"mems": tuple(states[row : row + 1] for states in memory["mems"])}
         if memory["mems_mask"] is not None:
             row_memory["mems_mask"] = memory["mems_mask"][row : row + 1]
         alone = model(ids[row : row + 1, 15:][:, mask[row, 15:]], **row_memory)
         torch.testing.assert_close(result_of(output)[row, mask[row, 15:]], result_of(alone)[0], **EXACT)
+    with torch.no_grad():
+        model.layers[0].self_attn.span_mask.span.fill_(0.6)
+    model.trim_spans()  # now the layers keep equally much, and the memory does not yet
+    assert model.config.layer_spans == [11, 11]
+    assert [states.shape[1] for states in model(ids[:, :3], **memory).mems] == [6, 11]
 
 
 def test_parameters_outside_of_0_to_1_are_cut_and_brought_back():
