@@ -73,7 +73,7 @@ def full_memory(model: AdaptiveSpanForCausalLM, rows: int) -> tuple[torch.Tensor
     generator = torch.Generator().manual_seed(0)
     config = model.config
     states = torch.randn(config.num_hidden_layers, rows, config.max_span, config.hidden_size, generator=generator)
-    return tuple(memory[:, -length:] for memory, length in zip(states, config.layer_mem_lens, strict=True))
+    return tuple(memory[:, -length:].clone() for memory, length in zip(states, config.layer_mem_lens, strict=True))
 
 
 def bytes_for_backward(run: Callable[[], torch.Tensor], model: torch.nn.Module) -> int:
@@ -197,10 +197,11 @@ def main() -> None:
         rows.append(measure(bound, lengths, args.repeats))
         print(json.dumps(rows[-1]), flush=True)
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    result = {"steps": args.steps, "span_loss_coef": args.span_loss_coef, "initial_span": args.initial_span, "trained_max_span": 1024,
-              "losses": [round(loss, 4) for loss in losses], "spans": model.spans().tolist(), "rows": rows,
-              "segment": SEGMENT, "lanes": LANES, "torch": torch.__version__, "machine": machine,
-              "repeats": args.repeats}  # fmt: skip
+    result = {
+        **{name: getattr(args, name) for name in ("steps", "span_loss_coef", "initial_span", "repeats")},
+        "trained_max_span": 1024, "segment": SEGMENT, "lanes": LANES, "torch": torch.__version__, "machine": machine,
+        "losses": [round(loss, 4) for loss in losses], "spans": model.spans().tolist(), "rows": rows,
+    }  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "adaptive_span.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result, RESULTS / "adaptive_span.png")
