@@ -168,11 +168,17 @@ def draw(result: dict, path: Path) -> None:
     rows = result["rows"]
     bounds = [row["max_span"] for row in rows]
     for name, panel in zip(rows[0]["fixed"], axes[1:], strict=True):
-        panel.plot(bounds, [row["fixed"][name] for row in rows], "--s", color="dimgray", label="fixed span")
-        panel.plot(bounds, [row["trimmed"][name] for row in rows], "-o", color="black", label="trimmed to the spans")
+        for kind, style, color in (("fixed", "--s", "dimgray"), ("trimmed", "-o", "black")):
+            values = [row[kind][name] for row in rows]
+            panel.plot(bounds, values, style, color=color, label=f"{kind} span")
+            for bound, value in zip(bounds, values, strict=True):
+                panel.annotate(f"{value:,.3g}" if value < 100 else f"{value:,.0f}", (bound, value), (0, 6), ha="center",
+                               textcoords="offset points", fontsize="small")  # fmt: skip
         panel.set(xscale="log", yscale="log", xlabel="max_span", title=name)
         panel.set_xticks(bounds, bounds)
+        panel.set_yticks([])
         panel.minorticks_off()
+        panel.margins(0.15)
         panel.grid(alpha=0.3)
     axes[1].legend(fontsize="small")
     figure.savefig(path, dpi=120)

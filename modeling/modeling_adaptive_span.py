@@ -14,7 +14,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.adaptive_span import AdaptiveSpanAttention, SpanPositions
+from transformers_xl.modeling.layers.adaptive_span import AdaptiveSpanAttention, SpanMask, SpanPositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
@@ -35,7 +35,7 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
     _no_split_modules = ["AdaptiveSpanLayer"]
     _can_record_outputs = {"hidden_states": AdaptiveSpanLayer, "attentions": AdaptiveSpanAttention}
 
-    def _span_masks(self):
+    def _span_masks(self) -> list[SpanMask]:
         return [layer.self_attn.span_mask for layer in self.base_model.layers]
 
     def spans(self) -> torch.LongTensor:
@@ -66,17 +66,16 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
 
     def _loss_with_spans(
         self,
-        *,
         labels: torch.Tensor | None,
         shift_labels: torch.Tensor | None = None,
-        num_items_in_batch=None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        if num_items_in_batch is None:
-            return super().loss_function(labels=labels, shift_labels=shift_labels, **kwargs) + self.span_loss()
         loss = super().loss_function(
             labels=labels, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch, **kwargs
         )
+        if num_items_in_batch is None:
+            return loss + self.span_loss()
         # a part of a step's tokens (gradient accumulation) brings the same part of the loss
         targets = labels[:, 1:] if shift_labels is None else shift_labels
         return loss + self.span_loss() * (targets != -100).sum() / num_items_in_batch

@@ -117,9 +117,18 @@ def test_trimming_makes_it_smaller_and_changes_no_result(use_cache, initial_memo
     assert projected == [10, 9, 10, 7] or projected == [9, 10, 7, 10]
 
 
+def test_a_cache_from_before_the_trimming_goes_on():
+    model, ids = spanning_model(), tokens(2, 40)
+    expected = result_of(model(ids))
+    first, memory = read(model, ids[:, :20], [13, 7], use_cache=True)
+    model.trim_spans()
+    second, _ = read(model, ids[:, 20:], [1, 19], memory=memory)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), expected, **EXACT)
+
+
 def test_a_trimmed_model_is_saved_and_loaded_trimmed(tmp_path):
     model, ids = spanning_model("causal_lm"), tokens(1, 20)
-    model.trim_spans()
+    model.finish_training()
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).double()
     assert loaded.config.layer_spans == [9, 7]
