@@ -70,7 +70,7 @@ class AdaptiveSpanConfig(MemoryConfig):
         return max(self.layer_windows)
 
     def _spans(self) -> list[int]:
-        return self.layer_spans or [self.max_span] * self.num_hidden_layers
+        return self.layer_spans or [self.max_span or self.mem_len] * self.num_hidden_layers
 
 
 __all__ = ["AdaptiveSpanConfig"]

@@ -38,8 +38,8 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
     def _span_masks(self) -> list[SpanMask]:
         return [layer.self_attn.span_mask for layer in self.base_model.layers]
 
-    def spans(self) -> torch.LongTensor:
-        """How many positions before a token each head sees, its ramp included, `(layers, heads)`."""
+    def spans(self) -> torch.Tensor:
+        """How many positions before a token each head sees, its ramp included, `(layers, heads)` integers."""
         return torch.stack([mask.reach() for mask in self._span_masks()])
 
     @torch.no_grad()
@@ -87,7 +87,7 @@ class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
     positions_class = SpanPositions
 
     def position_embeddings(self, *args) -> torch.Tensor:
-        return self.positions.table
+        return self.positions.get_parameter("table")
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a language modeling head.")

@@ -48,8 +48,9 @@ class SpanTrimming(TrainerCallback):
     """Lets the layers of a model with adaptive span keep no more than their heads see, after every step."""
 
     def on_step_end(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
-        if model is not None and hasattr(model, "trim_spans"):
-            model.trim_spans()
+        trim_spans = getattr(model, "trim_spans", None)
+        if trim_spans is not None:
+            trim_spans()
 
 
 class MemoryTrainer(Trainer):
