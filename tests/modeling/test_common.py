@@ -268,7 +268,7 @@ def test_window_is_exactly_the_one_of_the_config(model_type):
         assert torch.allclose(result_of(model(changed))[0, -1], here, atol=1e-12) != is_seen
 
 
-@pytest.mark.parametrize("model_type", filter(follows_same_length, WINDOWED))
+@pytest.mark.parametrize("model_type", list(filter(follows_same_length, WINDOWED)))
 @pytest.mark.parametrize("mem_len", [1, MEM_LEN])
 @use_cache
 def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_len):

@@ -77,7 +77,7 @@ def test_mems(model_type, use_cache, make_arguments, names):
         assert error.match(name)
 
 
-@pytest.mark.parametrize("model_type", filter(follows_same_length, variants(memory=("exact",))))
+@pytest.mark.parametrize("model_type", list(filter(follows_same_length, variants(memory=("exact",)))))
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 def test_mems_of_unequal_length(model_type, use_cache):
     """Layers without windows of their own remember equally much."""
@@ -204,7 +204,7 @@ def test_a_variant_without_memory_takes_none(model_type, fields):
         tiny_config(model_type, **fields)
 
 
-@pytest.mark.parametrize("model_type", filter(follows_same_length, variants(memory=("exact", "own"))))
+@pytest.mark.parametrize("model_type", list(filter(follows_same_length, variants(memory=("exact", "own")))))
 def test_window_follows_from_the_memory(model_type):
     assert tiny_config(model_type, mem_len=5).sliding_window == 5
     assert tiny_config(model_type, mem_len=5, same_length=False).sliding_window == 6
