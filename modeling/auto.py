@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -21,6 +22,12 @@ from transformers_xl.configuration.configuration_r_transformer import RTransform
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
+from transformers_xl.modeling.modeling_adaptive_span import (
+    AdaptiveSpanForCausalLM,
+    AdaptiveSpanForSequenceClassification,
+    AdaptiveSpanForTokenClassification,
+    AdaptiveSpanModel,
+)
 from transformers_xl.modeling.modeling_gtrxl import (
     GTrXLForCausalLM,
     GTrXLForSequenceClassification,
@@ -178,6 +185,18 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=AdaptiveSpanConfig,
+            model_class=AdaptiveSpanModel,
+            causal_lm_class=AdaptiveSpanForCausalLM,
+            sequence_classification_class=AdaptiveSpanForSequenceClassification,
+            token_classification_class=AdaptiveSpanForTokenClassification,
+            paper="Adaptive Attention Span in Transformers",
+            authors="Sukhbaatar et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1905.07799",
+            idea="Every head learns how far back it looks; a layer remembers no more than its longest span.",
         ),
     )
 }

@@ -105,9 +105,8 @@ def _check_mems(
             f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of "
             f"{layers * (1 + len(states))} tensors, one per layer{further}."
         )
-    # layers that remember equally much have memories of one length
     lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems[:layers]]
-    if len(set(config.layer_mem_lens)) == 1:
+    if type(config).layer_mem_lens is MemoryConfig.layer_mem_lens:  # no layer has a window of its own
         lengths = lengths[:1] * layers
     shapes = [(batch, columns, config.hidden_size) for columns in lengths]
     shapes += [(batch, *shape) for shape in states.values()] * layers

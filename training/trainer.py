@@ -44,6 +44,15 @@ class TrainingProgress(TrainerCallback):
             model.training_progress = state.global_step / max(1, state.max_steps)
 
 
+class SpanTrimming(TrainerCallback):
+    """Lets the layers of a model with adaptive span keep no more than their heads see, after every step."""
+
+    def on_step_end(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
+        trim_spans = getattr(model, "trim_spans", None)
+        if trim_spans is not None:
+            trim_spans()
+
+
 class MemoryTrainer(Trainer):
     """A `Trainer` whose model reads each batch with the memory of the batch before.
 
@@ -71,6 +80,7 @@ class MemoryTrainer(Trainer):
         _check_values(model, args)
         super().__init__(model, args, **kwargs)
         self.add_callback(TrainingProgress)
+        self.add_callback(SpanTrimming)
         if args.label_names is None:
             self.label_names = ["shift_labels"]
         self.memory: dict[str, Memory] = {}
@@ -200,4 +210,4 @@ def _check_rows(memory: Memory, inputs: dict[str, Any]) -> None:
         )
 
 
-__all__ = ["Memory", "MemoryTrainer", "MemoryTrainingArguments", "TrainingProgress"]
+__all__ = ["Memory", "MemoryTrainer", "MemoryTrainingArguments", "SpanTrimming", "TrainingProgress"]

@@ -15,6 +15,11 @@ if not (
     __path__.append(str(_Path(__file__).parent.parent))
 
 _NAMES = {
+    "AdaptiveSpanConfig": "configuration.configuration_adaptive_span",
+    "AdaptiveSpanForCausalLM": "modeling.modeling_adaptive_span",
+    "AdaptiveSpanForSequenceClassification": "modeling.modeling_adaptive_span",
+    "AdaptiveSpanForTokenClassification": "modeling.modeling_adaptive_span",
+    "AdaptiveSpanModel": "modeling.modeling_adaptive_span",
     "ByteTokenizer": "tokenization.tokenization_bytes",
     "GTrXLConfig": "configuration.configuration_gtrxl",
     "GTrXLForActorCritic": "modeling.modeling_gtrxl",

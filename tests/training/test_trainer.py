@@ -8,6 +8,8 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, default_data_collator, set_seed
 
 from transformers_xl import (
+    AdaptiveSpanConfig,
+    AdaptiveSpanForCausalLM,
     MemoryTrainer,
     PKMTransformerConfig,
     PKMTransformerForCausalLM,
@@ -18,7 +20,7 @@ from transformers_xl import (
     VanillaTransformerForCausalLM,
 )
 from transformers_xl.streams.text_stream import TextStream
-from transformers_xl.training.trainer import MemoryTrainingArguments, TrainingProgress
+from transformers_xl.training.trainer import MemoryTrainingArguments, SpanTrimming, TrainingProgress
 
 VOCAB, SEGMENT, LANES = 23, 6, 3
 QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False}
@@ -280,3 +282,42 @@ def test_a_model_knows_its_training_progress(tmp_path, trainer_class):
     assert model.layer_weights() == [0.0, 0.0, 1.0]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert losses[0] > 1.5 * losses[2]
+
+
+@pytest.mark.parametrize("trainer_class", [MemoryTrainer, Trainer])
+def test_spans_are_trimmed_after_every_step(tmp_path, trainer_class):
+    """Their loss alone moves the spans: down to zero, where a layer keeps the ramp and no parameter goes on below."""
+    set_seed(0)
+    config = AdaptiveSpanConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, mem_len=12,
+        span_ramp=2, span_loss_coef=10.0, initial_span=0.88, dropout=0.0,
+    )  # fmt: skip
+    model, stream = AdaptiveSpanForCausalLM(config), TextStream(text(300), SEGMENT, LANES)
+    kept = []
+    model.register_forward_pre_hook(lambda module, arguments: kept.append(module.config.layer_spans))
+    options = {} if trainer_class is MemoryTrainer else {"callbacks": [SpanTrimming]}
+    rate = {"learning_rate": 0.005}
+    trainer_class(model, arguments(tmp_path, max_steps=6, **rate), train_dataset=stream, **options).train()
+    # each step takes learning rate x weight x max_span / heads, 0.3, of the share
+    assert kept == [None, [9, 9], [6, 6], [2, 2], [2, 2], [2, 2]]
+    assert all((layer.self_attn.span_mask.span == 0).all() for layer in model.model.layers)
+
+
+def test_the_loss_of_spans_counts_once_for_a_step(tmp_path):
+    """However many batches its gradients come from."""
+    losses = []
+    for lanes, accumulated in ((4, 1), (2, 2)):
+        set_seed(0)
+        config = AdaptiveSpanConfig(
+            vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, mem_len=8,
+            span_loss_coef=1.0, initial_span=0.5, dropout=0.0,
+        )  # fmt: skip
+        model, stream = AdaptiveSpanForCausalLM(config), TextStream(text(300), SEGMENT, lanes)
+        fields = {"per_device_train_batch_size": lanes, "gradient_accumulation_steps": accumulated, "max_steps": 1}
+        trainer = MemoryTrainer(model, arguments(tmp_path, **fields), train_dataset=stream)
+        trainer.train()
+        (loss,) = (row["loss"] for row in trainer.state.log_history if "loss" in row)
+        losses.append(loss)
+    # 2 layers x 1.0 x 4 positions, and about log(vocabulary)
+    assert losses[0] == pytest.approx(losses[1], abs=0.1)
+    assert 8.0 < losses[0] - np.log(VOCAB) + 0.5 < 9.0

@@ -1,0 +1,120 @@
+"""Adaptive attention span: Sukhbaatar et al., 2019, https://arxiv.org/abs/1905.07799. Code: facebookresearch/adaptive-span.
+
+Every head learns how far back it looks, and pays for it in the training loss. What no head of a layer sees is neither
+remembered nor computed.
+"""
+
+import torch
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.adaptive_span import AdaptiveSpanAttention, SpanMask, SpanPositions
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
+
+class AdaptiveSpanLayer(MemoryLayer):
+    """The attention with learned spans, and a feed-forward.
+
+    Differs from the original: pre-norm by default; a layer keeps exactly what its longest span reaches, where the code
+    rounds to 64 positions; the weights are normalised without an epsilon.
+    """
+
+    attention_class = AdaptiveSpanAttention
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with adaptive attention span.")
+class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
+    config: AdaptiveSpanConfig
+    _no_split_modules = ["AdaptiveSpanLayer"]
+    _can_record_outputs = {"hidden_states": AdaptiveSpanLayer, "attentions": AdaptiveSpanAttention}
+
+    def _span_masks(self) -> list[SpanMask]:
+        return [layer.self_attn.span_mask for layer in self.base_model.layers]
+
+    def spans(self) -> torch.Tensor:
+        """How many positions before a token each head sees, its ramp included, `(layers, heads)` integers."""
+        return torch.stack([mask.reach() for mask in self._span_masks()])
+
+    @torch.no_grad()
+    def trim_spans(self) -> None:
+        """Let each layer read and keep no more than its longest span: `config.layer_spans`, which is saved with the model.
+
+        To be called between steps: after a step of the optimizer, as [`~transformers_xl.training.trainer.SpanTrimming`]
+        does, since spans may grow again. It also brings the parameters back to 0..1. A memory from before may be handed
+        on; a `MemoryCache` keeps the lengths it was made with.
+        """
+        for mask in self._span_masks():
+            mask.span.clamp_(0.0, 1.0)
+        self.config.layer_spans = self.spans().amax(dim=1).tolist()
+
+    def span_loss(self) -> torch.Tensor:
+        """`span_loss_coef` x the mean span of a layer's heads in positions, without ramps, summed over layers."""
+        lengths = torch.stack([mask.lengths() for mask in self._span_masks()])
+        return self.config.span_loss_coef * lengths.mean(dim=1).sum()
+
+    @property
+    def loss_function(self):
+        """The loss of the head; in training mode, with that of the spans."""
+        return self._loss_with_spans if self.training else super().loss_function
+
+    def _loss_with_spans(
+        self,
+        labels: torch.Tensor | None,
+        shift_labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        loss = super().loss_function(
+            labels=labels, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch, **kwargs
+        )
+        if num_items_in_batch is None:
+            return loss + self.span_loss()
+        # a part of a step's tokens (gradient accumulation) brings the same part of the loss
+        targets = labels[:, 1:] if shift_labels is None else shift_labels
+        return loss + self.span_loss() * (targets != -100).sum() / num_items_in_batch
+
+
+@auto_docstring(custom_intro="The Transformer with adaptive attention span, without a head.")
+class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
+    layer_class = AdaptiveSpanLayer
+    positions_class = SpanPositions
+
+    def position_embeddings(self, *args) -> torch.Tensor:
+        return self.positions.get_parameter("table")
+
+
+@auto_docstring(custom_intro="The Transformer with adaptive attention span and a language modeling head.")
+class AdaptiveSpanForCausalLM(MemoryForCausalLM, AdaptiveSpanPreTrainedModel, GenerationMixin):
+    model_class = AdaptiveSpanModel
+
+    def finish_training(self) -> None:
+        """Keep no more than the spans that were learned."""
+        self.trim_spans()
+
+
+@auto_docstring(
+    custom_intro="The Transformer with adaptive attention span and a classification head on the last real token."
+)
+class AdaptiveSpanForSequenceClassification(MemoryForSequenceClassification, AdaptiveSpanPreTrainedModel):
+    model_class = AdaptiveSpanModel
+
+
+@auto_docstring(custom_intro="The Transformer with adaptive attention span and a classification head on every token.")
+class AdaptiveSpanForTokenClassification(MemoryForTokenClassification, AdaptiveSpanPreTrainedModel):
+    model_class = AdaptiveSpanModel
+
+
+__all__ = [
+    "AdaptiveSpanForCausalLM",
+    "AdaptiveSpanForSequenceClassification",
+    "AdaptiveSpanForTokenClassification",
+    "AdaptiveSpanModel",
+    "AdaptiveSpanPreTrainedModel",
+]
