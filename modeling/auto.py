@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -21,6 +22,12 @@ from transformers_xl.configuration.configuration_r_transformer import RTransform
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
+from transformers_xl.modeling.modeling_causal_longformer import (
+    CausalLongformerForCausalLM,
+    CausalLongformerForSequenceClassification,
+    CausalLongformerForTokenClassification,
+    CausalLongformerModel,
+)
 from transformers_xl.modeling.modeling_gtrxl import (
     GTrXLForCausalLM,
     GTrXLForSequenceClassification,
@@ -178,6 +185,18 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=CausalLongformerConfig,
+            model_class=CausalLongformerModel,
+            causal_lm_class=CausalLongformerForCausalLM,
+            sequence_classification_class=CausalLongformerForSequenceClassification,
+            token_classification_class=CausalLongformerForTokenClassification,
+            paper="Longformer: The Long-Document Transformer",
+            authors="Beltagy et al.",
+            year=2020,
+            url="https://arxiv.org/abs/2004.05150",
+            idea="Every layer sees a window of its own, with gaps in some heads: cost is linear in the length.",
         ),
     )
 }

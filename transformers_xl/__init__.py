@@ -16,6 +16,11 @@ if not (
 
 _NAMES = {
     "ByteTokenizer": "tokenization.tokenization_bytes",
+    "CausalLongformerConfig": "configuration.configuration_causal_longformer",
+    "CausalLongformerForCausalLM": "modeling.modeling_causal_longformer",
+    "CausalLongformerForSequenceClassification": "modeling.modeling_causal_longformer",
+    "CausalLongformerForTokenClassification": "modeling.modeling_causal_longformer",
+    "CausalLongformerModel": "modeling.modeling_causal_longformer",
     "GTrXLConfig": "configuration.configuration_gtrxl",
     "GTrXLForActorCritic": "modeling.modeling_gtrxl",
     "GTrXLForCausalLM": "modeling.modeling_gtrxl",

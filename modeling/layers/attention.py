@@ -138,10 +138,8 @@ class RelativeAttention(MemoryAttention):
         self.r_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
         self.bias = None if config.share_relative_bias else RelativeBias(config)
 
-    def score_terms(
-        self, query: torch.Tensor, num_keys: int, position_embeddings: tuple, past_key_values=None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        positions, bias = self.relative_terms(num_keys, position_embeddings, past_key_values)
+    def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        positions, bias = self.relative_terms(num_keys, **kwargs)
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         return query + bias.content_bias[:, None], position_scores(position_query, positions)
 
