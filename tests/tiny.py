@@ -75,6 +75,12 @@ def reach_of_states(model) -> int:
     return sum(shape[0] for shape in model.config.layer_states.values())
 
 
+def follows_same_length(model_type: str) -> bool:
+    """Whether `same_length` and `mem_len` alone say how far a token sees; some papers have a window of their own."""
+    windows = [tiny_config(model_type, same_length=same_length).sliding_window for same_length in (True, False)]
+    return windows == [MEM_LEN, MEM_LEN + 1]
+
+
 def norm_positions(model_type: str) -> list[str]:
     """The norm positions that a variant allows; what it refuses it refuses by name."""
     allowed = []

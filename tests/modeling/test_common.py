@@ -7,6 +7,7 @@ import torch
 from tiny import (
     EXACT,
     MEM_LEN,
+    follows_same_length,
     memory_of,
     memory_value,
     reach_of_states,
@@ -17,6 +18,8 @@ from tiny import (
     tokens,
     variants,
 )
+
+from transformers_xl.modeling.ops.window import last
 
 CARRYING = variants(memory=("exact", "own"))
 WINDOWED = variants(memory=("exact",))
@@ -255,19 +258,19 @@ def test_far_past_the_window(model_type, use_cache):
 
 
 @pytest.mark.parametrize("model_type", WINDOWED)
-def test_window_is_exactly_mem_len(model_type):
-    """In one layer without states, a token is moved by the token mem_len - 1 before it and by none further back."""
+def test_window_is_exactly_the_one_of_the_config(model_type):
+    """In one layer without states, a token is moved by the last of its window and by none further back."""
     model = tiny_model(model_type, num_hidden_layers=1)
     ids = tokens(1, 20)
     here = result_of(model(ids))[0, -1]
-    reach = MEM_LEN + reach_of_states(model)
+    reach = model.config.sliding_window + reach_of_states(model)
     for distance, is_seen in ((reach - 1, True), (reach, False)):
         changed = ids.clone()
         changed[0, 19 - distance] = (ids[0, 19 - distance] + 1) % 37
         assert torch.allclose(result_of(model(changed))[0, -1], here, atol=1e-12) != is_seen
 
 
-@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("model_type", filter(follows_same_length, WINDOWED))
 @pytest.mark.parametrize("mem_len", [1, MEM_LEN])
 @use_cache
 def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_len):
@@ -323,9 +326,9 @@ def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_len
         assert output.mems_mask is None
         assert isinstance(output.mems, tuple)
         assert len(output.mems) == len(memory_value(model_type))
-        for remembered, expected in zip(output.mems, inputs, strict=False):
+        for remembered, expected, kept in zip(output.mems, inputs, model.config.layer_mem_lens, strict=False):
             assert not remembered.requires_grad
-            torch.testing.assert_close(remembered, expected[:, -mem_len:].detach(), **EXACT)
+            torch.testing.assert_close(remembered, last(expected, kept).detach(), **EXACT)
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
@@ -359,7 +362,9 @@ def test_mem_len_zero_remembers_nothing(model_type, use_cache):
 @use_cache
 def test_mem_len_may_be_changed_after_training(model_type, attention, use_cache):
     """A model whose config is given another `mem_len` is one that was built with it."""
-    model, other = tiny_model(model_type), tiny_model(model_type, mem_len=3)
+    model = tiny_model(model_type)
+    config = model.config.to_dict() | {"mem_len": 3}  # as it is saved, with what followed from the first `mem_len`
+    other = type(model)(type(model.config).from_dict(config)).double().eval()
     other.load_state_dict(model.state_dict())
     model.config.mem_len = 3
     for each in (model, other):

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import MEM_LEN, VOCAB_SIZE, memory_value, tiny_config, tiny_model, tokens, variants
+from tiny import MEM_LEN, VOCAB_SIZE, follows_same_length, memory_value, tiny_config, tiny_model, tokens, variants
 from transformers import DynamicCache
 
 every_variant = pytest.mark.parametrize("model_type", variants())
@@ -58,7 +58,6 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
         (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .* one per layer"]),
         (lambda memory: {"mems": memory(width=31)}, ["mems", "hidden_size", "31"]),
         (lambda memory: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
-        (lambda memory: {"mems": (memory()[0], memory(length=3)[1], *memory()[2:])}, ["mems", "3"]),
         (lambda memory: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
         (
             lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, 3, dtype=torch.bool)},
@@ -76,6 +75,15 @@ def test_mems(model_type, use_cache, make_arguments, names):
         model(tokens(2, 5), use_cache=use_cache, **make_arguments(partial(memory_value, model_type)))
     for name in names:
         assert error.match(name)
+
+
+@pytest.mark.parametrize("model_type", filter(follows_same_length, variants(memory=("exact",))))
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+def test_mems_of_unequal_length(model_type, use_cache):
+    """Layers without windows of their own remember equally much."""
+    longer, shorter = memory_value(model_type), memory_value(model_type, length=3)
+    with pytest.raises(ValueError, match=r"`mems`.* \(2, 3, 32\)"):
+        tiny_model(model_type)(tokens(2, 5), use_cache=use_cache, mems=(longer[0], shorter[1], *longer[2:]))
 
 
 @windowed
@@ -196,7 +204,7 @@ def test_a_variant_without_memory_takes_none(model_type, fields):
         tiny_config(model_type, **fields)
 
 
-@carrying
+@pytest.mark.parametrize("model_type", filter(follows_same_length, variants(memory=("exact", "own"))))
 def test_window_follows_from_the_memory(model_type):
     assert tiny_config(model_type, mem_len=5).sliding_window == 5
     assert tiny_config(model_type, mem_len=5, same_length=False).sliding_window == 6

@@ -10,7 +10,7 @@ from tiny import EXACT, memory_of, read, read_row_alone, result_of, tiny_config,
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
-from transformers_xl.modeling.ops import band
+from transformers_xl.modeling.ops import backends, band
 from transformers_xl.modeling.ops.window import PackedRows
 
 # layers with and without gaps, and heads with several kinds of them
@@ -42,7 +42,7 @@ def naive(
     return torch.stack(outputs).view(len(segment), -1) @ attention.o_proj.weight.T
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "sdpa without a backend"])
 @piece_lengths
 @pytest.mark.parametrize(
     ("window", "dilations"), [(0, [1] * 4), (3, [1] * 4), (3, [2] * 4), (2, [1, 3, 2, 3]), (20, [1, 1, 1, 2])], ids=str
@@ -54,7 +54,9 @@ def test_attention_is_its_equations(attention, piece_length, window, dilations, 
     model = tiny_model(
         "causal_longformer", num_hidden_layers=1, attention_window=window, attention_dilation=[dilations], mem_len=40
     )
-    model.set_attn_implementation(attention)
+    if attention == "sdpa without a backend":  # as on devices that have none
+        monkeypatch.setattr(backends, "BACKENDS", {})
+    model.set_attn_implementation(attention.split()[0])
     layer, bias = model.layers[0].self_attn, model.positions.bias
     segment = torch.randn(3, length, 32, dtype=torch.float64, requires_grad=True)
     remembered = torch.randn(3, memory, 32, dtype=torch.float64)
@@ -67,7 +69,7 @@ def test_attention_is_its_equations(attention, piece_length, window, dilations, 
     )
     table = model.positions(min(memory + length, 41), segment), bias
     output, weights = layer(segment, remembered if memory else None, rows=rows, position_embeddings=table)
-    assert (weights is None) == (attention == "sdpa")
+    assert (weights is None) == (attention != "eager")
 
     expected = []
     for row, begin in enumerate(begins):
@@ -228,10 +230,16 @@ def test_what_cannot_run_is_refused(fields, message):
         tiny_config("causal_longformer", **fields)
 
 
-def test_a_shorter_memory_shortens_the_windows_that_it_no_longer_holds():
+def test_windows_may_be_changed_between_steps():
+    """As the paper trains, in stages; a memory that is made shorter shortens the windows that it no longer holds."""
     model = tiny_model("causal_longformer", **FIELDS)
-    shorter = tiny_model("causal_longformer", **(FIELDS | {"attention_window": [2, 2], "mem_len": 6}))
-    shorter.load_state_dict(model.state_dict())
-    model.config.mem_len = 6
-    ours, expected = (read(each, tokens(2, 30), [9, 21], use_cache=True)[0] for each in (model, shorter))
-    torch.testing.assert_close(ours, expected, **EXACT)
+    for change, fields in (
+        ({"mem_len": 6}, {"mem_len": 6, "attention_window": [2, 2]}),
+        ({"mem_len": 20, "attention_window": [5, 6]}, {"mem_len": 20, "attention_window": [5, 6]}),
+    ):
+        other = tiny_model("causal_longformer", **(FIELDS | fields))
+        other.load_state_dict(model.state_dict())
+        for name, value in change.items():
+            setattr(model.config, name, value)
+        ours, expected = (read(each, tokens(2, 30), [9, 21], use_cache=True)[0] for each in (model, other))
+        torch.testing.assert_close(ours, expected, **EXACT)
