@@ -56,7 +56,7 @@ class Attention(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         length = hidden_states.shape[1]
         table = self.positions(min(length, self.reach or length), hidden_states), self.positions.bias
-        view = {"by_distance": True} if self.reach is None else {"rows": PackedRows()}
+        view = {"by_distance": True} if self.reach is None else {"rows": PackedRows(), "window": self.reach}
         return self.attention(hidden_states, position_embeddings=table, **view)[0]
 
 

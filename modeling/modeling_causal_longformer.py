@@ -44,7 +44,7 @@ class CausalLongformerModel(MemoryModel, CausalLongformerPreTrainedModel):
 
     def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
         """The rows themselves: which keys a query sees would be a tensor of length x keys."""
-        return {"rows": rows, "order": rows.order}
+        return {"rows": rows, "window": window, "order": rows.order}
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None

@@ -5,7 +5,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
+from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.positions import RelativeBias
 from transformers_xl.modeling.ops.band import Band
 from transformers_xl.modeling.ops.window import PackedRows, visible_positions
 
@@ -23,13 +25,15 @@ class BandedAttention(RelativeAttention):
     tensor has T x K entries. With `attn_implementation="eager"` all pairs are computed, and their weights returned.
     """
 
-    @property
-    def window(self) -> int:
-        return self.config.windows[self.layer_idx]
-
-    @property
-    def dilations(self) -> list[int]:
-        return self.config.dilations[self.layer_idx]
+    def __init__(self, config: CausalLongformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.dilations = config.dilations[layer_idx]
+        self.heads = {
+            dilation: [head for head, other in enumerate(self.dilations) if other == dilation]
+            for dilation in sorted(set(self.dilations))
+        }
+        in_turn = [head for heads in self.heads.values() for head in heads]
+        self.place_of_head = [in_turn.index(head) for head in range(self.num_heads)]
 
     def relative_terms(self, num_keys: int, near: torch.Tensor, bias: _Bias) -> tuple[torch.Tensor, _Bias]:
         """`near` `(H, n, D)`, the positions n-1 .. 0, with zeros for what is farther and so never seen, and behind."""
@@ -41,47 +45,50 @@ class BandedAttention(RelativeAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        visible: None,
+        visible: torch.Tensor | None,
         by_distance: bool,
         positions: dict,
         *,
         rows: PackedRows,
+        window: int,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`rows` says which of the K columns are real, and their episodes: `visible` would have T x K entries."""
-        window, dilations = self.window, self.dilations
-        projected, bias = super().relative_terms(window * max(dilations) + 1, **positions)
-        projected = projected[:, :-1]
+        """Output `(B, T, H, D)` and weights, without `visible`, which would have T x K entries.
+
+        Args:
+            rows: which of the K columns are real, and their episodes.
+            window: positions that the layer sees at most, itself included: W x its largest dilation + 1.
+        """
+        projected, bias = super().relative_terms(window, **positions)
+        near = projected[:, :-1]
         if self.config._attn_implementation == "eager":
-            visible = self.visible_pairs(rows, query.shape[2], key.shape[2], query.device)
-            return super().attend(query, key, value, visible, False, {"near": projected, "bias": bias}, **kwargs)
-        attn_output = torch.empty_like(query).transpose(1, 2)
-        for dilation in sorted(set(dilations)):
-            heads = [head for head, other in enumerate(dilations) if other == dilation]
-            heads = slice(None) if len(heads) == self.num_heads else heads
-            part = {
-                "near": projected[heads, (projected.shape[1] - 1) % dilation :: dilation],
-                "bias": _Bias(bias.content_bias[heads], bias.position_bias[heads]),
-            }
-            attn_output[:, :, heads] = self.attend_band(
-                query[:, heads], key[:, heads], value[:, heads], dilation, part, rows, **kwargs
-            )
-        return attn_output, None
+            visible = self.visible_pairs(rows, window, query.shape[2], key.shape[2], query.device)
+            return super().attend(query, key, value, visible, False, {"near": near, "bias": bias}, **kwargs)
+        outputs = []
+        for dilation, heads in self.heads.items():
+            band = Band.of(query.shape[2], key.shape[2], self.slots(window), dilation)
+            near_heads = near[:, (near.shape[1] - 1) % dilation :: dilation]
+            if len(self.heads) == 1:
+                outputs.append(self.attend_band(band, query, key, value, near_heads, bias, rows, **kwargs))
+                continue
+            some_bias = _Bias(bias.content_bias[heads], bias.position_bias[heads])
+            states = (query[:, heads], key[:, heads], value[:, heads])
+            outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, rows, **kwargs))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)[:, :, self.place_of_head], None
 
     def attend_band(
         self,
+        band: Band,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        dilation: int,
-        positions: dict,
+        near: torch.Tensor,
+        bias: _Bias | RelativeBias,
         rows: PackedRows,
         **kwargs,
     ) -> torch.Tensor:
-        """The output `(B, T, heads, D)` of some heads, all of one dilation."""
-        num_keys = key.shape[2]
-        band = Band.of(query.shape[2], num_keys, self.window, dilation)
-        pieces = band.cut_rows(rows, len(query), num_keys, query.device)
+        """The output `(B, T, heads, D)` of the heads of one dilation."""
+        pieces = band.cut_rows(rows, len(query), key.shape[2], query.device)
         visible = visible_positions(pieces, band.size, band.window + band.size, band.window + 1, query.device)
         attn_output, _ = super().attend(
             band.cut(query, 0),
@@ -89,18 +96,24 @@ class BandedAttention(RelativeAttention):
             band.cut(value, band.window),
             visible,
             pieces.valid is None,
-            positions,
+            {"near": near, "bias": bias},
             window=band.window + 1,
             **kwargs,
         )
         return band.join(attn_output)
 
-    def visible_pairs(self, rows: PackedRows, length: int, num_keys: int, device: torch.device) -> torch.Tensor:
+    def slots(self, window: int) -> int:
+        """W, of the positions that the layer sees."""
+        return (window - 1) // max(self.dilations)
+
+    def visible_pairs(
+        self, rows: PackedRows, window: int, length: int, num_keys: int, device: torch.device
+    ) -> torch.Tensor:
         """Which keys each query sees, `(B or 1, H, T, K)` bool."""
         columns = torch.arange(num_keys, device=device)
         distance = columns[num_keys - length :, None] - columns
         dilations = torch.tensor(self.dilations, device=device)[:, None, None]
-        in_window = (distance % dilations == 0) & (distance <= self.window * dilations)
+        in_window = (distance % dilations == 0) & (distance <= self.slots(window) * dilations)
         visible = visible_positions(rows, length, num_keys, None, device)
         return in_window[None] if visible is None else visible & in_window
 

@@ -47,12 +47,16 @@ class Band(NamedTuple):
         states = last(states, columns, dim=2)
         if states.shape[2] < columns:
             states = F.pad(states, (0, 0, columns - states.shape[2], 0))
+        if self.classes == self.pieces == dilation == 1:
+            return states
         states = states.unflatten(2, (-1, dilation))[:, :, :, dilation - self.classes :]
         states = states.unfold(2, earlier + self.size, self.size)  # [B, H, pieces, classes, D, earlier + size]
         return states.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
 
     def join(self, states: torch.Tensor) -> torch.Tensor:
         """What `cut` has made of `length` columns, as `(N, size, H, D)`, back in one piece: `(B, length, H, D)`."""
+        if self.classes == self.pieces == 1:
+            return states
         states = states.unflatten(0, (-1, self.classes, self.pieces)).flatten(2, 3)
         return last(states.transpose(1, 2).flatten(1, 2), self.length)
 

@@ -68,7 +68,13 @@ def test_attention_is_its_equations(attention, piece_length, window, dilations, 
         episode=torch.stack([(columns >= begins[2]).long() * (row == 2) for row in range(3)]),
     )
     table = model.positions(min(memory + length, 41), segment), bias
-    output, weights = layer(segment, remembered if memory else None, rows=rows, position_embeddings=table)
+    output, weights = layer(
+        segment,
+        remembered if memory else None,
+        rows=rows,
+        window=window * max(dilations) + 1,
+        position_embeddings=table,
+    )
     assert (weights is None) == (attention != "eager")
 
     expected = []
@@ -98,7 +104,7 @@ def test_a_head_sees_every_dth_position_of_its_window_and_no_other(attention):
     layer = model.layers[0].self_attn
     states = torch.randn(4, 1, 4, 20, 8, dtype=torch.float64, requires_grad=True)  # queries, keys, values by head
     table = {"position_embeddings": (model.positions(16, states), model.positions.bias)}
-    output, _ = layer.attend(*states[:3], None, False, table, rows=PackedRows())
+    output, _ = layer.attend(*states[:3], None, False, table, rows=PackedRows(), window=16)
     for head, dilation in enumerate([1, 2, 3, 5]):
         (gradient,) = torch.autograd.grad(output[0, -1, head].sum(), states, retain_graph=True)
         for of_keys in gradient[1:3, 0]:

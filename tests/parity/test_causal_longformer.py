@@ -54,4 +54,6 @@ def attend(fields: dict, hyper: dict, implementation: str, inputs: list[torch.Te
     for parameter in (attention.r_proj.weight, *positions.parameters()):
         torch.nn.init.zeros_(parameter)  # the case has no positions
     table = positions(hyper["len"], inputs[0]), positions.bias
-    return attention.attend(*inputs, None, False, {"position_embeddings": table}, rows=PackedRows())
+    return attention.attend(
+        *inputs, None, False, {"position_embeddings": table}, rows=PackedRows(), window=config.layer_windows[0]
+    )
