@@ -154,10 +154,8 @@ class RelativeAttention(MemoryAttention):
         self.bias = None if config.share_relative_bias else RelativeBias(config)
         self.kept_projection: KeptProjection | None = None
 
-    def score_terms(
-        self, query: torch.Tensor, num_keys: int, position_embeddings: tuple, past_key_values=None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        positions, bias = self.relative_terms(num_keys, position_embeddings, past_key_values)
+    def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        positions, bias = self.relative_terms(num_keys, **kwargs)
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         return query + bias.content_bias[:, None], position_scores(position_query, positions)
 

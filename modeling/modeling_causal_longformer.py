@@ -1,0 +1,77 @@
+"""Causal Longformer: Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 4. Code: allenai/longformer.
+
+A token attends to a window of earlier positions, small in the lower layers and larger in the upper ones, with gaps in some
+heads. Time and memory grow linearly with the length of the text, and a window is all that a layer needs to remember.
+"""
+
+import torch
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.banded_attention import BandedAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.window import PackedRows
+
+
+class CausalLongformerLayer(MemoryLayer):
+    """Banded attention with relative positions, and a feed-forward.
+
+    Differs from the original: it carries the window from segment to segment, where the paper trains and evaluates on long
+    segments; the language model has no global attention there either.
+    """
+
+    attention_class = BandedAttention
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the causal Longformer.")
+class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
+    config: CausalLongformerConfig
+    _no_split_modules = ["CausalLongformerLayer"]
+    _can_record_outputs = {"hidden_states": CausalLongformerLayer, "attentions": BandedAttention}
+
+
+@auto_docstring(custom_intro="The causal Longformer without a head.")
+class CausalLongformerModel(MemoryModel, CausalLongformerPreTrainedModel):
+    layer_class = CausalLongformerLayer
+
+    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
+        """The rows themselves: which keys a query sees would be a tensor of length x keys."""
+        return {"rows": rows, "window": window, "order": rows.order}
+
+    def position_embeddings(
+        self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None
+    ) -> tuple | None:
+        """No token is seen from farther than the longest window."""
+        return super().position_embeddings(hidden_states, min(num_keys, self.config.sliding_window), past_key_values)
+
+
+@auto_docstring(custom_intro="The causal Longformer with a language modeling head.")
+class CausalLongformerForCausalLM(MemoryForCausalLM, CausalLongformerPreTrainedModel, GenerationMixin):
+    model_class = CausalLongformerModel
+
+
+@auto_docstring(custom_intro="The causal Longformer with a classification head on the last real token.")
+class CausalLongformerForSequenceClassification(MemoryForSequenceClassification, CausalLongformerPreTrainedModel):
+    model_class = CausalLongformerModel
+
+
+@auto_docstring(custom_intro="The causal Longformer with a classification head on every token.")
+class CausalLongformerForTokenClassification(MemoryForTokenClassification, CausalLongformerPreTrainedModel):
+    model_class = CausalLongformerModel
+
+
+__all__ = [
+    "CausalLongformerForCausalLM",
+    "CausalLongformerForSequenceClassification",
+    "CausalLongformerForTokenClassification",
+    "CausalLongformerModel",
+    "CausalLongformerPreTrainedModel",
+]

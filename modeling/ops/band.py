@@ -1,0 +1,77 @@
+"""A window in pieces: attention to the last positions as dense attention of short texts, in time linear in the length.
+
+Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 3.1 and appendix A, in a form of our own. With dilation d a
+token sees every d-th position before it: the text falls apart into d texts, in which windows have no gaps. Each is cut into
+pieces of C queries, which together see C + W keys: in the dense attention of a piece, no key is farther than that.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from transformers_xl.modeling.ops.window import PackedRows, last
+
+# least number of queries in a piece: of fewer, there would be too many pieces
+PIECE_LENGTH = 64
+
+
+class Band(NamedTuple):
+    """How the last `length` of K columns are cut, when each of them sees `window` columns before it, `dilation` apart.
+
+    `classes` of columns, a dilation apart, hold queries; each is cut into `pieces` of `size` queries.
+    N is batch x classes x pieces.
+    """
+
+    length: int
+    window: int
+    dilation: int
+    classes: int
+    pieces: int
+    size: int
+
+    @classmethod
+    def of(cls, length: int, num_keys: int, window: int, dilation: int) -> "Band":
+        window = min(window, (num_keys - 1) // dilation)  # there are no more
+        class_length = -(-length // dilation)
+        # small pieces see few keys in vain, large ones copy few keys: half a window was fastest
+        pieces = -(-class_length // max(window // 2, PIECE_LENGTH))
+        return cls(length, window, dilation, min(length, dilation), pieces, -(-class_length // pieces))
+
+    def cut(self, states: torch.Tensor, earlier: int) -> torch.Tensor:
+        """`(B, H, columns, D)`, right-aligned, as `(N, H, earlier + size, D)`; zeros where there are no columns."""
+        dilation = self.dilation
+        if self.length == 1:  # one class alone, as it is: generation copies nothing
+            states, dilation = states[:, :, (states.shape[2] - 1) % dilation :: dilation], 1
+        columns = (earlier + self.pieces * self.size) * dilation
+        states = last(states, columns, dim=2)
+        if states.shape[2] < columns:
+            states = F.pad(states, (0, 0, columns - states.shape[2], 0))
+        if self.classes == self.pieces == dilation == 1:
+            return states
+        states = states.unflatten(2, (-1, dilation))[:, :, :, dilation - self.classes :]
+        states = states.unfold(2, earlier + self.size, self.size)  # [B, H, pieces, classes, D, earlier + size]
+        return states.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
+
+    def join(self, states: torch.Tensor) -> torch.Tensor:
+        """What `cut` has made of `length` columns, as `(N, size, H, D)`, back in one piece: `(B, length, H, D)`."""
+        if self.classes == self.pieces == 1:
+            return states
+        states = states.unflatten(0, (-1, self.classes, self.pieces)).flatten(2, 3)
+        return last(states.transpose(1, 2).flatten(1, 2), self.length)
+
+    def cut_rows(self, rows: PackedRows, batch: int, num_keys: int, device: torch.device) -> PackedRows:
+        """Which keys of each piece are real, and their episodes, `(N, window + size)`; None as in `rows`."""
+
+        def cut(columns: torch.Tensor) -> torch.Tensor:
+            return self.cut(columns[:, None, :, None], self.window)[:, 0, :, 0]
+
+        valid = rows.valid
+        if valid is None and (rows.episode is not None or num_keys - self.length < self.window * self.dilation):
+            valid = torch.ones(batch, num_keys, dtype=torch.bool, device=device)  # the zeros before them are not
+        return PackedRows(
+            valid=None if valid is None else cut(valid), episode=None if rows.episode is None else cut(rows.episode)
+        )
+
+
+__all__ = ["Band"]
