@@ -19,6 +19,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
+from transformers_xl.configuration.configuration_tensorized_transformer import TensorizedTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
 from transformers_xl.modeling.modeling_gtrxl import (
@@ -50,6 +51,12 @@ from transformers_xl.modeling.modeling_shaw_transformer import (
     ShawTransformerForSequenceClassification,
     ShawTransformerForTokenClassification,
     ShawTransformerModel,
+)
+from transformers_xl.modeling.modeling_tensorized_transformer import (
+    TensorizedTransformerForCausalLM,
+    TensorizedTransformerForSequenceClassification,
+    TensorizedTransformerForTokenClassification,
+    TensorizedTransformerModel,
 )
 from transformers_xl.modeling.modeling_transformer_xl import (
     TransformerXLForCausalLM,
@@ -178,6 +185,18 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=TensorizedTransformerConfig,
+            model_class=TensorizedTransformerModel,
+            causal_lm_class=TensorizedTransformerForCausalLM,
+            sequence_classification_class=TensorizedTransformerForSequenceClassification,
+            token_classification_class=TensorizedTransformerForTokenClassification,
+            paper="A Tensorized Transformer for Language Modeling",
+            authors="Ma et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1906.09777",
+            idea="Attention without softmax: products of a query, a key and a value for all pairs of nearby positions.",
         ),
     )
 }
