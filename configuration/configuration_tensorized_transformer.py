@@ -24,6 +24,9 @@ class TensorizedTransformerConfig(MemoryConfig):
         num_attention_heads (`int`, *optional*, defaults to 1):
             Parts of the width with cores of their own. The cores of a head share its factors, as all do in the paper; more
             heads mean a larger output map.
+        recompute_attention (`bool`, *optional*, defaults to `False`):
+            Whether the backward pass makes the products of all pairs, and the map of them, once more instead of keeping
+            them.
     """
 
     model_type = "tensorized_transformer"

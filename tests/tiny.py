@@ -21,8 +21,12 @@ def variants(
     croppable: bool | None = None,
     causal_lm: bool = False,
     states: bool | None = None,
+    own_window: bool | None = None,
 ) -> list[str]:
-    """Model types of the table whose row promises what a test needs."""
+    """Model types of the table whose row promises what a test needs.
+
+    `own_window`: what a token sees is a field of its own, whatever `mem_len` and `same_length` say.
+    """
     return [
         model_type
         for model_type, row in VARIANTS.items()
@@ -31,7 +35,12 @@ def variants(
         and croppable in (None, row.croppable)
         and (row.causal_lm_class is not None or not causal_lm)
         and states in (None, bool(row.config_class().layer_states))
+        and (own_window is None or own_window == has_own_window(row.config_class))
     ]
+
+
+def has_own_window(config_class) -> bool:
+    return config_class(same_length=True).layer_windows == config_class(same_length=False).layer_windows
 
 
 def tiny_config(model_type: str, **fields):

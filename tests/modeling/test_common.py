@@ -20,6 +20,7 @@ from tiny import (
 
 CARRYING = variants(memory=("exact", "own"))
 WINDOWED = variants(memory=("exact",))
+WINDOWED_BY_MEMORY = variants(memory=("exact",), own_window=False)
 same_length = pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 initial_memory = pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
@@ -254,7 +255,7 @@ def test_far_past_the_window(model_type, use_cache):
         torch.testing.assert_close(cut_up, at_once, **EXACT)
 
 
-@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("model_type", WINDOWED_BY_MEMORY)
 def test_window_is_exactly_mem_len(model_type):
     """In one layer without states, a token is moved by the token mem_len - 1 before it and by none further back."""
     model = tiny_model(model_type, num_hidden_layers=1)
@@ -267,7 +268,7 @@ def test_window_is_exactly_mem_len(model_type):
         assert torch.allclose(result_of(model(changed))[0, -1], here, atol=1e-12) != is_seen
 
 
-@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("model_type", WINDOWED_BY_MEMORY)
 @pytest.mark.parametrize("mem_len", [1, MEM_LEN])
 @use_cache
 def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_len):
@@ -354,7 +355,7 @@ def test_mem_len_zero_remembers_nothing(model_type, use_cache):
     torch.testing.assert_close(result_of(output)[:, :6], result_of(model(tokens(2, 12)[:, :6])), **EXACT)
 
 
-@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("model_type", WINDOWED_BY_MEMORY)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @use_cache
 def test_mem_len_may_be_changed_after_training(model_type, attention, use_cache):

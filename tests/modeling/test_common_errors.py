@@ -196,7 +196,7 @@ def test_a_variant_without_memory_takes_none(model_type, fields):
         tiny_config(model_type, **fields)
 
 
-@carrying
+@pytest.mark.parametrize("model_type", variants(memory=("exact", "own"), own_window=False))
 def test_window_follows_from_the_memory(model_type):
     assert tiny_config(model_type, mem_len=5).sliding_window == 5
     assert tiny_config(model_type, mem_len=5, same_length=False).sliding_window == 6

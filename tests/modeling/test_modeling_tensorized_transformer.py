@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from by_hand import greedy, language_model, text_by_hand
 from tiny import EXACT, memory_of, read, tiny_config, tiny_model, tokens
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -210,6 +211,14 @@ def test_default_window_fits_into_the_memory():
     following = model(tokens(2, 3, seed=1), **memory_of(output)).last_hidden_state
     whole = model(torch.cat([tokens(2, 20), tokens(2, 3, seed=1)], dim=1)).last_hidden_state
     torch.testing.assert_close(following, whole[:, -3:], **EXACT)
+
+
+@pytest.mark.parametrize("settings", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=str)
+def test_generate_with_a_window_shorter_than_the_memory(settings):
+    model = language_model("tensorized_transformer", attention_window=4)
+    before, ids = tokens(2, 10, seed=1), tokens(2, 5)
+    expected = text_by_hand(model, torch.cat([before, ids], dim=1))[:, 10:]
+    assert torch.equal(greedy(model, ids, mems=model(before).mems, **settings), expected)
 
 
 @pytest.mark.parametrize(
