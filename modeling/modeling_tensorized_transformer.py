@@ -38,7 +38,7 @@ class TensorizedTransformerPreTrainedModel(MemoryPreTrainedModel):
 class TensorizedTransformerModel(MemoryModel, TensorizedTransformerPreTrainedModel):
     layer_class = TensorizedTransformerLayer
 
-    def position_embeddings(self, hidden_states, num_keys, past_key_values) -> tuple:
+    def position_embeddings(self, hidden_states, num_keys, past_key_values) -> tuple | None:
         return super().position_embeddings(hidden_states, self.config.attention_window, past_key_values)
 
 

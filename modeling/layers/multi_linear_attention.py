@@ -69,7 +69,16 @@ class MultiLinearAttention(RelativeAttention):
                 outputs.append(self.attend_piece(*piece))
         return torch.cat(outputs, dim=1), None
 
-    def attend_piece(self, content_query, position_query, key, value, relative, columns, seen) -> torch.Tensor:
+    def attend_piece(
+        self,
+        content_query: torch.Tensor,
+        position_query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        relative: torch.Tensor,
+        columns: torch.Tensor,
+        seen: torch.Tensor | None,
+    ) -> torch.Tensor:
         """Output `(B, t, E)` of t queries, whose windows are the `columns` (t, W) of the keys and values."""
         columns = columns.clamp(min=0)  # what does not exist is not `seen`
         pairs = pair_features(content_query, position_query, key[:, columns], value[:, columns], relative)
@@ -139,7 +148,7 @@ def pair_features(
     """F of every pair of N positions, a key and a value, `(B, T, H, N, N)`.
 
     The queries `(B, T, H, D)` have met the core; keys and values are `(B, T or 1, N, H, D)`; `relative`, `(N, H, D)`, is
-    what each key is added by where it stands.
+    what is added to each key for where it stands.
     """
     factors = content_query[:, :, None] * key + position_query[:, :, None] * relative
     return torch.einsum("btahd,btzhd->bthaz", factors, value)
