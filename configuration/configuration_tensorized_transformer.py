@@ -49,11 +49,11 @@ class TensorizedTransformerConfig(MemoryConfig):
 
     @property
     def sliding_window(self) -> int:
-        return self.attention_window
+        return self.attention_window  # type: ignore[return-value]  # no longer None: `validate_architecture` chose
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        return [self.attention_window - 1] * self.num_hidden_layers
+        return [self.sliding_window - 1] * self.num_hidden_layers
 
 
 __all__ = ["TensorizedTransformerConfig"]

@@ -61,8 +61,8 @@ class MultiLinearAttention(RelativeAttention):
         outputs = []
         for start in range(0, length, size):
             here = slice(start, start + size)
-            piece = (content_query[:, here], position_query[:, here], key, value, relative, columns[here])
-            piece += (None if seen is None else seen[:, here],)
+            seen_here = None if seen is None else seen[:, here]
+            piece = (content_query[:, here], position_query[:, here], key, value, relative, columns[here], seen_here)
             if self.config.recompute_attention and torch.is_grad_enabled():
                 outputs.append(checkpoint(self.attend_piece, *piece, use_reentrant=False))
             else:
