@@ -9,8 +9,12 @@ from typer import Argument, Option
 
 from transformers_xl.cli.common import check_output, clean_errors, import_models, written_whole
 
-# fields of a variant beside the shared ones: a memory of about the size of the feed-forward that it stands for
-FIELDS = {"pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16}}
+# fields of a variant beside the shared ones: a memory of about the size of the feed-forward that it stands for; one head,
+# as the authors' code has, where every head would add a map of all pairs of positions
+FIELDS = {
+    "pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16},
+    "tensorized_transformer": {"num_attention_heads": 1},
+}
 
 
 def compare(

@@ -41,11 +41,11 @@ def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: 
     """A causal language model over bytes, with weights from the seed. `mem_len` is that of variants that have a memory."""
     tokenizer, mem_len = ByteTokenizer(), arguments["mem_len"]
     memory = {} if variant.memory == "none" else {"mem_len": mem_len, "same_length": mem_len > 0}
+    fields = {"num_attention_heads": arguments["heads"]} | fields
     config = variant.config_class(
         vocab_size=len(tokenizer),
         hidden_size=arguments["hidden_size"],
         num_hidden_layers=arguments["layers"],
-        num_attention_heads=arguments["heads"],
         intermediate_size=intermediate_size or arguments["intermediate_size"] or 4 * arguments["hidden_size"],
         **memory,
         segment_length=arguments["segment_length"],

@@ -103,7 +103,11 @@ class MemoryAttention(nn.Module):
                 key, value = take(key, order, dim=2), take(value, order, dim=2)
         positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
         attn_output, attn_weights = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
-        return self.o_proj(attn_output.flatten(-2)), attn_weights
+        return self.merge_heads(attn_output), attn_weights
+
+    def merge_heads(self, attn_output: torch.Tensor) -> torch.Tensor:
+        """What the heads attended to, `(B, T, H, D)`, through the output projection: `(B, T, E)`."""
+        return self.o_proj(attn_output.flatten(-2))
 
     def attend(
         self,
