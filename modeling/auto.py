@@ -18,6 +18,7 @@ from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
+from transformers_xl.configuration.configuration_sha_rnn import ShaRNNConfig
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -44,6 +45,12 @@ from transformers_xl.modeling.modeling_r_transformer import (
     RTransformerForSequenceClassification,
     RTransformerForTokenClassification,
     RTransformerModel,
+)
+from transformers_xl.modeling.modeling_sha_rnn import (
+    ShaRNNForCausalLM,
+    ShaRNNForSequenceClassification,
+    ShaRNNForTokenClassification,
+    ShaRNNModel,
 )
 from transformers_xl.modeling.modeling_shaw_transformer import (
     ShawTransformerForCausalLM,
@@ -72,7 +79,8 @@ class Variant:
 
     `causal`: a token sees nothing that comes after it. `memory`: `"exact"`, segments with memory equal one long text;
     `"own"`, the paper's memory is something else; `"none"`. `croppable`: the newest tokens can be taken back, which
-    assisted decoding needs.
+    assisted decoding needs. `recurrent`: what a token sees has no bound, because the states of a layer go through all
+    tokens.
     """
 
     config_class: type[MemoryConfig]
@@ -88,6 +96,7 @@ class Variant:
     causal: bool = True
     memory: Literal["exact", "own", "none"] = "exact"
     croppable: bool = True
+    recurrent: bool = False
 
 
 VARIANTS: dict[str, Variant] = {
@@ -178,6 +187,20 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=ShaRNNConfig,
+            model_class=ShaRNNModel,
+            causal_lm_class=ShaRNNForCausalLM,
+            sequence_classification_class=ShaRNNForSequenceClassification,
+            token_classification_class=ShaRNNForTokenClassification,
+            paper="Single Headed Attention RNN: Stop Thinking With Your Head",
+            authors="Merity",
+            year=2019,
+            url="https://arxiv.org/abs/1911.11423",
+            idea="A stack of LSTMs, of which one also attends, with a single head, to the memory of its outputs.",
+            croppable=False,
+            recurrent=True,
         ),
     )
 }

@@ -58,7 +58,6 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
         (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .* one per layer"]),
         (lambda memory: {"mems": memory(width=31)}, ["mems", "hidden_size", "31"]),
         (lambda memory: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
-        (lambda memory: {"mems": (memory()[0], memory(length=3)[1], *memory()[2:])}, ["mems", "3"]),
         (lambda memory: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
         (
             lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, 3, dtype=torch.bool)},
@@ -76,6 +75,16 @@ def test_mems(model_type, use_cache, make_arguments, names):
         model(tokens(2, 5), use_cache=use_cache, **make_arguments(partial(memory_value, model_type)))
     for name in names:
         assert error.match(name)
+
+
+@pytest.mark.parametrize(
+    "model_type", [name for name in variants(memory=("exact",)) if len(set(tiny_config(name).layer_mem_lens)) == 1]
+)
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+def test_layers_that_remember_equally_much_have_memories_of_one_length(model_type, use_cache):
+    whole, short = memory_value(model_type), memory_value(model_type, length=3)
+    with pytest.raises(ValueError, match=r"`mems`\[1\] has shape \(2, 3, 32\)"):
+        tiny_model(model_type)(tokens(2, 5), mems=(whole[0], short[1], *whole[2:]), use_cache=use_cache)
 
 
 @windowed
