@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tiny import EXACT, MEM_LEN, memory_of, read, tiny_config, tiny_model, tokens
+from tiny import EXACT, MEM_LEN, allows, memory_of, read, tiny_config, tiny_model, tokens
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from transformers_xl import MemoryTrainer
+from transformers_xl import MemoryTrainer, ShaRNNConfig
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.segment_lstm import stretches
 from transformers_xl.streams.text_stream import TextStream
@@ -112,15 +112,18 @@ def test_the_model_is_its_equations(num_hidden_layers, num_attention_heads, fiel
         torch.testing.assert_close(in_segments[0], expected, **EXACT)
 
 
+def test_any_divisor_of_the_width_is_a_number_of_heads():
+    assert [heads for heads in range(1, 33) if allows("sha_rnn", num_attention_heads=heads)] == [1, 2, 4, 8, 16, 32]
+    assert ShaRNNConfig().num_attention_heads == 1
+
+
 # --- the idea
 
 
 def test_keys_and_values_are_the_memory_times_a_vector_each():
     """Of the last block but one, and of no other: the rest remembers the states of its LSTM alone."""
     model = tiny_model("sha_rnn", num_hidden_layers=4, num_attention_heads=1)
-    assert [isinstance(layer.self_attn, nn.Module) and layer.has_attention for layer in model.layers] == [
-        False, False, True, False,
-    ]  # fmt: skip
+    assert [layer.has_attention for layer in model.layers] == [False, False, True, False]
     attention = model.layers[2].self_attn
     for gate in (attention.query_gate, attention.key_gate, attention.value_gate):
         nn.init.normal_(gate)
