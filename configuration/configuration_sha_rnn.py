@@ -59,7 +59,7 @@ class ShaRNNConfig(MemoryConfig):
                 f"`num_hidden_layers`={self.num_hidden_layers} must be at least 2: the last block but one has the "
                 "attention."
             )
-        if self.num_attention_heads * self.head_dim != self.hidden_size:
+        if self.head_dim != self.hidden_size / self.num_attention_heads:
             raise ValueError(
                 f"`num_attention_heads`={self.num_attention_heads} of `head_dim`={self.head_dim} do not fill `hidden_size`="
                 f"{self.hidden_size}: the heads share the memory's width, so their number must divide it; leave "

@@ -32,9 +32,9 @@ class MemoryAttention(nn.Module):
         self.is_causal = True
         inner_size = config.num_attention_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
+        self.k_proj: nn.Module = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.v_proj: nn.Module = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.o_proj: nn.Module = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, H, K, D]
