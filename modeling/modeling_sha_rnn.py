@@ -24,7 +24,7 @@ from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrain
 
 
 class ShaRNNLayer(GradientCheckpointingLayer):
-    """LSTM, in one block attention, Boom: section 3.1 and figure 1, with the norms of the authors' code.
+    """LSTM, in one block attention, Boom (`Block` in the code, whose norms these are).
 
         x = LSTM(norm(x))        x = norm(x) + attention(norm(x), [memory; norm'(x)])        x = norm(x) + boom(norm'(x))
 

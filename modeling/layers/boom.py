@@ -1,4 +1,4 @@
-"""The Boom layer: Merity, 2019, https://arxiv.org/abs/1911.11423, section 3.3."""
+"""The Boom layer: Merity, 2019, https://arxiv.org/abs/1911.11423 (`Boom` in the code)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The attention of SHA-RNN: Merity, 2019, https://arxiv.org/abs/1911.11423, section 3.2."""
+"""The attention of SHA-RNN: Merity, 2019, https://arxiv.org/abs/1911.11423 (`Attention` and `Overparam` in the code)."""
 
 import torch
 from torch import nn
