@@ -121,8 +121,9 @@ def _count(variant, arguments: dict, intermediate_size: int) -> int:
 
 def _matching_width(variant, arguments: dict, target: int) -> int:
     """The inner width of the feed-forward with which `variant` comes nearest to `target` parameters."""
-    at_one, at_two = (_count(variant, arguments, width) for width in (1, 2))
-    return round(1 + (target - at_one) / (at_two - at_one))  # parameters grow linearly with it
+    width = arguments["hidden_size"]  # no variant refuses it; parameters grow linearly with it
+    at_width, at_twice = (_count(variant, arguments, times * width) for times in (1, 2))
+    return round(width + width * (target - at_width) / (at_twice - at_width))
 
 
 def _versions() -> dict[str, str]:

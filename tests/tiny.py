@@ -21,6 +21,7 @@ def variants(
     croppable: bool | None = None,
     causal_lm: bool = False,
     states: bool | None = None,
+    recurrent: bool | None = None,
 ) -> list[str]:
     """Model types of the table whose row promises what a test needs."""
     return [
@@ -31,6 +32,7 @@ def variants(
         and croppable in (None, row.croppable)
         and (row.causal_lm_class is not None or not causal_lm)
         and states in (None, bool(row.config_class().layer_states))
+        and recurrent in (None, row.recurrent)
     ]
 
 
@@ -64,9 +66,11 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
 def memory_value(
     model_type: str, batch: int = 2, length: int = MEM_LEN, width: int = 32, layers: int = 2
 ) -> tuple[torch.Tensor, ...]:
-    """The `mems` of rows that remember `length` vectors of zeros per layer, and zeros in the states of the variant."""
-    states = tiny_config(model_type, hidden_size=width).layer_states.values()
-    shapes = [(length, width)] * layers + [*states] * layers
+    """The `mems` of rows that remember `length` vectors of zeros per layer, or none where a layer remembers nothing, and
+    zeros in the states of the variant."""
+    config = tiny_config(model_type, hidden_size=width, num_attention_heads=1)
+    shapes = [(length if mem_len else 0, width) for mem_len in config.layer_mem_lens[:layers]]
+    shapes += [*config.layer_states.values()] * layers
     return tuple(torch.zeros(batch, *shape, dtype=torch.float64) for shape in shapes)
 
 
@@ -81,18 +85,19 @@ def follows_same_length(model_type: str) -> bool:
     return windows == [MEM_LEN, MEM_LEN + 1]
 
 
+def allows(model_type: str, **field) -> bool:
+    """Whether the variant takes this value of a field; what it refuses it refuses by name."""
+    try:
+        tiny_config(model_type, **field)
+    except ValueError as error:
+        if next(iter(field)) not in str(error):
+            raise
+        return False
+    return True
+
+
 def norm_positions(model_type: str) -> list[str]:
-    """The norm positions that a variant allows; what it refuses it refuses by name."""
-    allowed = []
-    for position in ("pre", "post"):
-        try:
-            tiny_config(model_type, norm_position=position)
-        except ValueError as error:
-            if "norm_position" not in str(error):
-                raise
-        else:
-            allowed.append(position)
-    return allowed
+    return [position for position in ("pre", "post") if allows(model_type, norm_position=position)]
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:

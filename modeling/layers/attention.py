@@ -45,14 +45,18 @@ class MemoryAttention(nn.Module):
         self.is_causal = True
         inner_size = config.num_attention_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
+        self.k_proj: nn.Module = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.v_proj: nn.Module = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.o_proj: nn.Module = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., length, heads x head_dim)` -> `(..., heads, length, head_dim)`."""
         width = states.shape[-1] // self.num_heads
         return states.reshape(*states.shape[:-1], self.num_heads, width).transpose(-3, -2)
+
+    def queries(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Queries of `(batch, length, hidden_size)`, `(batch, heads, length, head_dim)`."""
+        return self.split_heads(self.q_proj(hidden_states))
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
@@ -75,6 +79,7 @@ class MemoryAttention(nn.Module):
         by_distance: bool = False,
         order: torch.Tensor | None = None,
         position_embeddings: tuple | None = None,
+        key_states: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
@@ -87,15 +92,17 @@ class MemoryAttention(nn.Module):
                 sees what is nearer than `window`, a further keyword (None: all up to itself).
             order (`torch.Tensor` of shape `(B, K)`, *optional*): packs padded rows of `[memory; segment]`.
             position_embeddings: what the model's positions made for all layers.
+            key_states (`torch.Tensor` of shape `(B, T, E)`, *optional*): what keys and values are made of, where it is not
+                what queries are made of; the memory is of its kind.
 
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, K)` where the attention function returns them.
         """
-        query = self.split_heads(self.q_proj(hidden_states))
+        query = self.queries(hidden_states)
+        key, value = self.project(hidden_states if key_states is None else key_states)
         if past_key_values is not None:
-            key, value = past_key_values.update(*self.project(hidden_states), self.layer_idx, order=order)
+            key, value = past_key_values.update(key, value, self.layer_idx, order=order)
         else:
-            key, value = self.project(hidden_states)
             if memory is not None:  # apart from the segment: no gradient is computed for what needs none
                 projected = zip(self.project(memory), (key, value), strict=True)
                 key, value = (take(torch.cat(pair, dim=2), order, dim=2) for pair in projected)

@@ -23,6 +23,7 @@ from transformers_xl.modeling.ops.window import last
 
 CARRYING = variants(memory=("exact", "own"))
 WINDOWED = variants(memory=("exact",))
+BOUNDED = variants(memory=("exact",), recurrent=False)
 same_length = pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 initial_memory = pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
@@ -257,7 +258,7 @@ def test_far_past_the_window(model_type, use_cache):
         torch.testing.assert_close(cut_up, at_once, **EXACT)
 
 
-@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize("model_type", BOUNDED)
 def test_window_is_exactly_the_one_of_the_config(model_type):
     """In one layer without states, a token is moved by the last of its window and by none further back."""
     model = tiny_model(model_type, num_hidden_layers=1)
@@ -270,7 +271,7 @@ def test_window_is_exactly_the_one_of_the_config(model_type):
         assert torch.allclose(result_of(model(changed))[0, -1], here, atol=1e-12) != is_seen
 
 
-@pytest.mark.parametrize("model_type", list(filter(follows_same_length, WINDOWED)))
+@pytest.mark.parametrize("model_type", list(filter(follows_same_length, BOUNDED)))
 @pytest.mark.parametrize("mem_len", [1, MEM_LEN])
 @use_cache
 def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_len):

@@ -1,0 +1,97 @@
+"""Configuration of SHA-RNN (Merity, 2019, https://arxiv.org/abs/1911.11423)."""
+
+from huggingface_hub.dataclasses import strict
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
+
+@strict
+class ShaRNNConfig(MemoryConfig):
+    r"""
+    Configuration of SHA-RNN. Further fields are those of [`MemoryConfig`]; there are no positions, so `clamp_len` and
+    `share_relative_bias` have no meaning, and the norms have places of their own: `norm_position` is always `"pre"`.
+
+    Args:
+        num_hidden_layers (`int`, *optional*, defaults to 6):
+            Number of blocks, at least 2: the last but one has the attention.
+        num_attention_heads (`int`, *optional*, defaults to 1):
+            Heads of the attention. They share the width, so any divisor of `hidden_size` is allowed.
+        project_keys (`bool`, *optional*, defaults to `False`):
+            Whether keys are a linear map of the memory, before their gate (`k` in the authors' `Attention`).
+        project_values (`bool`, *optional*, defaults to `False`):
+            Whether values are a linear map of the memory, before their gate (`v`).
+        mix_query (`bool`, *optional*, defaults to `False`):
+            Whether a non-linear map of what was attended to and the query is added to the former (`r`).
+        boom_shortcut (`bool`, *optional*, defaults to `True`):
+            Whether the Boom layer ends with a sum of chunks of `hidden_size` features; with `False`, with a second matrix.
+        collapsed_gate (`bool`, *optional*, defaults to `False`):
+            Whether the gate of the values is a vector, no longer over-parameterised. `finish_training()` sets it.
+        intermediate_size (`int`, *optional*, defaults to 2048):
+            Inner width of the Boom layer, in features. With `boom_shortcut` at least `hidden_size`; features behind the
+            last whole chunk are not used.
+        hidden_act (`str`, *optional*, defaults to `"quick_gelu"`):
+            Activation of the Boom layer, and of `mix_query`: `x * sigmoid(1.702 x)`.
+        attention_bias (`bool`, *optional*, defaults to `True`):
+            Whether the projections of the attention have biases.
+        use_final_norm (`bool`, *optional*, defaults to `False`):
+            Whether a layer norm follows the last block.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-12):
+            Epsilon of the layer norms.
+    """
+
+    model_type = "sha_rnn"
+
+    num_attention_heads: int = 1
+    project_keys: bool = False
+    project_values: bool = False
+    mix_query: bool = False
+    boom_shortcut: bool = True
+    collapsed_gate: bool = False
+    hidden_act: str = "quick_gelu"
+    attention_bias: bool = True
+    use_final_norm: bool | None = False
+    layer_norm_eps: float = 1e-12
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        if self.num_hidden_layers < 2:
+            raise ValueError(
+                f"`num_hidden_layers`={self.num_hidden_layers} must be at least 2: the last block but one has the "
+                "attention."
+            )
+        if self.head_dim != self.hidden_size / self.num_attention_heads:
+            raise ValueError(
+                f"`num_attention_heads`={self.num_attention_heads} of `head_dim`={self.head_dim} do not fill `hidden_size`="
+                f"{self.hidden_size}: the heads share the memory's width, so their number must divide it; leave "
+                "`head_dim` out."
+            )
+        if self.norm_position != "pre":
+            raise ValueError(
+                f"`norm_position`={self.norm_position!r} must be 'pre': the norms of SHA-RNN have places of their own."
+            )
+        if self.boom_shortcut and self.intermediate_size < self.hidden_size:
+            raise ValueError(
+                f"`intermediate_size`={self.intermediate_size} must be at least `hidden_size`={self.hidden_size}, or the "
+                "Boom layer has no chunk to sum: make it a multiple, or set `boom_shortcut=False`."
+            )
+
+    @property
+    def attention_layer(self) -> int:
+        """Index of the only block with attention."""
+        return self.num_hidden_layers - 2
+
+    @property
+    def layer_windows(self) -> list[int]:
+        return [self.sliding_window if layer == self.attention_layer else 1 for layer in range(self.num_hidden_layers)]
+
+    @property
+    def layer_mem_lens(self) -> list[int]:
+        return [self.mem_len if layer == self.attention_layer else 0 for layer in range(self.num_hidden_layers)]
+
+    @property
+    def layer_states(self) -> dict[str, tuple[int, ...]]:
+        """The state of each block's LSTM, zeros where a text began."""
+        return {"lstm_hidden": (self.hidden_size,), "lstm_cell": (self.hidden_size,)}
+
+
+__all__ = ["ShaRNNConfig"]

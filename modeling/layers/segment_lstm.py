@@ -1,0 +1,80 @@
+"""An LSTM (Hochreiter and Schmidhuber, 1997) that reads segments of rows with padding, and with episodes inside."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.ops.window import reset_state
+
+
+class Stretch(NamedTuple):
+    """Columns through which every row either reads on or is padding.
+
+    `reads` (B,) bool: rows that read; `begins` (B,) bool: rows in which the first column begins an episode. None: all rows
+    read on.
+    """
+
+    columns: slice
+    reads: torch.Tensor | None = None
+    begins: torch.Tensor | None = None
+
+
+def stretches(length: int, segment_mask: torch.Tensor | None, episode: torch.Tensor | None) -> list[Stretch]:
+    """Cut a segment of `length` columns where any row ends its padding, which stands on the left, or begins an episode.
+
+    Args:
+        segment_mask: (B, T) bool, real columns; None when all are.
+        episode: (B, T) number of the episode of each token, 0 for that of the memory; None when all are one episode.
+    """
+    if segment_mask is None and episode is None:
+        return [Stretch(slice(0, length))]
+    real = torch.ones_like(episode, dtype=torch.bool) if segment_mask is None else segment_mask
+    number = real.new_zeros(real.shape, dtype=torch.long) if episode is None else episode.masked_fill(~real, 0)
+    begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
+    changes = begins.any(0)
+    changes[1:] |= (real[:, 1:] != real[:, :-1]).any(0)
+    starts = changes.nonzero().flatten().tolist()
+    edges = sorted({0, length, *starts})
+    return [Stretch(slice(start, end), real[:, start], begins[:, start]) for start, end in pairwise(edges)]
+
+
+# B batch, T segment length, E hidden size
+class SegmentLSTM(nn.LSTM):
+    """An LSTM whose state skips padding and starts from zero with an episode. Plain segments are one call of torch's."""
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__(config.hidden_size, config.hidden_size, batch_first=True)
+
+    def init_weights(self, config: MemoryConfig) -> None:
+        for parameter in self.parameters():  # as torch does: the library would leave them as they are
+            init.uniform_(parameter, -(config.hidden_size**-0.5), config.hidden_size**-0.5)
+
+    def forward(
+        self, inputs: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor, parts: list[Stretch]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            inputs: `(B, T, E)`, padding on the left.
+            hidden: `(B, E)`, the state h before the segment.
+            cell: `(B, E)`, the state c.
+            parts: the `stretches` of the segment.
+
+        Returns:
+            The states h of all positions, `(B, T, E)`, and h and c after the segment.
+        """
+        outputs = []
+        for columns, reads, begins in parts:
+            if begins is not None:
+                hidden, cell = reset_state(hidden, begins), reset_state(cell, begins)
+            output, (new_hidden, new_cell) = super().forward(inputs[:, columns], (hidden[None], cell[None]))
+            outputs.append(output)
+            if reads is None:
+                hidden, cell = new_hidden[0], new_cell[0]
+            else:
+                hidden = torch.where(reads[:, None], new_hidden[0], hidden)
+                cell = torch.where(reads[:, None], new_cell[0], cell)
+        return torch.cat(outputs, dim=1), hidden, cell

@@ -1,0 +1,127 @@
+"""SHA-RNN: Merity, 2019, https://arxiv.org/abs/1911.11423. Code: Smerity/sha-rnn.
+
+A stack of LSTMs, each followed by a wide feed-forward without a second matrix; one block also attends, with a single head,
+to the memory of its own LSTM's outputs.
+"""
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_sha_rnn import ShaRNNConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.boom import Boom
+from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, Stretch, stretches
+from transformers_xl.modeling.layers.single_head_attention import NoAttention, SingleHeadAttention
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
+
+class ShaRNNLayer(GradientCheckpointingLayer):
+    """LSTM, in one block attention, Boom (`Block` in the code, whose norms these are).
+
+        x = LSTM(norm(x))        x = norm(x) + attention(norm(x), [memory; norm'(x)])        x = norm(x) + boom(norm'(x))
+
+    No sum leads around the LSTM. It remembers norm'(x), which its attention's keys and values are made of, and the
+    LSTM's state.
+
+    Differs from the original: the norm of each block that nothing uses (`lnout`) does not exist.
+    """
+
+    def __init__(self, config: ShaRNNConfig, layer_idx: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.input_layernorm = self.layer_norm(config)
+        self.lstm = SegmentLSTM(config)
+        self.has_attention = layer_idx == config.attention_layer
+        self.self_attn = SingleHeadAttention(config, layer_idx) if self.has_attention else NoAttention()
+        self.query_layernorm = self.layer_norm(config) if self.has_attention else None
+        self.memory_layernorm = self.layer_norm(config) if self.has_attention else None
+        self.residual_layernorm = self.layer_norm(config)
+        self.mlp_layernorm = self.layer_norm(config)
+        self.mlp = Boom(config)
+        self.dropout = Dropout(config.dropout)
+
+    @staticmethod
+    def layer_norm(config: ShaRNNConfig) -> nn.LayerNorm:
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def attention_input(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory  # it was normalised when it was remembered
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None,
+        lstm_hidden: torch.Tensor,
+        lstm_cell: torch.Tensor,
+        *,
+        parts: list[Stretch],
+        past_key_values=None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, ...]:
+        hidden_states, *states = self.lstm(self.input_layernorm(hidden_states), lstm_hidden, lstm_cell, parts)
+        remembered = hidden_states = self.dropout(hidden_states)
+        if self.has_attention:
+            remembered, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)
+            attn_output, _ = self.self_attn(
+                hidden_states, memory, key_states=remembered, past_key_values=past_key_values, **kwargs
+            )
+            hidden_states = hidden_states + self.dropout(attn_output)
+        elif past_key_values is not None:
+            past_key_values.update(*self.self_attn.project(hidden_states), self.layer_idx)
+        mlp_output = self.mlp(self.mlp_layernorm(hidden_states))
+        return self.residual_layernorm(hidden_states) + mlp_output, remembered, *states
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of SHA-RNN.")
+class ShaRNNPreTrainedModel(MemoryPreTrainedModel):
+    config: ShaRNNConfig
+    _no_split_modules = ["ShaRNNLayer"]
+    _can_record_outputs = {"hidden_states": ShaRNNLayer, "attentions": SingleHeadAttention}
+    _is_stateful = True
+    _can_compile_fullgraph = False  # TorchDynamo does not trace recurrent networks
+
+
+@auto_docstring(custom_intro="SHA-RNN without a head.")
+class ShaRNNModel(MemoryModel, ShaRNNPreTrainedModel):
+    layer_class = ShaRNNLayer
+    positions_class = None
+
+    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
+        return {"parts": stretches(hidden_states.shape[1], segment_mask, episode)}
+
+
+@auto_docstring(custom_intro="SHA-RNN with a language modeling head.")
+class ShaRNNForCausalLM(MemoryForCausalLM, ShaRNNPreTrainedModel, GenerationMixin):
+    model_class = ShaRNNModel
+
+    def finish_training(self) -> None:
+        """Drop the matrix that over-parameterises the gate of the values: no output changes."""
+        self.model.layers[self.config.attention_layer].self_attn.collapse()
+        self.config.collapsed_gate = True
+
+
+@auto_docstring(custom_intro="SHA-RNN with a classification head on the last real token.")
+class ShaRNNForSequenceClassification(MemoryForSequenceClassification, ShaRNNPreTrainedModel):
+    model_class = ShaRNNModel
+
+
+@auto_docstring(custom_intro="SHA-RNN with a classification head on every token.")
+class ShaRNNForTokenClassification(MemoryForTokenClassification, ShaRNNPreTrainedModel):
+    model_class = ShaRNNModel
+
+
+__all__ = [
+    "ShaRNNForCausalLM",
+    "ShaRNNForSequenceClassification",
+    "ShaRNNForTokenClassification",
+    "ShaRNNModel",
+    "ShaRNNPreTrainedModel",
+]
