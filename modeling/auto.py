@@ -20,6 +20,7 @@ from transformers_xl.configuration.configuration_pkm_transformer import PKMTrans
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.configuration.configuration_universal_transformer import UniversalTransformerConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
 from transformers_xl.modeling.modeling_gtrxl import (
     GTrXLForCausalLM,
@@ -56,6 +57,12 @@ from transformers_xl.modeling.modeling_transformer_xl import (
     TransformerXLForSequenceClassification,
     TransformerXLForTokenClassification,
     TransformerXLModel,
+)
+from transformers_xl.modeling.modeling_universal_transformer import (
+    UniversalTransformerForCausalLM,
+    UniversalTransformerForSequenceClassification,
+    UniversalTransformerForTokenClassification,
+    UniversalTransformerModel,
 )
 from transformers_xl.modeling.modeling_vanilla_transformer import (
     VanillaTransformerForCausalLM,
@@ -178,6 +185,18 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=UniversalTransformerConfig,
+            model_class=UniversalTransformerModel,
+            causal_lm_class=UniversalTransformerForCausalLM,
+            sequence_classification_class=UniversalTransformerForSequenceClassification,
+            token_classification_class=UniversalTransformerForTokenClassification,
+            paper="Universal Transformers",
+            authors="Dehghani et al.",
+            year=2018,
+            url="https://arxiv.org/abs/1807.03819",
+            idea="One layer runs again and again, and every position decides after how many steps it halts.",
         ),
     )
 }
