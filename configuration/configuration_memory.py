@@ -163,6 +163,17 @@ class MemoryConfig(PreTrainedConfig):
         return self.mem_len if self.same_length else self.mem_len + 1
 
     @property
+    def layer_windows(self) -> list[int]:
+        """`sliding_window` of each layer. A variant whose layers look back differently far overrides it, and
+        `layer_mem_lens`."""
+        return [self.sliding_window] * self.num_hidden_layers
+
+    @property
+    def layer_mem_lens(self) -> list[int]:
+        """Positions that each layer remembers: the length of its `mems`."""
+        return [self.mem_len] * self.num_hidden_layers
+
+    @property
     def layer_states(self) -> dict[str, tuple[int, ...]]:
         """What a layer remembers besides the last `mem_len` inputs of its attention: the shape of each state by name,
         without the batch. A fresh row's states are zeros."""

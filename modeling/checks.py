@@ -105,8 +105,11 @@ def _check_mems(
             f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of "
             f"{layers * (1 + len(states))} tensors, one per layer{further}."
         )
-    length = mems[0].shape[1] if mems[0].dim() == 3 else "<=mem_len"
-    shapes = [(batch, length, config.hidden_size)] * layers
+    # layers that remember equally much have memories of one length
+    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems[:layers]]
+    if len(set(config.layer_mem_lens)) == 1:
+        lengths = lengths[:1] * layers
+    shapes = [(batch, columns, config.hidden_size) for columns in lengths]
     shapes += [(batch, *shape) for shape in states.values()] * layers
     for index, (memory, shape) in enumerate(zip(mems, shapes, strict=True)):
         if tuple(memory.shape) != shape:
@@ -116,8 +119,8 @@ def _check_mems(
             )
         if not memory.is_floating_point():
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
-    if mems_mask is not None and (tuple(mems_mask.shape) != (batch, length) or mems_mask.dtype != torch.bool):
+    if mems_mask is not None and (tuple(mems_mask.shape) != (batch, max(lengths)) or mems_mask.dtype != torch.bool):
         raise ValueError(
             f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool, of shape "
-            f"({batch}, {length})."
+            f"({batch}, {max(lengths)})."
         )

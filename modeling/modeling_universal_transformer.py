@@ -136,8 +136,9 @@ class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel
     def run_layers(
         self,
         hidden_states: torch.Tensor,
-        memories: list[torch.Tensor] | None,
+        memories: list[torch.Tensor | None],
         states: list[tuple[torch.Tensor, ...]],
+        views: list[dict],
         past_key_values: MemoryCache | None = None,
         real: torch.Tensor | None = None,
         output_halting: bool = False,
@@ -158,11 +159,12 @@ class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
             hidden_states, inputs, probability = layer(
                 hidden_states,
-                None if memories is None else memories[step].to(dtype),
+                memories[step],
                 signal=signal,
                 running=running,
                 skip_halted=skip_halted,
                 past_key_values=None if past_key_values is None else StepMemory(past_key_values.layers[step]),
+                **views[step],
                 **context,
             )
             new_memories.append(inputs)
