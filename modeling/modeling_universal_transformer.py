@@ -176,9 +176,8 @@ class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel
             halting = halting + running
             spent = spent + probability * running
             running = running & ~halts
-        if (
-            past_key_values is not None
-        ):  # what the layer projected of the positions holds for steps that nobody ran, too
+        if past_key_values is not None:
+            # one layer projects the positions: what the first step has made of them also holds where nobody ran
             for layer_memory in past_key_values.layers:
                 layer_memory.positions = past_key_values.layers[0].positions
         further = {

@@ -170,6 +170,7 @@ def test_the_layer_is_told_its_step():
 def test_weights_do_not_grow_with_the_steps():
     sizes = {steps: halting_model(max_steps=steps).num_parameters() for steps in (1, 5)}
     assert sizes[1] == sizes[5]
+    assert halting_model(halting_bias=-0.5).layers.shared.halting.bias.item() == -0.5
     config = UniversalTransformerConfig(max_steps=7)
     assert (config.num_hidden_layers, config.max_steps) == (7, 7)
     assert len(halting_model(max_steps=3)(tokens(1, 4), use_cache=True).past_key_values) == 3
