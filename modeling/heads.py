@@ -26,6 +26,10 @@ class MemoryHead:
         self.build_head(config)
         self.post_init()
 
+    def head_loss(self, outputs: MemoryModelOutput, **kwargs) -> torch.Tensor:
+        """The library's loss of `kwargs`: logits, labels and so on. A variant adds its own terms."""
+        return self.loss_function(**kwargs)
+
     def head_output(self, outputs: MemoryModelOutput, loss: torch.Tensor | None, logits: torch.Tensor | None):
         carried = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return self.output_class(loss=loss, logits=logits, **carried)
@@ -89,8 +93,8 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         loss = None
         if labels is not None or shift_labels is not None:
             targets = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it
-            loss = self.loss_function(
-                logits=logits, labels=labels, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
+            loss = self.head_loss(
+                outputs, logits=logits, labels=labels, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
             )
         return self.head_output(outputs, loss, logits)
 
@@ -134,7 +138,7 @@ class MemoryForSequenceClassification(MemoryHead):
         logits = self.score(pooled)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+            loss = self.head_loss(outputs, logits=logits, labels=labels, pooled_logits=logits, config=self.config)
         return self.head_output(outputs, loss, logits)
 
 
@@ -167,7 +171,9 @@ class MemoryForTokenClassification(MemoryHead):
             **(kwargs | {"return_dict": True}),
         )
         logits = self.score(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else self.loss_function(logits=logits, labels=labels, config=self.config)
+        loss = None
+        if labels is not None:
+            loss = self.head_loss(outputs, logits=logits, labels=labels, config=self.config)
         return self.head_output(outputs, loss, logits)
 
 

@@ -99,15 +99,8 @@ class MemoryAttention(nn.Module):
             The output `(B, T, E)`, and the weights `(B, H, T, K)` where the attention function returns them.
         """
         query = self.queries(hidden_states)
-        key, value = self.project(hidden_states if key_states is None else key_states)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx, order=order)
-        else:
-            if memory is not None:  # apart from the segment: no gradient is computed for what needs none
-                projected = zip(self.project(memory), (key, value), strict=True)
-                key, value = (take(torch.cat(pair, dim=2), order, dim=2) for pair in projected)
-            else:
-                key, value = take(key, order, dim=2), take(value, order, dim=2)
+        new = hidden_states if key_states is None else key_states
+        key, value = self.keys_and_values(new, memory, past_key_values, order)
         positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
         attn_output, attn_weights = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
         return self.merge_heads(attn_output), attn_weights
@@ -115,6 +108,18 @@ class MemoryAttention(nn.Module):
     def merge_heads(self, attn_output: torch.Tensor) -> torch.Tensor:
         """What the heads attended to, `(B, T, H, D)`, through the output projection: `(B, T, E)`."""
         return self.o_proj(attn_output.flatten(-2))
+
+    def keys_and_values(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, past_key_values, order: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of `[memory; segment]`, each `(B, H, K, D)`, packed by `order`. A cache takes the segment's in."""
+        if past_key_values is not None:
+            return past_key_values.update(*self.project(hidden_states), self.layer_idx, order=order)
+        key, value = self.project(hidden_states)
+        if memory is not None:  # apart from the segment: no gradient is computed for what needs none
+            projected = zip(self.project(memory), (key, value), strict=True)
+            key, value = (torch.cat(pair, dim=2) for pair in projected)
+        return take(key, order, dim=2), take(value, order, dim=2)
 
     def attend(
         self,
@@ -165,10 +170,13 @@ class RelativeAttention(MemoryAttention):
         self.bias = None if config.share_relative_bias else RelativeBias(config)
         self.kept_projection: KeptProjection | None = None
 
-    def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def score_terms(
+        self, query: torch.Tensor, num_keys: int, behind: torch.Tensor | None = None, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`behind` (B, T): number of keys behind each query, where the queries are not the last T positions."""
         positions, bias = self.relative_terms(num_keys, **kwargs)
         position_query = (query + bias.position_bias[:, None]) * self.scaling
-        return query + bias.content_bias[:, None], position_scores(position_query, positions)
+        return query + bias.content_bias[:, None], position_scores(position_query, positions, behind)
 
     def relative_terms(
         self, num_keys: int, position_embeddings: tuple, past_key_values=None
@@ -180,7 +188,7 @@ class RelativeAttention(MemoryAttention):
 
     def attend(self, query, key, value, visible, by_distance, positions, window=None, **kwargs):
         backend = relative_backend(self.config._attn_implementation, query)
-        if backend is None or (self.training and self.attention_dropout > 0):
+        if backend is None or "behind" in positions or (self.training and self.attention_dropout > 0):
             return super().attend(query, key, value, visible, by_distance, positions, **kwargs)
         projected, bias = self.relative_terms(key.shape[-2], **positions)
         attn_output = backend(

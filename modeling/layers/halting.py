@@ -1,0 +1,112 @@
+"""Positions that halt: they keep their state while others go on, are still read by them, and cost no more work.
+
+For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv.org/abs/1807.03819, section 2.2.
+"""
+
+import torch
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+
+
+# B batch, T segment length, Q queries per row, N positions of the batch that run, F features
+def gather(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The positions of `states` (B, T, ...) that are True in `mask` (B, T), row after row: (N, ...)."""
+    return states[mask]
+
+
+def scatter(rows: torch.Tensor, mask: torch.Tensor, states: torch.Tensor | None = None) -> torch.Tensor:
+    """`states` (B, T, ...), or zeros, with the `rows` (N, ...) of `gather` in the places where `mask` (B, T) is True."""
+    if states is None:
+        states = rows.new_zeros(*mask.shape, *rows.shape[1:])
+    return states.index_put((mask,), rows)
+
+
+def skips_halted(config: MemoryConfig, output_attentions: bool | None = None, **kwargs) -> bool:
+    """Whether a call computes running positions only: in inference.
+
+    Shapes that depend on values make no graph, and would make training on many devices wait; whole maps of the attention
+    (`output_attentions`) need all queries.
+    """
+    if output_attentions is None:
+        output_attentions = config.output_attentions
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or output_attentions)
+
+
+class HaltingAttention(RelativeAttention):
+    """Relative attention that may be asked by the running positions only. Keys and values are those of all positions."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        running: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As in `MemoryAttention`; with `running` (B, T) bool the output is that of the running positions, (N, E)."""
+        if running is None:
+            return super().forward(hidden_states, memory, **kwargs)
+        return self.attend_running(hidden_states, memory, running, **kwargs), None
+
+    def attend_running(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None,
+        running: torch.Tensor,
+        past_key_values=None,
+        visible: torch.Tensor | None = None,
+        by_distance: bool = False,
+        order: torch.Tensor | None = None,
+        position_embeddings: tuple | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        key, value = self.keys_and_values(hidden_states, memory, past_key_values, order)
+        length, counts = running.shape[1], running.sum(dim=1)
+        num_queries = int(counts.max())
+        if num_queries == 0:
+            return hidden_states[running]
+        positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+        places = running
+        if num_queries < length:  # the queries of each row move together
+            places = torch.arange(num_queries, device=running.device) < counts[:, None]
+            seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
+            visible, by_distance = scatter(seen, places).transpose(1, 2), False
+            positions["behind"] = scatter(length - 1 - running.nonzero()[:, 1], places)
+        query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
+        attn_output, _ = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
+        return self.o_proj(gather(attn_output.flatten(-2), places))
+
+
+class HaltingLayer(MemoryLayer):
+    """A Transformer-XL layer that changes the state of running positions only."""
+
+    attention_class = HaltingAttention
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        running: torch.Tensor | None = None,
+        kept: torch.Tensor | None = None,
+        skip_halted: bool = False,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            running: `(B, T)` bool, positions that have not halted; all when not given.
+            kept: `(B, T, E)`, the state that halted positions keep; their input when not given.
+            skip_halted: whether nothing is computed for halted positions but keys and values, which others read.
+        """
+        kept = hidden_states if kept is None else kept
+        count = int(running.sum()) if skip_halted and running is not None else None
+        if running is None or count == running.numel():
+            return super().forward(hidden_states, memory, **kwargs)
+        if not skip_halted:
+            output, remembered = super().forward(hidden_states, memory, **kwargs)
+            return torch.where(running[..., None], output, kept), remembered
+        if count == 0 and kwargs.get("past_key_values") is None:
+            return kept, hidden_states  # nobody asks, and `mems` needs no keys
+        attn_output = self.attend(hidden_states, memory, running=running, **kwargs)
+        rows = self.after_attention(gather(hidden_states, running), attn_output, **kwargs)
+        return scatter(rows, running, kept), hidden_states

@@ -1,0 +1,253 @@
+"""Universal Transformer: Dehghani et al., 2018, https://arxiv.org/abs/1807.03819. Code: tensorflow/tensor2tensor.
+
+One layer runs again and again over all positions, and each position decides for itself after how many steps it halts
+(adaptive computation time: Graves, 2016, https://arxiv.org/abs/1603.08983).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers import initialization as init
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_universal_transformer import UniversalTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
+from transformers_xl.modeling.layers.halting import HaltingAttention, HaltingLayer, skips_halted
+from transformers_xl.modeling.memory import MemoryCache, MemoryCacheLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+
+
+@dataclass
+class UniversalTransformerModelOutput(MemoryModelOutput):
+    """
+    Args:
+        ponder_cost (`torch.Tensor` of shape `(batch, length)`, *optional*):
+            N + R of each token, 0 for padding; in training mode, and with `output_halting=True`.
+        halting (`torch.Tensor` of shape `(batch, length)`, *optional*):
+            With `output_halting=True`: N, the number of steps of each token, 0 for padding.
+    """
+
+    ponder_cost: torch.Tensor | None = None
+    halting: torch.Tensor | None = None
+
+
+@dataclass
+class UniversalTransformerHeadOutput(MemoryHeadOutput):
+    """`ponder_cost` and `halting` as in [`UniversalTransformerModelOutput`]."""
+
+    ponder_cost: torch.Tensor | None = None
+    halting: torch.Tensor | None = None
+
+
+class HaltingUnit(nn.Linear):
+    """The probability with which each position halts: sigmoid(w . x + b), `(batch, length)`, in float32 at least."""
+
+    def __init__(self, config: UniversalTransformerConfig):
+        super().__init__(config.hidden_size, 1)
+
+    def init_weights(self, config: UniversalTransformerConfig) -> None:
+        init.constant_(self.bias, float(config.halting_bias))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(hidden_states).squeeze(-1)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+
+
+class UniversalTransformerLayer(HaltingLayer):
+    """The layer of all steps. Section 2.1.
+
+        x = s + signal(n)        s = layer(x) where the position runs, s where it has halted
+
+    It remembers x, of which its keys and values are projected. The third result is the halting probability p_n of x.
+
+    Differs from the original: relative positions, as in Transformer-XL, take the place of the signals of absolute
+    positions, which begin anew in every segment; the transition is the feed-forward, not a separable convolution.
+    """
+
+    def __init__(self, config: UniversalTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.step_signals = SinusoidPositions(config.hidden_size)
+        self.halting = HaltingUnit(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, *, signal: torch.Tensor, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        inputs = hidden_states + signal
+        output, remembered = super().forward(inputs, memory, kept=hidden_states, **kwargs)
+        return output, remembered, self.halting(inputs)
+
+
+class RepeatedLayer(nn.Module):
+    """One layer in all the places of a list of layers."""
+
+    def __init__(self, shared: nn.Module, times: int):
+        super().__init__()
+        self.shared = shared
+        self.times = times
+
+    def __len__(self) -> int:
+        return self.times
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return repeat(self.shared, self.times)
+
+
+class StepMemory:
+    """What one step reads and writes of a cache: the layer that all steps share finds it in its own place, the first."""
+
+    def __init__(self, layer: MemoryCacheLayer):
+        self.layers = [layer]
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layers[layer_idx].update(keys, values, **kwargs)
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Universal Transformer.")
+class UniversalTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: UniversalTransformerConfig
+    _no_split_modules = ["UniversalTransformerLayer"]
+    _can_record_outputs = {"hidden_states": UniversalTransformerLayer, "attentions": HaltingAttention}
+
+
+@auto_docstring(custom_intro="The Universal Transformer without a head.")
+class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel):
+    layer_class = UniversalTransformerLayer
+    output_class = UniversalTransformerModelOutput
+    token_outputs = ("last_hidden_state", "ponder_cost", "halting")
+
+    def build_layers(self, config: UniversalTransformerConfig) -> RepeatedLayer:
+        return RepeatedLayer(self.layer_class(config, 0), config.num_hidden_layers)
+
+    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
+        return {"real": segment_mask}
+
+    def run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        memories: list[torch.Tensor | None],
+        states: list[tuple[torch.Tensor, ...]],
+        views: list[dict],
+        past_key_values: MemoryCache | None = None,
+        real: torch.Tensor | None = None,
+        output_halting: bool = False,
+        **context,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]], dict]:
+        """The steps n = 1 .. `max_steps`, and of each position the sum of its states s_n with weights that sum to one.
+
+        N = the first n with p_1 + .. + p_n >= threshold, else `max_steps`        R = 1 - (p_1 + .. + p_(N-1))
+        output = p_1 s_1 + .. + p_(N-1) s_(N-1) + R s_N        ponder cost = N + R
+        """
+        layer, num_steps, dtype = self.layers.shared, len(self.layers), hidden_states.dtype
+        numbers = torch.arange(1, num_steps + 1, device=hidden_states.device)
+        skip_halted = skips_halted(self.config, **context)
+        running = torch.ones_like(hidden_states[..., 0], dtype=torch.bool) if real is None else real
+        halting = torch.zeros_like(running, dtype=torch.long)
+        spent = torch.zeros_like(running, dtype=torch.promote_types(dtype, torch.float32))  # p_1 + .. + p_(n-1)
+        ponder_cost, output, new_memories = spent, torch.zeros_like(hidden_states), []
+        for step, signal in enumerate(layer.step_signals(numbers, dtype)):
+            hidden_states, inputs, probability = layer(
+                hidden_states,
+                memories[step],
+                signal=signal,
+                running=running,
+                skip_halted=skip_halted,
+                past_key_values=None if past_key_values is None else StepMemory(past_key_values.layers[step]),
+                **views[step],
+                **context,
+            )
+            new_memories.append(inputs)
+            reached = spent + probability >= self.config.halting_threshold
+            halts = running & (reached | (step + 1 == num_steps))
+            weight = torch.where(halts, 1 - spent, probability) * running
+            output = output + weight.to(dtype)[..., None] * hidden_states
+            ponder_cost = ponder_cost + running + halts * (1 - spent)
+            halting = halting + running
+            spent = spent + probability * running
+            running = running & ~halts
+        if past_key_values is not None:
+            # one layer projects the positions: what the first step has made of them also holds where nobody ran
+            for layer_memory in past_key_values.layers:
+                layer_memory.positions = past_key_values.layers[0].positions
+        further = {
+            "ponder_cost": ponder_cost if self.training or output_halting else None,
+            "halting": halting if output_halting else None,
+        }
+        return output, new_memories, states, further
+
+
+class PonderingHead:
+    """A head whose loss, in training mode, also has `ponder_loss_coef` x the mean ponder cost. A mixin."""
+
+    output_class = UniversalTransformerHeadOutput
+
+    def head_loss(self, outputs: UniversalTransformerModelOutput, **kwargs) -> torch.Tensor:
+        loss = super().head_loss(outputs, **kwargs)
+        if not self.training:
+            return loss
+        return loss + self.config.ponder_loss_coef * self.mean_ponder_cost(outputs.ponder_cost, **kwargs)
+
+    def mean_ponder_cost(self, ponder_cost: torch.Tensor, **kwargs) -> torch.Tensor:
+        """Over all tokens but padding."""
+        return ponder_cost.sum() / ponder_cost.count_nonzero().clamp(min=1)
+
+
+@auto_docstring(
+    custom_intro="""
+    The Universal Transformer with a language modeling head. In training mode its loss has the ponder cost of the tokens
+    that predict; in evaluation it is nats per token alone.
+    """
+)
+class UniversalTransformerForCausalLM(
+    PonderingHead, MemoryForCausalLM, UniversalTransformerPreTrainedModel, GenerationMixin
+):
+    model_class = UniversalTransformerModel
+
+    def mean_ponder_cost(
+        self,
+        ponder_cost: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        shift_labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """Over the tokens that have a target, as the mean of their nats: parts of a step's tokens add up to all."""
+        targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if shift_labels is None else shift_labels
+        predicts = targets != -100
+        return (ponder_cost * predicts).sum() / (
+            predicts.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        )
+
+
+@auto_docstring(custom_intro="The Universal Transformer with a classification head on the last real token.")
+class UniversalTransformerForSequenceClassification(
+    PonderingHead, MemoryForSequenceClassification, UniversalTransformerPreTrainedModel
+):
+    model_class = UniversalTransformerModel
+
+
+@auto_docstring(custom_intro="The Universal Transformer with a classification head on every token.")
+class UniversalTransformerForTokenClassification(
+    PonderingHead, MemoryForTokenClassification, UniversalTransformerPreTrainedModel
+):
+    model_class = UniversalTransformerModel
+
+
+__all__ = [
+    "UniversalTransformerForCausalLM",
+    "UniversalTransformerForSequenceClassification",
+    "UniversalTransformerForTokenClassification",
+    "UniversalTransformerModel",
+    "UniversalTransformerPreTrainedModel",
+]

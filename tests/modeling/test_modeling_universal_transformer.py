@@ -1,0 +1,403 @@
+"""What the Universal Transformer adds: one layer over depth, positions that halt, and what their halting saves."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from reference import attention, part, sinusoid
+from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_model, tokens
+from torch.nn import functional as F
+
+from transformers_xl import UniversalTransformerConfig
+from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter
+from transformers_xl.modeling.layers.positions import RelativeBias
+
+FIELDS = {"max_steps": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+
+
+def halting_model(head: str = "model", **fields):
+    """A model whose positions halt after one to five steps."""
+    model = tiny_model("universal_transformer", head, **(FIELDS | fields))
+    with torch.no_grad():
+        model.base_model.layers.shared.halting.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+# --- a naive loop
+
+
+def by_hand(state: dict, input_ids: torch.Tensor, mems: list | None, config) -> tuple[torch.Tensor, ...]:
+    """Logits, N and N + R of every position, and the inputs of every step: each position in turn, in plain loops."""
+
+    def norm(states, prefix):
+        return F.layer_norm(
+            states, (config.hidden_size,), state[f"{prefix}.weight"], state[f"{prefix}.bias"], config.layer_norm_eps
+        )
+
+    name = "model.layers.shared"
+    is_pre = config.norm_position == "pre"
+    bias = (state["model.positions.bias.content_bias"], state["model.positions.bias.position_bias"])
+    feed_forward, halting = part(state, f"{name}.mlp."), part(state, f"{name}.halting.")
+    embedding = state["model.embed_tokens.weight"]
+    batch, length = input_ids.shape
+    places = [(row, column) for row in range(batch) for column in range(length)]
+    states = {(row, i): embedding[input_ids[row, i]] * math.sqrt(config.hidden_size) for row, i in places}
+    p_of = {place: [] for place in places}  # of the steps that it ran
+    states_of = {place: [] for place in places}
+    has_halted = dict.fromkeys(places, False)
+    inputs_of_steps = []
+    for step in range(1, config.max_steps + 1):
+        signal = sinusoid(step, config.hidden_size, -1, embedding.dtype)
+        x = torch.stack([torch.stack([states[row, i] + signal for i in range(length)]) for row in range(batch)])
+        inputs_of_steps.append(x)
+        memory = x[:, :0] if mems is None else mems[step - 1]
+        first, second = f"{name}.input_layernorm", f"{name}.post_attention_layernorm"
+        reads = [norm(each, first) if is_pre else each for each in (x, memory)]
+        hidden = x + attention(part(state, f"{name}.self_attn."), bias, *reads, config)
+        hidden = hidden if is_pre else norm(hidden, first)
+        inner = norm(hidden, second) if is_pre else hidden
+        inner = F.relu(inner @ feed_forward["fc1.weight"].T + feed_forward["fc1.bias"])
+        hidden = hidden + inner @ feed_forward["fc2.weight"].T + feed_forward["fc2.bias"]
+        hidden = hidden if is_pre else norm(hidden, second)
+        for row, i in places:
+            if has_halted[row, i]:
+                continue  # the state is copied
+            states[row, i] = hidden[row, i]
+            states_of[row, i].append(hidden[row, i])
+            p_of[row, i].append(torch.sigmoid(halting["weight"][0] @ x[row, i] + halting["bias"][0]))
+            has_halted[row, i] = sum(p_of[row, i]).item() >= config.halting_threshold
+    outputs, costs = {}, {}
+    for place in places:
+        weights = p_of[place][:-1]
+        remainder = 1 - sum(weights)
+        costs[place] = len(p_of[place]) + remainder * torch.ones((), dtype=embedding.dtype)
+        weighted = [weight * s for weight, s in zip([*weights, remainder], states_of[place], strict=True)]
+        outputs[place] = torch.stack(weighted).sum(0)
+    output, cost = (
+        torch.stack([torch.stack([values[row, i] for i in range(length)]) for row in range(batch)])
+        for values in (outputs, costs)
+    )
+    if config.use_final_norm:
+        output = norm(output, "model.norm")
+    steps = torch.tensor([[len(p_of[row, i]) for i in range(length)] for row in range(batch)])
+    return output @ embedding.T + state["lm_head.bias"], steps, cost, inputs_of_steps
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_values_and_gradients_are_those_of_a_naive_loop(norm_position):
+    """Two segments with memory, and the whole text at once: logits, steps, ponder cost, memory and all gradients."""
+    model = halting_model("causal_lm", norm_position=norm_position)
+    ids = tokens(2, 17)
+    parameters = dict(model.named_parameters())
+    state = parameters | {"lm_head.weight": model.lm_head.weight}
+    first, second = ids[:, :9], ids[:, 9:]
+    *_, inputs = by_hand(state, first, None, model.config)
+    mems = [each[:, -MEM_LEN:].detach() for each in inputs]
+    logits, steps, cost, _ = by_hand(state, second, mems, model.config)
+    assert set(steps.flatten().tolist()) == {1, 2, 3, 4, 5}
+
+    memory = memory_of(model(first))
+    assert len(memory["mems"]) == 5
+    torch.testing.assert_close(memory["mems"], tuple(mems), **EXACT)
+    output = model(second, output_halting=True, **memory)
+    assert torch.equal(output.halting, steps)
+    torch.testing.assert_close(output.logits, logits, **EXACT)
+    torch.testing.assert_close(output.ponder_cost, cost, **EXACT)
+    direction, prices = torch.randn_like(logits), torch.rand_like(cost)
+    ours, expected = (
+        torch.autograd.grad((y * direction).sum() + (c * prices).sum(), list(parameters.values()))
+        for y, c in ((output.logits, output.ponder_cost), (logits, cost))
+    )
+    torch.testing.assert_close(
+        dict(zip(parameters, ours, strict=True)), dict(zip(parameters, expected, strict=True)), **EXACT
+    )
+
+    whole, steps, _, _ = by_hand(state, ids, None, model.config)
+    at_once = model(ids, output_halting=True)
+    torch.testing.assert_close(at_once.logits, whole, **EXACT)
+    torch.testing.assert_close(at_once.logits[:, 9:], logits, **EXACT)
+    assert torch.equal(at_once.halting, steps)
+
+
+# --- halting
+
+
+def test_a_halted_position_keeps_its_state_and_the_output_is_the_weighted_sum():
+    model = halting_model(use_final_norm=False)
+    output = model(tokens(2, 16), output_hidden_states=True, output_halting=True)
+    states = output.hidden_states[:-1]  # the last one is the output
+    moved = [(after != before).any(-1) for before, after in pairwise(states)]
+    for step, here in enumerate(moved, start=1):
+        assert torch.equal(here, output.halting >= step)
+    layer = model.layers.shared
+    signals = layer.step_signals(torch.arange(1, 6), torch.float64)
+    p = torch.stack([layer.halting(s + signal) for s, signal in zip(states, signals, strict=False)])
+    n = torch.arange(1, 5)[:, None, None]
+    weights = p[:4] * (n < output.halting) + (1 - (p[:4] * (n < output.halting)).sum(0)) * (n == output.halting)
+    short = output.halting < 5
+    expected = (weights[..., None] * torch.stack(states[1:])).sum(0)
+    torch.testing.assert_close(output.last_hidden_state[short], expected[short], **EXACT)
+    assert short.any()
+    assert not short.all()
+
+
+def test_a_position_halts_by_itself():
+    """What follows a token, or stands in other rows, changes neither when it halts nor what it becomes."""
+    model = halting_model()
+    ids, other = tokens(2, 16), tokens(2, 16, seed=1)
+    other[0, :9] = ids[0, :9]
+    here, there = (model(text, output_halting=True) for text in (ids, other))
+    assert not torch.equal(there.halting, here.halting)
+    assert torch.equal(there.halting[0, :9], here.halting[0, :9])
+    torch.testing.assert_close(there.last_hidden_state[0, :9], here.last_hidden_state[0, :9], **EXACT)
+
+
+def test_the_layer_is_told_its_step():
+    """Without halting, the steps differ by their signals alone, and every step has a memory of its own."""
+    model = halting_model(halting_bias=-40.0)
+    output = model(tokens(2, 6), output_halting=True)
+    assert (output.halting == 5).all()
+    torch.testing.assert_close(output.ponder_cost, torch.full_like(output.ponder_cost, 6.0), **EXACT)
+    assert len(output.mems) == 5
+    for step, signal in enumerate(model.layers.shared.step_signals(torch.arange(1, 6), torch.float64), start=1):
+        torch.testing.assert_close(signal, sinusoid(step, 32, -1, torch.float64), **EXACT)
+    model.layers.shared.step_signals.forward = lambda numbers, dtype: torch.zeros(len(numbers), 32, dtype=dtype)
+    assert not torch.allclose(model(tokens(2, 6)).last_hidden_state, output.last_hidden_state)
+
+
+def test_weights_do_not_grow_with_the_steps():
+    sizes = {steps: halting_model(max_steps=steps).num_parameters() for steps in (1, 5)}
+    assert sizes[1] == sizes[5]
+    assert halting_model(halting_bias=-0.5).layers.shared.halting.bias.item() == -0.5
+    config = UniversalTransformerConfig(max_steps=7)
+    assert (config.num_hidden_layers, config.max_steps) == (7, 7)
+    assert len(halting_model(max_steps=3)(tokens(1, 4), use_cache=True).past_key_values) == 3
+
+
+# --- inference: what has halted is not computed
+
+
+def padded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, mask and starts of episodes of three rows of 24 columns; the last row is short and has interior padding."""
+    mask, reset = torch.ones(3, 24, dtype=torch.bool), torch.zeros(3, 24, dtype=torch.bool)
+    mask[1, :5] = mask[2, 9:14] = mask[2, 20:] = False
+    reset[0, 11] = reset[2, 7] = True
+    return tokens(3, 24), mask, reset
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("lengths", [(24,), (7, 1, 16), (1,) * 24], ids=["once", "cut", "by token"])
+@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+@use_cache
+def test_skipping_what_has_halted_changes_nothing(use_cache, same_length, lengths, attention):
+    """With gradients everything is computed, without them the running positions only; also with padding and episodes."""
+    model = halting_model(same_length=same_length)
+    model.set_attn_implementation(attention)
+    ids, mask, reset = padded()
+    for arguments in ({}, {"attention_mask": mask}, {"attention_mask": mask, "reset": reset}):
+        expected, memory = read(model, ids, lengths, **arguments)
+        with torch.no_grad():
+            ours, our_memory = read(model, ids, lengths, use_cache=use_cache, **arguments)
+        real = arguments.get("attention_mask", torch.ones_like(mask))
+        torch.testing.assert_close(ours[real], expected[real], **EXACT)
+        if use_cache is None:
+            torch.testing.assert_close(our_memory, memory, **EXACT)
+
+
+def count_rows(model) -> dict[str, int]:
+    """How many vectors went through the queries, the feed-forward, and the keys."""
+    counts = dict.fromkeys(("q_proj", "fc1", "k_proj"), 0)
+    layer = model.base_model.layers.shared
+    for name, module in (
+        ("q_proj", layer.self_attn.q_proj),
+        ("fc1", layer.mlp.fc1),
+        ("k_proj", layer.self_attn.k_proj),
+    ):
+
+        def count(module, arguments, name=name):
+            counts[name] += arguments[0].shape[:-1].numel()
+
+        module.register_forward_pre_hook(count)
+    return counts
+
+
+@torch.no_grad()
+def test_work_is_that_of_the_running_positions():
+    """Queries and feed-forward: one per token and step that it ran. Keys: with a cache, of every token at every step."""
+    model = halting_model()
+    ids, mask, _ = padded()
+    counts = count_rows(model)
+    output = model(ids, attention_mask=mask, use_cache=True, output_halting=True)
+    assert (output.halting == 0).eq(~mask).all()
+    total = int(output.halting.sum())
+    assert total < 5 * mask.sum()
+    assert counts == {"q_proj": total, "fc1": total, "k_proj": 5 * ids.numel()}
+
+
+@torch.no_grad()
+@use_cache
+def test_all_halted_is_an_early_stop_that_later_tokens_do_not_notice(use_cache):
+    """Tokens that all halt at once cost one step, and are still in the memory of the later steps."""
+    model = halting_model()
+    layer = model.layers.shared
+    embeds = model.embed_tokens(tokens(2, 12))
+    easy = layer.halting.weight[0] * 40 / layer.halting.weight.square().sum()
+    embeds[:, :6] += easy
+    with torch.enable_grad():
+        expected = model(inputs_embeds=embeds, output_halting=True)
+    assert (expected.halting[:, :6] == 1).all()
+    assert expected.halting[:, 6:].max() == 5
+    counts = count_rows(model)
+    first = model(inputs_embeds=embeds[:, :6], use_cache=use_cache)
+    assert counts == {"q_proj": 12, "fc1": 12, "k_proj": 12 if use_cache is None else 60}
+    if use_cache:
+        assert all(memory.keys.shape[-2] == 6 for memory in first.past_key_values.layers)
+        assert first.past_key_values.num_positions > 0  # projected once, for the steps that nobody ran too
+    second = model(inputs_embeds=embeds[:, 6:], **memory_of(first))
+    states = torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1)
+    torch.testing.assert_close(states, expected.last_hidden_state, **EXACT)
+
+
+def test_attention_maps_are_whole():
+    model = halting_model()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        ours = model(tokens(2, 9), output_attentions=True, output_hidden_states=True)
+    expected = model(tokens(2, 9), output_attentions=True, output_hidden_states=True)
+    assert len(ours.attentions) == 5
+    torch.testing.assert_close(ours.attentions, expected.attentions, **EXACT)
+    torch.testing.assert_close(ours.hidden_states, expected.hidden_states, **EXACT)
+    with torch.no_grad():
+        states = model(tokens(2, 9), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(states, expected.hidden_states, **EXACT)
+
+
+def test_gather_and_scatter():
+    """Of rows with unequal numbers of positions, one of them with none; values and gradients."""
+    states = torch.arange(24.0).view(3, 4, 2).requires_grad_()
+    mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]]).bool()
+    rows = gather(states, mask)
+    assert rows.tolist() == [
+        states[0, 0].tolist(),
+        states[0, 2].tolist(),
+        states[0, 3].tolist(),
+        states[2, 1].tolist(),
+    ]
+    changed = scatter(rows * 10, mask, states)
+    for row in range(3):
+        for column in range(4):
+            factor = 10 if mask[row, column] else 1
+            assert torch.equal(changed[row, column], states[row, column] * factor)
+    changed.sum().backward()
+    assert torch.equal(states.grad, torch.where(mask[..., None], 10.0, 1.0).expand_as(states))
+
+
+@pytest.mark.parametrize("skip_halted", [False, True])
+def test_a_layer_leaves_halted_positions_as_they_are(skip_halted):
+    config = tiny_config("universal_transformer")
+    layer = HaltingLayer(config, 0).double()
+    table = torch.randn(7, 32, dtype=torch.float64)
+    bias = RelativeBias(config).double()
+    bias.init_weights(config)
+    states, kept = torch.randn(2, 3, 6, 32, dtype=torch.float64)
+    running = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
+    visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    arguments = {"visible": visible, "position_embeddings": (table, bias)}
+    everywhere, _ = layer(states, **arguments)
+    for others in (None, kept):
+        output, remembered = layer(states, running=running, kept=others, skip_halted=skip_halted, **arguments)
+        torch.testing.assert_close(output[running], everywhere[running], **EXACT)
+        assert torch.equal(output[~running], (states if others is None else kept)[~running])
+        assert torch.equal(remembered, states)
+
+
+# --- the loss
+
+
+@pytest.mark.parametrize("padding", [False, True], ids=["plain", "padded"])
+def test_the_ponder_cost_is_in_the_training_loss_only(padding):
+    model = halting_model("causal_lm", ponder_loss_coef=0.3)
+    ids, mask, _ = padded()
+    arguments = {"attention_mask": mask} if padding else {}
+    labels = ids.where(mask, -100) if padding else ids
+    nats = model(ids, labels=labels, **arguments).loss
+    assert model(ids).ponder_cost is None
+    output = model.train()(ids, labels=labels, **arguments)
+    predicts = labels[:, 1:] != -100
+    cost = output.ponder_cost[:, :-1][predicts].mean()
+    torch.testing.assert_close((output.loss - nats).item(), 0.3 * cost.item(), atol=1e-5, rtol=1e-5)
+    assert cost > 1.5
+    if padding:
+        assert (output.ponder_cost[~mask] == 0).all()
+        assert (output.ponder_cost[mask] > 1).all()
+
+
+def test_parts_of_a_batch_add_up_to_its_loss():
+    """Gradient accumulation divides by the number of targets of the whole step."""
+    model = halting_model("causal_lm", ponder_loss_coef=0.3).train()
+    ids, targets = tokens(4, 9), tokens(4, 9, seed=1)
+    targets[0, 2:] = -100
+    count = (targets != -100).sum()
+    whole = model(ids, shift_labels=targets).loss
+    parts = [model(ids[rows], shift_labels=targets[rows], num_items_in_batch=count).loss for rows in ([0, 1], [2, 3])]
+    torch.testing.assert_close(sum(parts), whole, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["sequence_classification", "token_classification"])
+def test_classifiers_pay_for_every_real_token(head):
+    model = halting_model(head, ponder_loss_coef=0.3, num_labels=3)
+    ids, mask, _ = padded()
+    labels = torch.tensor([0, 2, 1]) if head == "sequence_classification" else (ids % 3).where(mask, -100)
+    alone = model(ids, attention_mask=mask, labels=labels).loss
+    output = model.train()(ids, attention_mask=mask, labels=labels)
+    cost = output.ponder_cost[mask].mean()
+    torch.testing.assert_close((output.loss - alone).item(), 0.3 * cost.item(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_price_on_steps_makes_positions_halt_earlier():
+    """By the gradient of the ponder cost alone, which flows through the remainder R."""
+    model = halting_model(halting_bias=-3.0)
+    before = model(tokens(4, 12), output_halting=True)
+    optimizer = torch.optim.SGD(model.layers.shared.halting.parameters(), lr=0.5)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(tokens(4, 12), output_halting=True).ponder_cost.mean().backward()
+        optimizer.step()
+    after = model(tokens(4, 12), output_halting=True)
+    assert after.halting.double().mean() < before.halting.double().mean() - 0.5
+
+
+@use_cache
+def test_steps_per_token_stand_at_their_tokens(use_cache):
+    """With padding on either side, by the heads too, and as a tuple."""
+    model = halting_model("causal_lm")
+    ids, mask, _ = padded()
+    output = model(ids, attention_mask=mask, use_cache=use_cache, output_halting=True)
+    for row in range(3):
+        alone = model(ids[row : row + 1, mask[row]], output_halting=True)
+        assert torch.equal(output.halting[row, mask[row]], alone.halting[0])
+        torch.testing.assert_close(output.ponder_cost[row, mask[row]], alone.ponder_cost[0], **EXACT)
+    assert "halting" not in model(ids)
+    assert torch.equal(model(ids, output_halting=True, return_dict=False)[-1], model(ids, output_halting=True).halting)
+
+
+@torch.no_grad()
+def test_generated_text_is_that_of_full_forwards():
+    """Tokens of rows that halt at different steps, with memory from before, and far past the window."""
+    model = halting_model("causal_lm")
+    ids, before = tokens(3, 7), model(tokens(3, 11, seed=1)).mems
+    text = model.generate(ids, mems=before, max_new_tokens=2 * MEM_LEN, do_sample=False)
+    whole = torch.cat([tokens(3, 11, seed=1), text[:, :-1]], dim=1)
+    with torch.enable_grad():
+        expected = result_of(model(whole))[:, 17:].argmax(-1)
+    assert torch.equal(text[:, 7:], expected)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"halting_threshold": 0.0}, {"halting_threshold": 1.5}, {"ponder_loss_coef": -0.1}], ids=str
+)
+def test_values_of_the_config(fields):
+    with pytest.raises(ValueError, match=f"`{next(iter(fields))}`={next(iter(fields.values()))}"):
+        tiny_config("universal_transformer", **fields)
