@@ -117,8 +117,9 @@ def _count(variant, arguments: dict, intermediate_size: int) -> int:
 
 def _matching_width(variant, arguments: dict, target: int) -> int:
     """The inner width of the feed-forward with which `variant` comes nearest to `target` parameters."""
-    at_one, at_two = (_count(variant, arguments, width) for width in (1, 2))
-    return round(1 + (target - at_one) / (at_two - at_one))  # parameters grow linearly with it
+    at_two, at_four = (_count(variant, arguments, width) for width in (2, 4))
+    # parameters grow linearly with it; even, because a complex one has real and imaginary parts
+    return 2 * round(1 + (target - at_two) / (at_four - at_two))
 
 
 def _versions() -> dict[str, str]:

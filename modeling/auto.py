@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -21,6 +22,12 @@ from transformers_xl.configuration.configuration_r_transformer import RTransform
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
+from transformers_xl.modeling.modeling_complex_order_transformer import (
+    ComplexOrderTransformerForCausalLM,
+    ComplexOrderTransformerForSequenceClassification,
+    ComplexOrderTransformerForTokenClassification,
+    ComplexOrderTransformerModel,
+)
 from transformers_xl.modeling.modeling_gtrxl import (
     GTrXLForCausalLM,
     GTrXLForSequenceClassification,
@@ -178,6 +185,19 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=ComplexOrderTransformerConfig,
+            model_class=ComplexOrderTransformerModel,
+            causal_lm_class=ComplexOrderTransformerForCausalLM,
+            sequence_classification_class=ComplexOrderTransformerForSequenceClassification,
+            token_classification_class=ComplexOrderTransformerForTokenClassification,
+            paper="Encoding word order in complex embeddings",
+            authors="Wang et al.",
+            year=2020,
+            url="https://arxiv.org/abs/1912.12333",
+            idea="A word is a wave over positions, with amplitude, frequency and phase; all that follows is complex.",
+            croppable=False,
         ),
     )
 }

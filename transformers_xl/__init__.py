@@ -16,6 +16,11 @@ if not (
 
 _NAMES = {
     "ByteTokenizer": "tokenization.tokenization_bytes",
+    "ComplexOrderTransformerConfig": "configuration.configuration_complex_order_transformer",
+    "ComplexOrderTransformerForCausalLM": "modeling.modeling_complex_order_transformer",
+    "ComplexOrderTransformerForSequenceClassification": "modeling.modeling_complex_order_transformer",
+    "ComplexOrderTransformerForTokenClassification": "modeling.modeling_complex_order_transformer",
+    "ComplexOrderTransformerModel": "modeling.modeling_complex_order_transformer",
     "GTrXLConfig": "configuration.configuration_gtrxl",
     "GTrXLForActorCritic": "modeling.modeling_gtrxl",
     "GTrXLForCausalLM": "modeling.modeling_gtrxl",
