@@ -20,9 +20,10 @@ def times_i(states: torch.Tensor) -> torch.Tensor:
     return torch.cat([-imaginary, real], dim=-1)
 
 
-def modulus(states: torch.Tensor) -> torch.Tensor:
-    """|z|, of half the width. Its gradient at 0 is 0."""
-    return torch.linalg.vector_norm(states.unflatten(-1, (2, -1)), dim=-2)
+def modulus(real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
+    """|x + i y|. Its gradient at 0 is 0: what is clamped has none, where that of the root alone is infinite."""
+    squared = real.square() + imaginary.square()
+    return squared.clamp(min=torch.finfo(squared.dtype).tiny).sqrt()
 
 
 class ComplexLinear(nn.Module):
@@ -51,7 +52,7 @@ class ModulusLinear(nn.Linear):
     """A real linear map of the moduli."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return super().forward(modulus(states))
+        return super().forward(modulus(*states.chunk(2, dim=-1)))
 
 
 class ComplexLayerNorm(SublayerLayerNorm):
@@ -110,7 +111,8 @@ class ComplexAttention(MemoryAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output `(B, T, 2, H D / 2)`, the two parts with the heads of each side by side, and weights `(B, H, T, K)`."""
-        products = torch.stack([query, times_i(query)]) @ key.transpose(-1, -2)
-        weights = masked_softmax(torch.linalg.vector_norm(products, dim=0) * self.scaling, visible)
+        query = query * self.scaling
+        real, imaginary = (part @ key.transpose(-1, -2) for part in (query, times_i(query)))
+        weights = masked_softmax(modulus(real, imaginary), visible)
         attended = nn.functional.dropout(weights, p=self.attention_dropout, training=self.training) @ value
         return attended.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(-2), weights

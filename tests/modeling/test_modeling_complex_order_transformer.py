@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny import EXACT, memory_of, read, result_of, tiny_config, tiny_model, tokens
 
 from transformers_xl.modeling.layers.complex_embedding import AmplitudeDropout, at_positions
-from transformers_xl.modeling.layers.complex_layers import ComplexAttention, ComplexLinear
+from transformers_xl.modeling.layers.complex_layers import ComplexAttention, ComplexLinear, modulus
 
 MODEL = "complex_order_transformer"
 SHARING = ("word_and_dimension", "word", "dimension")
@@ -139,6 +139,16 @@ def test_a_complex_map_is_linear_over_the_complex_numbers():
     expected = z @ matrix.T + bias
     ours = linear(torch.cat([z.real, z.imag], dim=-1))
     torch.testing.assert_close(ours, torch.cat([expected.real, expected.imag], dim=-1), **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_modulus_has_a_gradient_at_zero(dtype):
+    real, imaginary = (torch.tensor([0.0, part], dtype=dtype, requires_grad=True) for part in (3.0, -4.0))
+    values = modulus(real, imaginary)
+    values.sum().backward()
+    torch.testing.assert_close(values, torch.tensor([0.0, 5.0], dtype=dtype))
+    torch.testing.assert_close(real.grad, torch.tensor([0.0, 0.6], dtype=dtype))
+    torch.testing.assert_close(imaginary.grad, torch.tensor([0.0, -0.8], dtype=dtype))
 
 
 def test_attention_turns_with_its_input():
