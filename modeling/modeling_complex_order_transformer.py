@@ -96,10 +96,10 @@ class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTraine
         read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)
         return {"positions": positions, "tokens_read": read}
 
-    def run_layers(self, hidden_states, memories, states, positions, tokens_read, **context):
+    def run_layers(self, hidden_states, memories, states, views, positions, tokens_read, **context):
         hidden_states = at_positions(hidden_states, positions)
         hidden_states, new_memories, _ = super().run_layers(
-            hidden_states, memories, [()] * len(self.layers), **context
+            hidden_states, memories, [()] * len(self.layers), views, **context
         )
         # a tensor of its own for every layer, as states are: files refuse tensors that share their numbers
         return hidden_states, new_memories, [(tokens_read.clone(),) for _ in self.layers]
