@@ -123,7 +123,8 @@ def _matching_width(variant, arguments: dict, target: int) -> int:
     """The inner width of the feed-forward with which `variant` comes nearest to `target` parameters."""
     width = arguments["hidden_size"]  # no variant refuses it; parameters grow linearly with it
     at_width, at_twice = (_count(variant, arguments, times * width) for times in (1, 2))
-    return round(width + width * (target - at_width) / (at_twice - at_width))
+    # even, because a complex one has real and imaginary parts
+    return 2 * round((width + width * (target - at_width) / (at_twice - at_width)) / 2)
 
 
 def _versions() -> dict[str, str]:

@@ -174,6 +174,11 @@ class MemoryConfig(PreTrainedConfig):
         return [self.mem_len] * self.num_hidden_layers
 
     @property
+    def embedding_width(self) -> int:
+        """Width of `inputs_embeds`, which are what `get_input_embeddings()` makes of token ids."""
+        return self.hidden_size
+
+    @property
     def layer_states(self) -> dict[str, tuple[int, ...]]:
         """What a layer remembers besides the last `mem_len` inputs of its attention: the shape of each state by name,
         without the batch. A fresh row's states are zeros."""

@@ -23,9 +23,10 @@ def check_inputs(
         wanted = "(batch, length)" if dims == 2 else "(batch, length, hidden_size)"
         raise ValueError(f"`{name}` has shape {tuple(inputs.shape)}: it must be {wanted}, each at least 1.")
     batch, length = inputs.shape[:2]
-    if inputs_embeds is not None and inputs_embeds.shape[2] != config.hidden_size:
+    if inputs_embeds is not None and inputs_embeds.shape[2] != config.embedding_width:
         raise ValueError(
-            f"`inputs_embeds` has width {inputs_embeds.shape[2]}: it must be `hidden_size`={config.hidden_size}."
+            f"`inputs_embeds` has width {inputs_embeds.shape[2]}: with `hidden_size`={config.hidden_size} it must be "
+            f"{config.embedding_width}, as `get_input_embeddings()` makes them."
         )
     if attention_mask is not None:
         fits = attention_mask.dim() == 2 and attention_mask.shape[0] == batch and attention_mask.shape[1] >= length
@@ -116,7 +117,7 @@ def _check_mems(
             raise ValueError(
                 f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be ({', '.join(map(str, shape))}){wanted}."
             )
-        if not memory.is_floating_point():
+        if index < layers and not memory.is_floating_point():
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
     if mems_mask is not None and (tuple(mems_mask.shape) != (batch, max(lengths)) or mems_mask.dtype != torch.bool):
         raise ValueError(

@@ -247,16 +247,18 @@ class MemoryModel:
     def states_of(
         self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor
     ) -> list[tuple[torch.Tensor, ...]]:
-        """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's."""
+        """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's, in
+        whose types they are."""
         count = len(self.config.layer_states)
+        fresh = self.initial_states(like)
         if past_key_values is not None and past_key_values.layers[0].states:
             states = [tuple(layer.states.values()) for layer in past_key_values.layers]
         elif mems:
             further = mems[len(self.layers) :]
             states = [further[count * layer : count * (layer + 1)] for layer in range(len(self.layers))]
         else:
-            states = [self.initial_states(like)] * len(self.layers)
-        return [tuple(state.to(like.dtype) for state in layer) for layer in states]
+            states = [fresh] * len(self.layers)
+        return [tuple(state.to(new.dtype) for state, new in zip(layer, fresh, strict=True)) for layer in states]
 
     def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The states of one layer in fresh rows: zeros."""

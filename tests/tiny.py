@@ -79,7 +79,7 @@ def memory_value(
 
 def reach_of_states(model) -> int:
     """How many positions further back than its attention a layer sees by the windows that it remembers as states."""
-    return sum(shape[0] for shape in model.config.layer_states.values())
+    return sum(shape[0] for shape in model.config.layer_states.values() if len(shape) == 2)
 
 
 def follows_same_length(model_type: str) -> bool:

@@ -14,8 +14,8 @@ class SublayerLayerNorm(nn.LayerNorm):
     Written `norm.after(x + f(norm.before(x)))`, where one of the two does nothing.
     """
 
-    def __init__(self, config: MemoryConfig):
-        super().__init__(config.hidden_size, eps=config.layer_norm_eps)
+    def __init__(self, config: MemoryConfig, size: int | None = None):
+        super().__init__(config.hidden_size if size is None else size, eps=config.layer_norm_eps)
         self.norm_position = config.norm_position
 
     def before(self, hidden_states: torch.Tensor) -> torch.Tensor:

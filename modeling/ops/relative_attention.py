@@ -49,11 +49,15 @@ def position_scores(query: torch.Tensor, positions: torch.Tensor, behind: torch.
 def attention_weights(
     query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """The weights `(B, H, T, K)`, in the type of `query`. `attention_mask` is bool (True: visible) or added to the scores.
+    """The weights `(B, H, T, K)` of queries and keys, by `masked_softmax`."""
+    return masked_softmax(query @ key.transpose(-1, -2) * scaling, attention_mask)
 
-    A query that sees nothing has zero weights.
+
+def masked_softmax(scores: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """The weights of `scores` over their last dimension, in their type.
+
+    `attention_mask` is bool (True: visible) or added to the scores. A query that sees nothing has zero weights.
     """
-    scores = query @ key.transpose(-1, -2) * scaling
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, -torch.inf)
     elif attention_mask is not None:
@@ -61,7 +65,7 @@ def attention_weights(
     # softmax over nothing is NaN, for the gradient too: such rows go through it as zeros and come out as zeros
     sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1, dtype=softmax_dtype).to(query.dtype)
+    weights = scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1, dtype=softmax_dtype).to(scores.dtype)
     return weights.masked_fill(sees_nothing, 0.0)
 
 

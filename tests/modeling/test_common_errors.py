@@ -56,7 +56,7 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
         (lambda memory: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
         (lambda memory: {"mems": memory() + memory()[:1]}, ["mems", "one per layer"]),
         (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .* one per layer"]),
-        (lambda memory: {"mems": memory(width=31)}, ["mems", "hidden_size", "31"]),
+        (lambda memory: {"mems": memory(width=40)}, ["mems", "hidden_size", "40"]),
         (lambda memory: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
         (lambda memory: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
         (

@@ -433,8 +433,8 @@ def test_old_names_of_fields(model_type):
     config = config_class(d_model=48, n_layer=3, n_head=6, d_inner=96)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (48, 3, 6)
     assert (config.intermediate_size, config.head_dim, config.d_head) == (96, 8, 8)
-    if allows(model_type, head_dim=5):
-        assert config_class(d_head=5).head_dim == 5
+    if allows(model_type, head_dim=6):
+        assert config_class(d_head=6).head_dim == 6
 
 
 @every_variant

@@ -1,0 +1,141 @@
+"""Transformer on complex-order embeddings: Wang et al., 2020, https://arxiv.org/abs/1912.12333.
+
+A word is a wave over positions, with an amplitude, a frequency and a phase in every dimension, and all that follows is a
+Transformer of complex vectors. Code: iclr-complex-order/complex-order.
+"""
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.absolute_positions import positions_in_row
+from transformers_xl.modeling.layers.complex_embedding import AmplitudeDropout, ComplexOrderEmbedding, at_positions
+from transformers_xl.modeling.layers.complex_layers import (
+    ComplexAttention,
+    ComplexFeedForward,
+    ComplexLayerNorm,
+    ModulusLinear,
+)
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
+
+class ComplexOrderTransformerLayer(MemoryLayer):
+    """Attention and feed-forward of complex vectors, without further positions.
+
+    Differs from the original: real and imaginary parts meet in complex maps, where the released code maps each part on its
+    own; it has no relative positions beside those of the words; pre-norm keeps the residual of the attention.
+    """
+
+    attention_class = ComplexAttention
+    feed_forward_class = ComplexFeedForward
+
+    def __init__(self, config: ComplexOrderTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.input_layernorm = ComplexLayerNorm(config)
+        self.post_attention_layernorm = ComplexLayerNorm(config)
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer on complex-order embeddings.")
+class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: ComplexOrderTransformerConfig
+    _no_split_modules = ["ComplexOrderTransformerLayer"]
+    _can_record_outputs = {"hidden_states": ComplexOrderTransformerLayer, "attentions": ComplexAttention}
+    _is_stateful = True
+
+    def _get_resized_embeddings(
+        self,
+        old_embeddings: nn.Embedding,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Words have frequencies and phases too."""
+        further = old_embeddings.word_tables() if isinstance(old_embeddings, ComplexOrderEmbedding) else []
+        resized = super()._get_resized_embeddings(old_embeddings, new_num_tokens, pad_to_multiple_of, mean_resizing)
+        for table in further:
+            super()._get_resized_embeddings(table, resized.num_embeddings, mean_resizing=mean_resizing)
+        return resized
+
+
+@auto_docstring(
+    custom_intro="""
+    The Transformer on complex-order embeddings, without a head. Outputs and memory hold real parts, then imaginary parts.
+    `inputs_embeds`, `(batch, length, 3 hidden_size / 2)`, are amplitudes, frequencies and phases, as
+    `get_input_embeddings()` gives them. Positions count from 1 and run on from segment to segment: each row remembers how
+    many tokens of its text it has read.
+    """
+)
+class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTrainedModel):
+    layer_class = ComplexOrderTransformerLayer
+    positions_class = None
+
+    def __init__(self, config: ComplexOrderTransformerConfig):
+        super().__init__(config)
+        self.embed_tokens = ComplexOrderEmbedding(config)
+        self.dropout = AmplitudeDropout(config.dropout)
+        self.norm = ComplexLayerNorm(config) if config.use_final_norm else None
+        self.post_init()
+
+    def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(like.shape[0], dtype=torch.long, device=like.device),)
+
+    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
+        before = states[0][0]
+        of_text = before[:, None] if episode is None else before[:, None] * (episode == 0)
+        places = positions_in_row(hidden_states.shape[:2], segment_mask, episode, hidden_states.device)
+        positions = of_text + places + 1
+        # the padding of a row stands on its left: where the last column is padding, there is no token
+        read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)
+        return {"positions": positions, "tokens_read": read}
+
+    def run_layers(self, hidden_states, memories, states, views, positions, tokens_read, **context):
+        hidden_states = at_positions(hidden_states, positions)
+        hidden_states, new_memories, _ = super().run_layers(
+            hidden_states, memories, [()] * len(self.layers), views, **context
+        )
+        # a tensor of its own for every layer, as states are: files refuse tensors that share their numbers
+        return hidden_states, new_memories, [(tokens_read.clone(),) for _ in self.layers]
+
+
+@auto_docstring(
+    custom_intro="The Transformer on complex-order embeddings with a language modeling head, which reads the moduli."
+)
+class ComplexOrderTransformerForCausalLM(MemoryForCausalLM, ComplexOrderTransformerPreTrainedModel, GenerationMixin):
+    model_class = ComplexOrderTransformerModel
+
+    def build_head(self, config: ComplexOrderTransformerConfig) -> None:
+        self.vocab_size = config.vocab_size
+        self.lm_head = ModulusLinear(config.hidden_size // 2, config.vocab_size, bias=config.lm_head_bias)
+
+
+@auto_docstring(
+    custom_intro="The Transformer on complex-order embeddings with a classification head on the last real token."
+)
+class ComplexOrderTransformerForSequenceClassification(
+    MemoryForSequenceClassification, ComplexOrderTransformerPreTrainedModel
+):
+    model_class = ComplexOrderTransformerModel
+
+
+@auto_docstring(custom_intro="The Transformer on complex-order embeddings with a classification head on every token.")
+class ComplexOrderTransformerForTokenClassification(
+    MemoryForTokenClassification, ComplexOrderTransformerPreTrainedModel
+):
+    model_class = ComplexOrderTransformerModel
+
+
+__all__ = [
+    "ComplexOrderTransformerForCausalLM",
+    "ComplexOrderTransformerForSequenceClassification",
+    "ComplexOrderTransformerForTokenClassification",
+    "ComplexOrderTransformerModel",
+    "ComplexOrderTransformerPreTrainedModel",
+]
