@@ -163,6 +163,16 @@ class MemoryConfig(PreTrainedConfig):
         return self.mem_len if self.same_length else self.mem_len + 1
 
     @property
+    def num_attention_memories(self) -> int:
+        """Number of layers that remember the last `mem_len` inputs of their attention: the first tensors of `mems`."""
+        return self.num_hidden_layers
+
+    @property
+    def num_memory_layers(self) -> int:
+        """Number of layers that carry memory of any kind from segment to segment."""
+        return self.num_hidden_layers
+
+    @property
     def layer_states(self) -> dict[str, tuple[int, ...]]:
         """What a layer remembers besides the last `mem_len` inputs of its attention: the shape of each state by name,
         without the batch. A fresh row's states are zeros."""

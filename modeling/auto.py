@@ -19,6 +19,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
+from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
 from transformers_xl.modeling.modeling_gtrxl import (
@@ -50,6 +51,11 @@ from transformers_xl.modeling.modeling_shaw_transformer import (
     ShawTransformerForSequenceClassification,
     ShawTransformerForTokenClassification,
     ShawTransformerModel,
+)
+from transformers_xl.modeling.modeling_star_transformer import (
+    StarTransformerForSequenceClassification,
+    StarTransformerForTokenClassification,
+    StarTransformerModel,
 )
 from transformers_xl.modeling.modeling_transformer_xl import (
     TransformerXLForCausalLM,
@@ -178,6 +184,21 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=StarTransformerConfig,
+            model_class=StarTransformerModel,
+            causal_lm_class=None,
+            sequence_classification_class=StarTransformerForSequenceClassification,
+            token_classification_class=StarTransformerForTokenClassification,
+            paper="Star-Transformer",
+            authors="Guo et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1902.09113",
+            idea="An encoder: tokens read their neighbours on a ring and one relay, which reads them all, at linear cost.",
+            causal=False,
+            memory="own",
+            croppable=False,
         ),
     )
 }

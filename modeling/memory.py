@@ -196,7 +196,7 @@ class MemoryCache(Cache):
         if config.mem_len == 0:
             raise ValueError("`mem_len`=0 keeps no memory: call the model without a cache.")
         layer_class = StaticMemoryCacheLayer if static else MemoryCacheLayer
-        super().__init__(layers=[layer_class(config.sliding_window) for _ in range(config.num_hidden_layers)])
+        super().__init__(layers=[layer_class(config.sliding_window) for _ in range(config.num_memory_layers)])
         self.static = static
         self.state_names = tuple(config.layer_states)
         self.mask: torch.Tensor | None = None
@@ -215,7 +215,9 @@ class MemoryCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        return self.layers[0].keys.shape[0] if self.layers[0].is_initialized else -1
+        layer = self.layers[0]
+        held = [layer.keys] if layer.is_initialized else [*layer.states.values()]
+        return held[0].shape[0] if held else -1
 
     def memory_mask(self, batch: int, device: torch.device) -> torch.Tensor | None:
         """Which of the `num_kept` columns hold real tokens, (batch, num_kept) bool; None when all do."""
@@ -273,10 +275,10 @@ class MemoryCache(Cache):
 
     def reset_rows(self, reset: torch.Tensor, fresh: "MemoryCache | None") -> None:
         """Let the rows in `reset` (batch,) forget: they become the one row of `fresh`, or remember nothing without it."""
-        if not self.layers[0].is_initialized:
-            return
         for layer in self.layers:
             layer.states = {name: reset_state(state, reset) for name, state in layer.states.items()}
+        if not self.layers[0].is_initialized:
+            return
         if fresh is not None:
             for layer, new in zip(self.layers, fresh.layers, strict=True):
                 rows = reset[:, None, None, None]

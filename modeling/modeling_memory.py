@@ -219,14 +219,14 @@ class MemoryModel:
         self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor
     ) -> list[tuple[torch.Tensor, ...]]:
         """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's."""
-        count = len(self.config.layer_states)
+        count, layers = len(self.config.layer_states), self.config.num_memory_layers
         if past_key_values is not None and past_key_values.layers[0].states:
             states = [tuple(layer.states.values()) for layer in past_key_values.layers]
         elif mems:
-            further = mems[len(self.layers) :]
-            states = [further[count * layer : count * (layer + 1)] for layer in range(len(self.layers))]
+            further = mems[self.config.num_attention_memories :]
+            states = [further[count * layer : count * (layer + 1)] for layer in range(layers)]
         else:
-            states = [self.initial_states(like)] * len(self.layers)
+            states = [self.initial_states(like)] * layers
         return [tuple(state.to(like.dtype) for state in layer) for layer in states]
 
     def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -289,9 +289,12 @@ class MemoryModel:
 
     def initial_mems(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The memory of a fresh row: empty, or `mem_len` zero vectors, as `config.initial_memory` says."""
-        length = self.config.mem_len if self.config.initial_memory == "zeros" else 0
-        memories = tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for _ in self.layers)
-        return memories + self.initial_states(like) * len(self.layers)
+        config = self.config
+        length = config.mem_len if config.initial_memory == "zeros" else 0
+        memories = tuple(
+            like.new_zeros(like.shape[0], length, config.hidden_size) for _ in range(config.num_attention_memories)
+        )
+        return memories + self.initial_states(like) * config.num_memory_layers
 
     def make_cache(
         self,
@@ -311,7 +314,8 @@ class MemoryModel:
         batch, length = mems[0].shape[:2]
         seen = cache.memory_mask(batch, mems[0].device)
         rows = pack_rows((batch, cache.num_kept, length), seen, mems_mask, None)
-        for layer_idx, (layer, memory) in enumerate(zip(self.layers, mems, strict=False)):
+        memories = mems[: self.config.num_attention_memories]
+        for layer_idx, (layer, memory) in enumerate(zip(self.layers, memories, strict=False)):
             cache.update(*layer.self_attn.project(layer.attention_input(memory)), layer_idx, order=rows.order)
             cache.layers[layer_idx].cumulative_length = 0  # it counts the tokens that generate() has fed
         cache.update_mask(rows.valid)
@@ -335,10 +339,11 @@ class MemoryModel:
             mems = tuple(reset_state(memory, reset) for memory in mems)
             mems_mask = None if mems_mask is None else mems_mask | reset[:, None]
         elif mems is not None:
-            mems_mask = mems[0].new_ones(mems[0].shape[:2], dtype=torch.bool) if mems_mask is None else mems_mask
-            mems_mask = mems_mask & ~reset[:, None]
-            layers = len(self.layers)
-            mems = (*mems[:layers], *(reset_state(state, reset) for state in mems[layers:]))
+            windows = self.config.num_attention_memories
+            if windows:
+                mems_mask = mems[0].new_ones(mems[0].shape[:2], dtype=torch.bool) if mems_mask is None else mems_mask
+                mems_mask = mems_mask & ~reset[:, None]
+            mems = (*mems[:windows], *(reset_state(state, reset) for state in mems[windows:]))
         return mems, mems_mask
 
 
