@@ -65,8 +65,8 @@ def train(
                 raise ValueError(f"`{name}`={arguments[name]} must be above 0.")
         typer.echo("starting ...", err=True)  # the imports take seconds
         variants = import_models()
-        if variant not in variants or variants[variant].causal_lm_class is None:
-            known = ", ".join(name for name, row in variants.items() if row.causal_lm_class is not None)
+        if variant not in variants or not variants[variant].causal:
+            known = ", ".join(name for name, row in variants.items() if row.causal)
             raise ValueError(f"`variant`={variant!r} is not a language model of this package: known are {known}.")
         _train(variants[variant], texts, output, eval_text, arguments)
 

@@ -101,11 +101,10 @@ def _check_mems(
     windows, states = config.num_attention_memories, config.layer_states
     count = windows + config.num_memory_layers * len(states)
     if not isinstance(mems, (tuple, list)) or len(mems) != count:
-        contents = ["one per layer"] if windows else []
-        contents += [f"of each layer {', '.join(states)}"] if states else []
+        contents = "one per layer" if windows else ", ".join(states)
+        contents += f", then of each layer {', '.join(states)}" if windows and states else ""
         raise ValueError(
-            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of {count} tensors, "
-            f"{', then '.join(contents)}."
+            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of {count} tensors, {contents}."
         )
     if mems_mask is not None and not windows:
         raise ValueError(

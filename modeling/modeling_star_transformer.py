@@ -105,7 +105,6 @@ class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: StarTransformerConfig
     _no_split_modules = ["StarTransformerLayer"]
     _can_record_outputs = {"hidden_states": StarTransformerLayer, "attentions": RingAttention}
-    _is_stateful = True
 
 
 @auto_docstring(
