@@ -150,7 +150,7 @@ class MemoryForTokenClassification(MemoryHead):
 
     def features(self, outputs: MemoryModelOutput) -> torch.Tensor:
         """What stands for each token, `(batch, length, hidden_size)`."""
-        return outputs.last_hidden_state
+        return outputs["last_hidden_state"]
 
     @can_return_tuple
     @auto_docstring
