@@ -163,14 +163,15 @@ class MemoryConfig(PreTrainedConfig):
         return self.mem_len if self.same_length else self.mem_len + 1
 
     @property
-    def num_attention_memories(self) -> int:
-        """Number of layers that remember the last `mem_len` inputs of their attention: the first tensors of `mems`."""
-        return self.num_hidden_layers
+    def layer_windows(self) -> list[int]:
+        """`sliding_window` of each layer that carries memory. A variant whose layers look back differently far, or not at
+        all, overrides it, and `layer_mem_lens`."""
+        return [self.sliding_window] * self.num_hidden_layers
 
     @property
-    def num_memory_layers(self) -> int:
-        """Number of layers that carry memory of any kind from segment to segment."""
-        return self.num_hidden_layers
+    def layer_mem_lens(self) -> list[int]:
+        """Positions that each layer's attention remembers: the length of its `mems`."""
+        return [self.mem_len] * self.num_hidden_layers
 
     @property
     def layer_states(self) -> dict[str, tuple[int, ...]]:

@@ -43,16 +43,18 @@ class StarTransformerConfig(MemoryConfig):
             )
 
     @property
-    def num_attention_memories(self) -> int:
-        return 0
+    def layer_windows(self) -> list[int]:
+        """One relay is handed on, not one per layer."""
+        return [1]
 
     @property
-    def num_memory_layers(self) -> int:
-        return 1
+    def layer_mem_lens(self) -> list[int]:
+        """No attention remembers positions."""
+        return []
 
     @property
     def layer_states(self) -> dict[str, tuple[int, ...]]:
-        """The relay at the end of a segment: one for the model, not one per layer."""
+        """The relay at the end of a segment."""
         return {"relay": (self.hidden_size,)}
 
 

@@ -84,10 +84,11 @@ def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
             f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
             "`model(ids, use_cache=True).past_key_values` is."
         )
-    if len(cache) != config.num_memory_layers or cache.batch_size not in (-1, batch):
+    layers = len(config.layer_windows)
+    if len(cache) != layers or cache.batch_size not in (-1, batch):
         raise ValueError(
             f"The memory (`past_key_values`, or `mems` of generate) has {len(cache)} layers and {cache.batch_size} rows: "
-            f"this call has {config.num_memory_layers} layers and {batch} rows. Is it the memory of this model and batch?"
+            f"this call has {layers} layers and {batch} rows. Is it the memory of this model and batch?"
         )
 
 
@@ -98,8 +99,8 @@ def _check_mems(
         raise ValueError("`mems` is a MemoryCache: hand it in as `past_key_values`, or as `mems` of `generate()`.")
     if config.mem_len == 0:
         raise ValueError("`mems` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
-    windows, states = config.num_attention_memories, config.layer_states
-    count = windows + config.num_memory_layers * len(states)
+    windows, layers, states = len(config.layer_mem_lens), len(config.layer_windows), config.layer_states
+    count = windows + layers * len(states)
     if not isinstance(mems, (tuple, list)) or len(mems) != count:
         contents = "one per layer" if windows else ", ".join(states)
         contents += f", then of each layer {', '.join(states)}" if windows and states else ""
@@ -110,9 +111,12 @@ def _check_mems(
         raise ValueError(
             "`mems_mask` was given, but this model remembers no positions that it could mask: leave it out."
         )
-    length = mems[0].shape[1] if mems[0].dim() == 3 else "<=mem_len"
-    shapes = [(batch, length, config.hidden_size)] * windows
-    shapes += [(batch, *shape) for shape in states.values()] * config.num_memory_layers
+    # layers that remember equally much have memories of one length
+    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems[:windows]]
+    if len(set(config.layer_mem_lens)) == 1:
+        lengths = lengths[:1] * windows
+    shapes = [(batch, columns, config.hidden_size) for columns in lengths]
+    shapes += [(batch, *shape) for shape in states.values()] * layers
     for index, (memory, shape) in enumerate(zip(mems, shapes, strict=True)):
         if tuple(memory.shape) != shape:
             wanted = ", that is (batch, <=mem_len, hidden_size)" if index < windows else ""
@@ -121,8 +125,8 @@ def _check_mems(
             )
         if not memory.is_floating_point():
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
-    if mems_mask is not None and (tuple(mems_mask.shape) != (batch, length) or mems_mask.dtype != torch.bool):
+    if mems_mask is not None and (tuple(mems_mask.shape) != (batch, max(lengths)) or mems_mask.dtype != torch.bool):
         raise ValueError(
             f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool, of shape "
-            f"({batch}, {length})."
+            f"({batch}, {max(lengths)})."
         )

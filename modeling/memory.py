@@ -196,7 +196,7 @@ class MemoryCache(Cache):
         if config.mem_len == 0:
             raise ValueError("`mem_len`=0 keeps no memory: call the model without a cache.")
         layer_class = StaticMemoryCacheLayer if static else MemoryCacheLayer
-        super().__init__(layers=[layer_class(config.sliding_window) for _ in range(config.num_memory_layers)])
+        super().__init__(layers=[layer_class(window) for window in config.layer_windows])
         self.static = static
         self.state_names = tuple(config.layer_states)
         self.mask: torch.Tensor | None = None
@@ -206,7 +206,18 @@ class MemoryCache(Cache):
     @property
     def num_kept(self) -> int:
         """Number of columns that the next segment sees, padding included."""
-        return self.layers[0].kept if self.static else self.layers[0].num_kept
+        return max(self.seen_lengths)
+
+    @property
+    def seen_lengths(self) -> list[int]:
+        """Number of columns that each layer's next segment sees."""
+        return [layer.kept if self.static else layer.num_kept for layer in self.layers]
+
+    @property
+    def longest(self) -> MemoryCacheLayer:
+        """The layer that keeps most: `mask` has its columns."""
+        kept = [layer.kept for layer in self.layers]
+        return self.layers[kept.index(max(kept))]
 
     @property
     def num_positions(self) -> int:
@@ -215,7 +226,7 @@ class MemoryCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        layer = self.layers[0]
+        layer = self.longest
         held = [layer.keys] if layer.is_initialized else [*layer.states.values()]
         return held[0].shape[0] if held else -1
 
@@ -234,7 +245,7 @@ class MemoryCache(Cache):
 
     def update_mask(self, valid: torch.Tensor | None) -> None:
         """Note which of the columns (batch, K) that the last segment saw, its own included, are worth remembering."""
-        layer = self.layers[0]
+        layer = self.longest
         if self.static:
             self.mask.copy_(last(valid, layer.kept))
         elif not layer.record_past:
@@ -263,7 +274,7 @@ class MemoryCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)
         if self.mask is not None:
-            self.mask = self.layers[0].cropped(self.mask, -tokens_to_remove, dim=1)
+            self.mask = self.longest.cropped(self.mask, -tokens_to_remove, dim=1)
 
     def reset(self) -> None:
         super().reset()
@@ -277,7 +288,7 @@ class MemoryCache(Cache):
         """Let the rows in `reset` (batch,) forget: they become the one row of `fresh`, or remember nothing without it."""
         for layer in self.layers:
             layer.states = {name: reset_state(state, reset) for name, state in layer.states.items()}
-        if not self.layers[0].is_initialized:
+        if not self.longest.is_initialized:
             return
         if fresh is not None:
             for layer, new in zip(self.layers, fresh.layers, strict=True):
@@ -286,7 +297,7 @@ class MemoryCache(Cache):
                 layer.values = torch.where(rows, new.values, layer.values)
             self.mask = None if self.mask is None else self.mask | reset[:, None]
         else:
-            keys = self.layers[0].keys
+            keys = self.longest.keys
             mask = reset.new_ones(keys.shape[0], keys.shape[2]) if self.mask is None else self.mask
             self.mask = mask & ~reset[:, None]
 

@@ -14,6 +14,7 @@ from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.window import (
+    PackedRows,
     last,
     none_if_all,
     pack_rows,
@@ -153,38 +154,41 @@ class MemoryModel:
         batch, length = hidden_states.shape[:2]
         config = self.config
         hidden_states = self.dropout(hidden_states)
+        windows = config.layer_windows
+        memories, seen = [None] * len(windows), [0] * len(windows)
         if past_key_values is not None:
-            if not past_key_values.layers[0].is_initialized and config.initial_memory == "zeros":
+            if past_key_values.batch_size < 0 and config.initial_memory == "zeros":
                 self.remember(past_key_values, self.initial_mems(hidden_states), None)
-            memory_length = past_key_values.num_kept
+            seen = past_key_values.seen_lengths
             seen_mask = past_key_values.memory_mask(batch, hidden_states.device)
         else:
             if mems is None and config.mem_len > 0:
                 mems = self.initial_mems(hidden_states)
-            memory_length = min(mems[0].shape[1], config.sliding_window - 1) if mems else 0
-            mems_mask = none_if_all(mems_mask)
-            seen_mask = None if mems_mask is None else last(mems_mask, memory_length)
+            if mems:
+                memories = [last(memory, window - 1) for memory, window in zip(mems, windows, strict=False)]
+                seen = [memory.shape[1] for memory in memories]
+            seen_mask = mems_mask = none_if_all(mems_mask)
 
         states = self.states_of(past_key_values, mems, hidden_states)
-        rows = pack_rows((batch, memory_length, length), seen_mask, segment_mask, episode)
-        num_keys = memory_length + length
-        window = config.sliding_window if config.same_length else None
+        # layers that see equally far share what they need to know of it: all layers do, in most models
+        rows = {count: pack_rows((batch, count, length), seen_mask, segment_mask, episode) for count in set(seen)}
+        reach = list(zip(seen, windows, strict=True))
+        views = {
+            (count, window): self.view(rows[count], length, count + length, window, hidden_states.device)
+            for count, window in set(reach)
+        }
+        num_keys = max(seen) + length
         context = {
-            "visible": visible_positions(rows, length, num_keys, window, hidden_states.device),
-            "by_distance": rows.valid is None and rows.episode is None,
-            "window": window,
-            "order": rows.order,
             "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
             "past_key_values": past_key_values,
             **self.layer_context(hidden_states, states, segment_mask, episode),
             **kwargs,
         }
-        memories = (
-            [last(memory, memory_length) for memory in mems[: len(self.layers)]] if memory_length and mems else None
+        hidden_states, new_memories, new_states = self.run_layers(
+            hidden_states, memories, states, [views[layer] for layer in reach], **context
         )
-        hidden_states, new_memories, new_states = self.run_layers(hidden_states, memories, states, **context)
         if past_key_values is not None:
-            past_key_values.update_mask(remembered(rows, num_keys))
+            past_key_values.update_mask(remembered(rows[max(seen)], num_keys))
             past_key_values.update_states(new_states)
             new_mems = new_mask = None
         else:
@@ -197,20 +201,34 @@ class MemoryModel:
             last_hidden_state=hidden_states, past_key_values=past_key_values, mems=new_mems, mems_mask=new_mask
         )
 
+    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
+        """What the layers that see the last `window` positions need to know of `num_keys` packed columns."""
+        nearest = window if self.config.same_length else None
+        return {
+            "visible": visible_positions(rows, length, num_keys, nearest, device),
+            "by_distance": rows.valid is None and rows.episode is None,
+            "window": nearest,
+            "order": rows.order,
+        }
+
     def run_layers(
         self,
         hidden_states: torch.Tensor,
-        memories: list[torch.Tensor] | None,
+        memories: list[torch.Tensor | None],
         states: list[tuple[torch.Tensor, ...]],
+        views: list[dict],
         **context,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]]]:
-        """Run the layers with their memories and states; also return what each wants to remember of the segment, and
-        its states after it."""
+        """Run the layers with their memories, states and views; also return what each wants to remember of the
+        segment, and its states after it."""
         new_memories, new_states = [], []
         for layer_idx, layer in enumerate(self.layers):
-            # the memory's type follows the model: Accelerate hands back bfloat16 outputs as float32
-            memory = None if memories is None else memories[layer_idx].to(hidden_states.dtype)
-            hidden_states, new_memory, *layer_states = layer(hidden_states, memory, *states[layer_idx], **context)
+            memory = memories[layer_idx]
+            if memory is not None:  # its type follows the model: Accelerate hands back bfloat16 outputs as float32
+                memory = memory.to(hidden_states.dtype) if memory.shape[1] else None
+            hidden_states, new_memory, *layer_states = layer(
+                hidden_states, memory, *states[layer_idx], **views[layer_idx], **context
+            )
             new_memories.append(new_memory)
             new_states.append(tuple(layer_states))
         return hidden_states, new_memories, new_states
@@ -219,11 +237,11 @@ class MemoryModel:
         self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor
     ) -> list[tuple[torch.Tensor, ...]]:
         """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's."""
-        count, layers = len(self.config.layer_states), self.config.num_memory_layers
+        count, layers = len(self.config.layer_states), len(self.config.layer_windows)
         if past_key_values is not None and past_key_values.layers[0].states:
             states = [tuple(layer.states.values()) for layer in past_key_values.layers]
         elif mems:
-            further = mems[self.config.num_attention_memories :]
+            further = mems[len(self.config.layer_mem_lens) :]
             states = [further[count * layer : count * (layer + 1)] for layer in range(layers)]
         else:
             states = [self.initial_states(like)] * layers
@@ -254,24 +272,22 @@ class MemoryModel:
         """The last `mem_len` real positions of what each layer remembers, and which of them are real."""
         if not mems:
             return None, None
-        mem_len = self.config.mem_len
         batch, length = states[0].shape[:2]
-        # only what can still be remembered is copied; padding and episodes may leave room for more of the old memory
         packed = segment_mask is not None or mems_mask is not None or episode is not None
-        kept = min(mems[0].shape[1], mem_len if packed else max(mem_len - length, 0))
-        added = length if episode is not None else min(length, mem_len)
-        rows = pack_rows(
-            (batch, kept, added),
-            None if mems_mask is None else last(mems_mask, kept),
-            None if segment_mask is None else last(segment_mask, added),
-            episode,
-        )
-        order = None if rows.order is None else last(rows.order, mem_len)
-        new_mems = tuple(
-            last(take(torch.cat([last(memory, kept).to(new.dtype), last(new, added)], dim=1), order), mem_len).detach()
-            for memory, new in zip(mems, states, strict=False)
-        )
-        return new_mems, none_if_all(remembered(rows, mem_len))
+        new_mems, masks, packings = [], [], {}
+        for memory, new, mem_len in zip(mems, states, self.config.layer_mem_lens, strict=False):
+            # only what can still be remembered is copied; padding and episodes may leave room for more of the old memory
+            kept = min(memory.shape[1], mem_len if packed else max(mem_len - length, 0))
+            added = length if episode is not None else min(length, mem_len)
+            if (kept, mem_len) not in packings:  # layers that remember equally much share it
+                packings[kept, mem_len] = pack_rows((batch, kept, added), mems_mask, segment_mask, episode)
+            rows = packings[kept, mem_len]
+            order = None if rows.order is None else last(rows.order, mem_len)
+            both = torch.cat([last(memory, kept).to(new.dtype), last(new, added)], dim=1)
+            new_mems.append(last(take(both, order), mem_len).detach())
+            masks.append(remembered(rows, mem_len))
+        lengths = [memory.shape[1] for memory in new_mems]
+        return tuple(new_mems), none_if_all(masks[lengths.index(max(lengths))])
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None
@@ -282,19 +298,18 @@ class MemoryModel:
             return None
         if past_key_values is None:
             return self.positions(num_keys, hidden_states), self.positions.bias
-        num_keys = max(num_keys, self.config.sliding_window)  # at once for all steps to come
+        num_keys = max(num_keys, *self.config.layer_windows)  # at once for all steps to come
         if not torch.is_grad_enabled() and past_key_values.num_positions > num_keys:
             return None, self.positions.bias
         return self.positions(num_keys, hidden_states), self.positions.bias
 
     def initial_mems(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The memory of a fresh row: empty, or `mem_len` zero vectors, as `config.initial_memory` says."""
-        config = self.config
-        length = config.mem_len if config.initial_memory == "zeros" else 0
-        memories = tuple(
-            like.new_zeros(like.shape[0], length, config.hidden_size) for _ in range(config.num_attention_memories)
-        )
-        return memories + self.initial_states(like) * config.num_memory_layers
+        lengths = self.config.layer_mem_lens
+        if self.config.initial_memory == "empty":
+            lengths = [0] * len(lengths)
+        memories = tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for length in lengths)
+        return memories + self.initial_states(like) * len(self.config.layer_windows)
 
     def make_cache(
         self,
@@ -311,14 +326,19 @@ class MemoryModel:
 
     def remember(self, cache: MemoryCache, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None) -> None:
         """Project `mems` into an empty `cache`."""
-        batch, length = mems[0].shape[:2]
-        seen = cache.memory_mask(batch, mems[0].device)
-        rows = pack_rows((batch, cache.num_kept, length), seen, mems_mask, None)
-        memories = mems[: self.config.num_attention_memories]
-        for layer_idx, (layer, memory) in enumerate(zip(self.layers, memories, strict=False)):
+        batch = mems[0].shape[0]
+        seen_mask = cache.memory_mask(batch, mems[0].device)
+        widest = None
+        memories = mems[: len(self.config.layer_mem_lens)]
+        for layer_idx, (layer, memory, seen) in enumerate(
+            zip(self.layers, memories, cache.seen_lengths, strict=False)
+        ):
+            rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
             cache.update(*layer.self_attn.project(layer.attention_input(memory)), layer_idx, order=rows.order)
             cache.layers[layer_idx].cumulative_length = 0  # it counts the tokens that generate() has fed
-        cache.update_mask(rows.valid)
+            if rows.valid is not None and (widest is None or rows.valid.shape[1] > widest.shape[1]):
+                widest = rows.valid
+        cache.update_mask(widest)
         cache.update_states(self.states_of(None, mems, mems[0]))
 
     def reset_rows(
@@ -339,10 +359,10 @@ class MemoryModel:
             mems = tuple(reset_state(memory, reset) for memory in mems)
             mems_mask = None if mems_mask is None else mems_mask | reset[:, None]
         elif mems is not None:
-            windows = self.config.num_attention_memories
-            if windows:
-                mems_mask = mems[0].new_ones(mems[0].shape[:2], dtype=torch.bool) if mems_mask is None else mems_mask
-                mems_mask = mems_mask & ~reset[:, None]
+            windows = len(self.config.layer_mem_lens)
+            if mems_mask is None and windows:
+                mems_mask = reset.new_ones(len(reset), max(memory.shape[1] for memory in mems[:windows]))
+            mems_mask = None if mems_mask is None else mems_mask & ~reset[:, None]
             mems = (*mems[:windows], *(reset_state(state, reset) for state in mems[windows:]))
         return mems, mems_mask
 

@@ -51,8 +51,8 @@ def pack_rows(
     """Pack `[memory; segment]` of `shape` (B, M, T) to the right.
 
     Args:
-        memory_mask: (B, M) bool, real columns of the memory; None when all are.
-        segment_mask: (B, T) bool, real columns of the segment, whose padding stands on the left; None when all are.
+        memory_mask: (B, >=M) bool, real columns of the memory, whose last M count; None when all are.
+        segment_mask: (B, >=T) bool, real columns of the segment, whose padding stands on the left; None when all are.
         episode: (B, T) number of the episode of each token, 0 for that of the memory; None when all are one episode.
     """
     batch, memory_length, length = shape
@@ -60,8 +60,8 @@ def pack_rows(
     if memory_mask is not None or segment_mask is not None:
         device = (memory_mask if memory_mask is not None else segment_mask).device
         real = torch.ones(1, 1, dtype=torch.bool, device=device)
-        memory_mask = real.expand(batch, memory_length) if memory_mask is None else memory_mask
-        segment_mask = real.expand(batch, length) if segment_mask is None else segment_mask
+        memory_mask = real.expand(batch, memory_length) if memory_mask is None else last(memory_mask, memory_length)
+        segment_mask = real.expand(batch, length) if segment_mask is None else last(segment_mask, length)
         valid = torch.cat([memory_mask, segment_mask], dim=1)
         order = right_align(valid)
         valid = take(valid, order)

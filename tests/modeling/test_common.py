@@ -112,7 +112,7 @@ def test_padding_never_takes_a_place_in_memory(model_type, side):
     ids, mask = tokens(3, 27), masks(side)
     _, memory = read(model, ids, [9, 9, 9], attention_mask=mask)
     for row, real in enumerate(mask.sum(dim=1).tolist()):
-        kept, windows = min(real, MEM_LEN), model.config.num_attention_memories
+        kept, windows = min(real, MEM_LEN), len(model.config.layer_mem_lens)
         lengths = [count for count in mask[row].view(3, 9).sum(dim=1).tolist() if count]
         _, alone = read(model, ids[row : row + 1, mask[row]], lengths)
         for remembered, expected in zip(memory["mems"][:windows], alone["mems"][:windows], strict=True):
