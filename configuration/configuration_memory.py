@@ -164,13 +164,13 @@ class MemoryConfig(PreTrainedConfig):
 
     @property
     def layer_windows(self) -> list[int]:
-        """`sliding_window` of each layer. A variant whose layers look back differently far overrides it, and
-        `layer_mem_lens`."""
+        """`sliding_window` of each layer that carries memory. A variant whose layers look back differently far, or not at
+        all, overrides it, and `layer_mem_lens`."""
         return [self.sliding_window] * self.num_hidden_layers
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        """Positions that each layer remembers: the length of its `mems`."""
+        """Positions that each layer's attention remembers: the length of its `mems`."""
         return [self.mem_len] * self.num_hidden_layers
 
     @property

@@ -85,10 +85,11 @@ def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
             f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
             "`model(ids, use_cache=True).past_key_values` is."
         )
-    if len(cache) != config.num_hidden_layers or cache.batch_size not in (-1, batch):
+    layers = len(config.layer_windows)
+    if len(cache) != layers or cache.batch_size not in (-1, batch):
         raise ValueError(
             f"The memory (`past_key_values`, or `mems` of generate) has {len(cache)} layers and {cache.batch_size} rows: "
-            f"this call has {config.num_hidden_layers} layers and {batch} rows. Is it the memory of this model and batch?"
+            f"this call has {layers} layers and {batch} rows. Is it the memory of this model and batch?"
         )
 
 
@@ -99,21 +100,26 @@ def _check_mems(
         raise ValueError("`mems` is a MemoryCache: hand it in as `past_key_values`, or as `mems` of `generate()`.")
     if config.mem_len == 0:
         raise ValueError("`mems` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
-    layers, states = config.num_hidden_layers, config.layer_states
-    if not isinstance(mems, (tuple, list)) or len(mems) != layers * (1 + len(states)):
-        further = f", then of each layer {', '.join(states)}" if states else ""
+    windows, layers, states = len(config.layer_mem_lens), len(config.layer_windows), config.layer_states
+    count = windows + layers * len(states)
+    if not isinstance(mems, (tuple, list)) or len(mems) != count:
+        contents = "one per layer" if windows else ", ".join(states)
+        contents += f", then of each layer {', '.join(states)}" if windows and states else ""
         raise ValueError(
-            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of "
-            f"{layers * (1 + len(states))} tensors, one per layer{further}."
+            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of {count} tensors, {contents}."
         )
-    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems[:layers]]
+    if mems_mask is not None and not windows:
+        raise ValueError(
+            "`mems_mask` was given, but this model remembers no positions that it could mask: leave it out."
+        )
+    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems[:windows]]
     if type(config).layer_mem_lens is MemoryConfig.layer_mem_lens:  # no layer has a window of its own
-        lengths = lengths[:1] * layers
+        lengths = lengths[:1] * windows
     shapes = [(batch, columns, config.hidden_size) for columns in lengths]
     shapes += [(batch, *shape) for shape in states.values()] * layers
     for index, (memory, shape) in enumerate(zip(mems, shapes, strict=True)):
         if tuple(memory.shape) != shape:
-            wanted = ", that is (batch, <=mem_len, hidden_size)" if index < layers else ""
+            wanted = ", that is (batch, <=mem_len, hidden_size)" if index < windows else ""
             raise ValueError(
                 f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be ({', '.join(map(str, shape))}){wanted}."
             )

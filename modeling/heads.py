@@ -100,11 +100,20 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
 
 
 class MemoryForSequenceClassification(MemoryHead):
-    """Classification of a segment by its last real token."""
+    """Classification of a segment, by its last real token unless the variant overrides `pool`."""
 
     def build_head(self, config: MemoryConfig) -> None:
         self.num_labels = config.num_labels
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+
+    def pool(self, outputs: MemoryModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """What stands for each row, `(batch, hidden_size)`: its last real token."""
+        hidden_states = outputs.last_hidden_state
+        if attention_mask is None:
+            return hidden_states[:, -1]
+        columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+        newest = (last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
+        return hidden_states[torch.arange(len(newest), device=newest.device), newest]
 
     @can_return_tuple
     @auto_docstring
@@ -128,14 +137,7 @@ class MemoryForSequenceClassification(MemoryHead):
             inputs_embeds=inputs_embeds,
             **(kwargs | {"return_dict": True}),
         )
-        hidden_states = outputs.last_hidden_state
-        if attention_mask is None:
-            pooled = hidden_states[:, -1]
-        else:
-            columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-            newest = (last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
-            pooled = hidden_states[torch.arange(len(newest), device=newest.device), newest]
-        logits = self.score(pooled)
+        logits = self.score(self.pool(outputs, attention_mask))
         loss = None
         if labels is not None:
             loss = self.head_loss(outputs, logits=logits, labels=labels, pooled_logits=logits, config=self.config)
@@ -149,6 +151,10 @@ class MemoryForTokenClassification(MemoryHead):
         self.num_labels = config.num_labels
         self.dropout = Dropout(config.dropout)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
+
+    def features(self, outputs: MemoryModelOutput) -> torch.Tensor:
+        """What stands for each token, `(batch, length, hidden_size)`."""
+        return outputs["last_hidden_state"]
 
     @can_return_tuple
     @auto_docstring
@@ -170,7 +176,7 @@ class MemoryForTokenClassification(MemoryHead):
             inputs_embeds=inputs_embeds,
             **(kwargs | {"return_dict": True}),
         )
-        logits = self.score(self.dropout(outputs.last_hidden_state))
+        logits = self.score(self.dropout(self.features(outputs)))
         loss = None
         if labels is not None:
             loss = self.head_loss(outputs, logits=logits, labels=labels, config=self.config)

@@ -226,7 +226,9 @@ class MemoryCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        return self.longest.keys.shape[0] if self.longest.is_initialized else -1
+        layer = self.longest
+        held = [layer.keys] if layer.is_initialized else [*layer.states.values()]
+        return held[0].shape[0] if held else -1
 
     def memory_mask(self, batch: int, device: torch.device) -> torch.Tensor | None:
         """Which of the `num_kept` columns hold real tokens, (batch, num_kept) bool; None when all do."""
@@ -284,10 +286,10 @@ class MemoryCache(Cache):
 
     def reset_rows(self, reset: torch.Tensor, fresh: "MemoryCache | None") -> None:
         """Let the rows in `reset` (batch,) forget: they become the one row of `fresh`, or remember nothing without it."""
-        if not self.longest.is_initialized:
-            return
         for layer in self.layers:
             layer.states = {name: reset_state(state, reset) for name, state in layer.states.items()}
+        if not self.longest.is_initialized:
+            return
         if fresh is not None:
             for layer, new in zip(self.layers, fresh.layers, strict=True):
                 rows = reset[:, None, None, None]

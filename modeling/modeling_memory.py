@@ -249,15 +249,15 @@ class MemoryModel:
     ) -> list[tuple[torch.Tensor, ...]]:
         """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's, in
         whose types they are."""
-        count = len(self.config.layer_states)
+        count, layers = len(self.config.layer_states), len(self.config.layer_windows)
         fresh = self.initial_states(like)
         if past_key_values is not None and past_key_values.layers[0].states:
             states = [tuple(layer.states.values()) for layer in past_key_values.layers]
         elif mems:
-            further = mems[len(self.layers) :]
-            states = [further[count * layer : count * (layer + 1)] for layer in range(len(self.layers))]
+            further = mems[len(self.config.layer_mem_lens) :]
+            states = [further[count * layer : count * (layer + 1)] for layer in range(layers)]
         else:
-            states = [fresh] * len(self.layers)
+            states = [fresh] * layers
         return [tuple(state.to(new.dtype) for state, new in zip(layer, fresh, strict=True)) for layer in states]
 
     def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -322,7 +322,7 @@ class MemoryModel:
         if self.config.initial_memory == "empty":
             lengths = [0] * len(lengths)
         memories = tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for length in lengths)
-        return memories + self.initial_states(like) * len(self.layers)
+        return memories + self.initial_states(like) * len(self.config.layer_windows)
 
     def make_cache(
         self,
@@ -342,7 +342,10 @@ class MemoryModel:
         batch = mems[0].shape[0]
         seen_mask = cache.memory_mask(batch, mems[0].device)
         widest = None
-        for layer_idx, (layer, memory, seen) in enumerate(zip(self.layers, mems, cache.seen_lengths, strict=False)):
+        memories = mems[: len(self.config.layer_mem_lens)]
+        for layer_idx, (layer, memory, seen) in enumerate(
+            zip(self.layers, memories, cache.seen_lengths, strict=False)
+        ):
             rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
             cache.update(*layer.self_attn.project(layer.attention_input(memory)), layer_idx, order=rows.order)
             cache.layers[layer_idx].cumulative_length = 0  # it counts the tokens that generate() has fed
@@ -369,11 +372,11 @@ class MemoryModel:
             mems = tuple(reset_state(memory, reset) for memory in mems)
             mems_mask = None if mems_mask is None else mems_mask | reset[:, None]
         elif mems is not None:
-            layers = len(self.layers)
-            if mems_mask is None:
-                mems_mask = reset.new_ones(len(reset), max(memory.shape[1] for memory in mems[:layers]))
-            mems_mask = mems_mask & ~reset[:, None]
-            mems = (*mems[:layers], *(reset_state(state, reset) for state in mems[layers:]))
+            windows = len(self.config.layer_mem_lens)
+            if mems_mask is None and windows:
+                mems_mask = reset.new_ones(len(reset), max(memory.shape[1] for memory in mems[:windows]))
+            mems_mask = None if mems_mask is None else mems_mask & ~reset[:, None]
+            mems = (*mems[:windows], *(reset_state(state, reset) for state in mems[windows:]))
         return mems, mems_mask
 
 

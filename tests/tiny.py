@@ -112,6 +112,18 @@ def result_of(output) -> torch.Tensor:
     return output.logits if "logits" in output else output.last_hidden_state
 
 
+def said_by(output) -> list[torch.Tensor]:
+    """All results of a call that have a gradient: what it remembers has none."""
+    return [value for value in output.values() if isinstance(value, torch.Tensor) and value.requires_grad]
+
+
+def held_by(cache) -> list[torch.Tensor]:
+    """The tensors of a cache that have a row per batch element: keys and values, and states."""
+    held: list[torch.Tensor] = []
+    cache.map_rows(lambda rows: held.append(rows) or rows)
+    return [rows for rows in held if rows.is_floating_point()]
+
+
 def memory_of(output) -> dict:
     """What carries the memory of an output into the next call."""
     if output.past_key_values is not None:

@@ -8,6 +8,7 @@ from tiny import (
     EXACT,
     MEM_LEN,
     follows_same_length,
+    held_by,
     memory_of,
     memory_value,
     reach_of_states,
@@ -115,11 +116,12 @@ def test_padding_never_takes_a_place_in_memory(model_type, side):
     ids, mask = tokens(3, 27), masks(side)
     _, memory = read(model, ids, [9, 9, 9], attention_mask=mask)
     for row, real in enumerate(mask.sum(dim=1).tolist()):
-        kept = min(real, MEM_LEN)
-        _, alone = read(model, ids[row : row + 1, mask[row]], [real])
-        for remembered, expected in zip(memory["mems"][:2], alone["mems"][:2], strict=True):
-            torch.testing.assert_close(remembered[row, -kept:], expected[0], **EXACT)
-        for state, expected in zip(memory["mems"][2:], alone["mems"][2:], strict=True):
+        kept, windows = min(real, MEM_LEN), len(model.config.layer_mem_lens)
+        lengths = [count for count in mask[row].view(3, 9).sum(dim=1).tolist() if count]
+        _, alone = read(model, ids[row : row + 1, mask[row]], lengths)
+        for remembered, expected in zip(memory["mems"][:windows], alone["mems"][:windows], strict=True):
+            torch.testing.assert_close(remembered[row, -kept:], expected[0, -kept:], **EXACT)
+        for state, expected in zip(memory["mems"][windows:], alone["mems"][windows:], strict=True):
             torch.testing.assert_close(state[row], expected[0], **EXACT)
         if memory["mems_mask"] is not None:
             assert memory["mems_mask"][row].sum() == kept
@@ -344,7 +346,8 @@ def test_memory_is_detached_capped_and_batch_first(model_type, same_length):
     sizes = [state.shape for state in output.mems]
     assert sizes == [state.shape for state in model(tokens(3, 7), **memory).mems]
     cache = model(tokens(3, 30), use_cache=True).past_key_values
-    assert all(not layer.keys.requires_grad and layer.keys.shape[-2] <= MEM_LEN for layer in cache.layers)
+    assert not any(rows.requires_grad for rows in held_by(cache))
+    assert all(layer.keys.shape[-2] <= MEM_LEN for layer in cache.layers if layer.is_initialized)
 
 
 @pytest.mark.parametrize("model_type", WINDOWED)

@@ -10,11 +10,13 @@ from tiny import (
     MEM_LEN,
     VOCAB_SIZE,
     allows,
+    held_by,
     memory_of,
     norm_positions,
     read,
     read_row_alone,
     result_of,
+    said_by,
     tiny_config,
     tiny_model,
     tokens,
@@ -163,7 +165,7 @@ def test_logits_to_keep(model_type):
 
 @pytest.mark.parametrize("model_type", variants())
 @pytest.mark.parametrize("side", ["left", "right", "by pad_token_id"])
-def test_sequence_is_classified_by_its_last_token(model_type, side):
+def test_a_sequence_is_classified_without_its_padding(model_type, side):
     model = tiny_model(model_type, "sequence_classification", num_labels=3, pad_token_id=0)
     ids = tokens(2, 10)
     mask = right_padded() if side != "left" else right_padded().flip(1)
@@ -199,8 +201,7 @@ def test_every_parameter_gets_a_gradient(model_type, head, norm_position):
     labels = {"labels": tokens(2, 10, seed=1)} if head == "causal_lm" else {}  # for what only a loss reaches
     output = model(tokens(2, 10, seed=1), **labels, **memory_if_any(model_type, first))
     # after a final norm the plain sum is a constant, whatever the weights
-    objective = (result_of(output) * torch.randn_like(result_of(output))).sum()
-    (objective + output.loss if labels else objective).backward()
+    sum((result * torch.randn_like(result)).sum() for result in said_by(output)).backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert without == []
 
@@ -213,7 +214,7 @@ def test_activation_checkpointing_changes_nothing(model_type, use_reentrant):
         for segment in range(2):
             output = model(tokens(2, 6, seed=segment), attention_mask=right_padded()[:, :6], **memory)
             memory = memory_of(output)
-            result_of(output).square().sum().backward()
+            sum(result.square().sum() for result in said_by(output)).backward()
         return result_of(output), memory, {name: parameter.grad for name, parameter in model.named_parameters()}
 
     plain, checkpointed = tiny_model(model_type).train(), tiny_model(model_type).train()
@@ -325,7 +326,7 @@ def test_bfloat16_stays_bfloat16(model_type, head):
         assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
     if VARIANTS[model_type].memory != "none" and head in ("model", "causal_lm"):
         cache = model(tokens(2, 10), use_cache=True).past_key_values
-        assert all(layer.keys.dtype == torch.bfloat16 for layer in cache.layers)
+        assert {rows.dtype for rows in held_by(cache)} == {torch.bfloat16}
 
 
 @carrying
@@ -391,7 +392,7 @@ def test_forward_compiles(model_type, padded):
         for index, forward in enumerate((model, compiled)):
             model.zero_grad()
             output = forward(tokens(2, 6, seed=segment), attention_mask=mask, **memories[index])
-            result_of(output)[:, 0].square().sum().backward()
+            sum(result[:, 0].square().sum() for result in said_by(output)).backward()
             memories[index] = memory_if_any(model_type, output)
             results.append(result_of(output)[:, :4])
             gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})

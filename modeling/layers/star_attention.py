@@ -1,0 +1,81 @@
+"""The two attentions of a star: Guo et al., 2019, https://arxiv.org/abs/1902.09113, section 3.1. Code: fastnlp/fastNLP.
+
+A satellite stands for each token and one relay for all of them. Satellites read their neighbours on a ring and the relay;
+the relay reads all satellites. Any two tokens are two steps apart, and the cost grows with the length, not its square.
+"""
+
+import torch
+from torch import nn
+
+from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
+from transformers_xl.modeling.layers.attention import MemoryAttention
+
+
+# B batch, T segment length, H heads, D head dim, E hidden size
+def begins(shape: tuple[int, int], real: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Where each row begins, (B or 1, T) bool, for rows whose padding stands on the left; `real` (B, T) is None without."""
+    if real is None:
+        return torch.arange(shape[1], device=device)[None] == 0
+    return real & ~nn.functional.pad(real[:, :-1], (1, 0))
+
+
+class RingAttention(MemoryAttention):
+    """Each satellite attends to the one before it, itself, the one behind it, its token's embedding and the relay.
+
+        h_i = attention(h_i, [h_{i-1}, h_i, h_{i+1}, e_i, s])
+
+    Five keys per query: they are computed in plain steps, whatever `attn_implementation` says.
+
+    Differs from the original: padding is nobody's neighbour.
+    """
+
+    def __init__(self, config: StarTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.is_cyclic = config.ring == "cyclic"
+
+    def neighbours(self, states: torch.Tensor, is_first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What stands before and behind each token in `states` (B, H, T, D); the last token stands in the last column."""
+        is_first = is_first[:, None, :, None]
+        if self.is_cyclic:
+            first, last = (states * is_first).sum(dim=2, keepdim=True), states[:, :, -1:]
+        else:
+            first = last = torch.zeros_like(states[:, :, -1:])
+        before = torch.where(is_first, last, states.roll(1, dims=2))
+        return before, torch.cat([states[:, :, 1:], first], dim=2)
+
+    def forward(
+        self, satellites: torch.Tensor, relay: torch.Tensor, embeddings: torch.Tensor, is_first: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            satellites: `(B, T, E)`, normalised where the model is pre-norm; padding on the left.
+            relay: `(B, E)`.
+            embeddings: `(B, T, E)`, those of the tokens.
+            is_first: `(B or 1, T)` bool, where the rows begin.
+
+        Returns:
+            The output `(B, T, E)`, and the weights `(B, H, T, 5)`.
+        """
+        query = self.split_heads(self.q_proj(satellites))
+        contexts = []
+        for own, embedded, shared in zip(*map(self.project, (satellites, embeddings, relay[:, None])), strict=True):
+            before, behind = self.neighbours(own, is_first)
+            contexts.append((before, own, behind, embedded, shared))
+        keys, values = contexts
+        scores = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * self.scaling
+        weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+        attended = nn.functional.dropout(weights, p=self.attention_dropout, training=self.training)
+        attn_output = sum(weight[..., None] * value for weight, value in zip(attended.unbind(-1), values, strict=True))
+        return self.o_proj(attn_output.transpose(1, 2).flatten(-2)), weights
+
+
+class RelayAttention(MemoryAttention):
+    """The relay attends to itself and to all satellites: `s = attention(s, [s, h_1, .., h_n])`."""
+
+    def forward(self, relay: torch.Tensor, satellites: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+        """`relay` (B, E), `satellites` (B, T, E), `real` (B, T) bool or None without padding; returns (B, E)."""
+        query = self.split_heads(self.q_proj(relay[:, None]))
+        key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
+        visible = None if real is None else nn.functional.pad(real, (1, 0), value=True)[:, None, None]
+        attn_output, _ = self.attend(query, key, value, visible, by_distance=False, positions={})
+        return self.o_proj(attn_output.flatten(-2)).squeeze(1)

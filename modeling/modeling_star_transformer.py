@@ -1,0 +1,202 @@
+"""Star-Transformer: Guo et al., 2019, https://arxiv.org/abs/1902.09113. Code: fastnlp/fastNLP.
+
+An encoder whose cost is linear in the length: a ring of satellites, one for each token, around a relay that all of them
+read and that reads all of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import auto_docstring
+from transformers.utils.output_capturing import capture_outputs
+
+from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
+from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification
+from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, positions_in_row
+from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, begins
+from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+
+
+@dataclass
+class StarTransformerModelOutput(MemoryModelOutput):
+    """
+    Args:
+        relay (`torch.Tensor` of shape `(batch, hidden_size)`, *optional*):
+            The relay after the last layer, with its gradient. `mems` holds the same, detached; `mems_mask` is None.
+        attentions (`tuple[torch.Tensor]`, *optional*):
+            Weights of each layer's ring, `(batch, heads, length, 5)`: the token before, the token itself, the one behind,
+            its embedding, the relay.
+    """
+
+    relay: torch.Tensor | None = None
+
+
+@dataclass
+class StarTransformerHeadOutput(MemoryHeadOutput):
+    """`relay` and `attentions` as in [`StarTransformerModelOutput`]."""
+
+    relay: torch.Tensor | None = None
+
+
+class StarTransformerPositions(nn.Module):
+    """Adds the learned position of each token in its segment, where the config has positions."""
+
+    def __init__(self, config: StarTransformerConfig):
+        super().__init__()
+        length = config.max_position_embeddings
+        self.table = None if length is None else LearnedPositions(length, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
+        if self.table is None:
+            return hidden_states
+        batch, length = hidden_states.shape[:2]
+        if length > self.table.num_embeddings:
+            raise ValueError(
+                f"`input_ids` holds {length} tokens, but the model has `max_position_embeddings`="
+                f"{self.table.num_embeddings}: read the text in segments, or train a model with more or None."
+            )
+        places = positions_in_row((batch, length), segment_mask, None, hidden_states.device)
+        return hidden_states + self.table(places, hidden_states.dtype)
+
+
+class StarTransformerLayer(GradientCheckpointingLayer):
+    """One round: all satellites read the relay and their neighbours, then the relay reads them. Section 3.2.
+
+        h = norm(act(ring(h, e, s)))            s = norm(act(relay(s, h)))
+
+    There is no residual sum. Pre-norm, as in the released code, is `h = act(ring(norm(h), e, s))`, `s = act(relay(s, h))`.
+
+    Differs from the original: dropout falls on the outputs of the attentions too (the code drops embeddings alone).
+    """
+
+    def __init__(self, config: StarTransformerConfig, layer_idx: int):
+        super().__init__()
+        self.ring_attn = RingAttention(config, layer_idx)
+        self.ring_layernorm = SublayerLayerNorm(config)
+        self.relay_attn = RelayAttention(config, layer_idx)
+        self.relay_layernorm = SublayerLayerNorm(config) if config.norm_position == "post" else None
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        satellites: torch.Tensor,
+        relay: torch.Tensor,
+        embeddings: torch.Tensor,
+        is_first: torch.Tensor,
+        real: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        attn_output, _ = self.ring_attn(self.ring_layernorm.before(satellites), relay, embeddings, is_first)
+        satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
+        relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, real)))
+        return satellites, relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Star-Transformer.")
+class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: StarTransformerConfig
+    _no_split_modules = ["StarTransformerLayer"]
+    _can_record_outputs = {"hidden_states": StarTransformerLayer, "attentions": RingAttention}
+
+
+@auto_docstring(
+    custom_intro="""
+    The Star-Transformer without a head. Its memory is ours, the paper has none: the relay of a segment is added to the one
+    that the next segment begins with, so `mems` is one tensor `(batch, hidden_size)`, and zeros are a fresh row.
+    """
+)
+class StarTransformerModel(MemoryModel, StarTransformerPreTrainedModel):
+    layer_class = StarTransformerLayer
+    positions_class = StarTransformerPositions
+    output_class = StarTransformerModelOutput
+
+    @capture_outputs
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        segment_mask: torch.Tensor | None,
+        episode: torch.Tensor | None,
+        past_key_values: MemoryCache | None,
+        mems: tuple[torch.Tensor, ...] | None,
+        mems_mask: torch.Tensor | None,
+        **kwargs,
+    ) -> StarTransformerModelOutput:
+        """The rounds, on a segment whose padding stands on the left."""
+        if episode is not None:
+            raise ValueError(
+                "`reset` has shape (batch, length): all tokens of a segment share one relay, so an episode cannot begin "
+                "inside of it. Cut the text there, and hand in `reset` of shape (batch,) with the segment that it begins."
+            )
+        embeddings = self.dropout(self.positions(hidden_states, segment_mask))
+        ((handed_on,),) = self.states_of(past_key_values, mems, embeddings)
+        is_first = begins(embeddings.shape[:2], segment_mask, embeddings.device)
+        satellites, relay = embeddings, mean_of_tokens(embeddings, segment_mask) + handed_on
+        for layer in self.layers:
+            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask)
+        if self.norm is not None:
+            satellites, relay = self.norm(satellites), self.norm(relay)
+        if segment_mask is not None:  # a row without tokens hears nothing new
+            relay = torch.where(segment_mask.any(dim=1, keepdim=True), relay, handed_on)
+        new_mems = None
+        if past_key_values is not None:
+            past_key_values.update_states([(relay,)])
+        elif self.config.mem_len > 0:
+            new_mems = (relay.detach(),)
+        return self.output_class(
+            last_hidden_state=satellites, past_key_values=past_key_values, mems=new_mems, relay=relay
+        )
+
+
+def mean_of_tokens(states: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+    """The mean `(batch, width)` of the real tokens of each row, zeros where there are none."""
+    if real is None:
+        return states.mean(dim=1)
+    return (states * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+@auto_docstring(
+    custom_intro="The Star-Transformer with a classification head on the relay and the largest satellites."
+)
+class StarTransformerForSequenceClassification(MemoryForSequenceClassification, StarTransformerPreTrainedModel):
+    model_class = StarTransformerModel
+    output_class = StarTransformerHeadOutput
+
+    def pool(self, outputs: StarTransformerModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """The mean of the relay and, for each feature, its maximum over the real tokens. Section 3.3."""
+        satellites = outputs.last_hidden_state
+        if attention_mask is None:
+            return (outputs.relay + satellites.amax(dim=1)) / 2
+        real = last(attention_mask, satellites.shape[1]).bool()[..., None]
+        largest = satellites.masked_fill(~real, -torch.inf).amax(dim=1).masked_fill(~real.any(dim=1), 0.0)
+        return (outputs.relay + largest) / 2
+
+
+@auto_docstring(
+    custom_intro="""
+    The Star-Transformer with a classification head on every token and the relay. The paper classifies the satellite alone;
+    then nothing would teach the last relay, which is what the next segment gets.
+    """
+)
+class StarTransformerForTokenClassification(MemoryForTokenClassification, StarTransformerPreTrainedModel):
+    model_class = StarTransformerModel
+    output_class = StarTransformerHeadOutput
+
+    def features(self, outputs: StarTransformerModelOutput) -> torch.Tensor:
+        """The mean of each satellite and the relay."""
+        return (outputs.last_hidden_state + outputs.relay[:, None]) / 2
+
+
+__all__ = [
+    "StarTransformerForSequenceClassification",
+    "StarTransformerForTokenClassification",
+    "StarTransformerModel",
+    "StarTransformerPreTrainedModel",
+]
