@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from transformers_xl.configuration.configuration_depth_adaptive_transformer import DepthAdaptiveTransformerConfig
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -21,6 +22,12 @@ from transformers_xl.configuration.configuration_r_transformer import RTransform
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
+from transformers_xl.modeling.modeling_depth_adaptive_transformer import (
+    DepthAdaptiveTransformerForCausalLM,
+    DepthAdaptiveTransformerForSequenceClassification,
+    DepthAdaptiveTransformerForTokenClassification,
+    DepthAdaptiveTransformerModel,
+)
 from transformers_xl.modeling.modeling_gtrxl import (
     GTrXLForCausalLM,
     GTrXLForSequenceClassification,
@@ -178,6 +185,18 @@ VARIANTS: dict[str, Variant] = {
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
+        ),
+        Variant(
+            config_class=DepthAdaptiveTransformerConfig,
+            model_class=DepthAdaptiveTransformerModel,
+            causal_lm_class=DepthAdaptiveTransformerForCausalLM,
+            sequence_classification_class=DepthAdaptiveTransformerForSequenceClassification,
+            token_classification_class=DepthAdaptiveTransformerForTokenClassification,
+            paper="Depth-Adaptive Transformer",
+            authors="Elbayad et al.",
+            year=2020,
+            url="https://arxiv.org/abs/1910.10073",
+            idea="Every layer can predict: a token leaves as soon as one is sure, and its state is copied upward.",
         ),
     )
 }

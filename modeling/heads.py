@@ -43,6 +43,10 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
     def finish_training(self) -> None:
         """Drop what exists in training only: nothing, unless the variant says otherwise."""
 
+    def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
+        """Logits of the tokens to keep, `(batch, kept, vocab_size)`."""
+        return self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+
     @can_return_tuple
     @auto_docstring
     def forward(
@@ -85,7 +89,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             use_cache=use_cache,
             **(kwargs | {"return_dict": True}),
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        logits = self.predict(outputs, logits_to_keep)
         loss = None
         if labels is not None or shift_labels is not None:
             targets = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it

@@ -52,6 +52,8 @@ class MemoryModel:
     layer_class: type[nn.Module] = MemoryLayer
     positions_class: type[nn.Module] | None = RelativePositions
     output_class: type[MemoryModelOutput] = MemoryModelOutput
+    # further outputs of shape `(batch, length)`, by the names that `layer_context` gives them and the layers write to
+    token_outputs: tuple[str, ...] = ()
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
@@ -130,7 +132,8 @@ class MemoryModel:
         )
         if align is not None:
             back = align.argsort(dim=-1)
-            outputs.last_hidden_state = take(outputs.last_hidden_state, back)
+            for name in ("last_hidden_state", *self.token_outputs):
+                outputs[name] = take(outputs[name], back)
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(take(states, back) for states in outputs.hidden_states)
             if outputs.attentions is not None:
@@ -198,7 +201,11 @@ class MemoryModel:
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return self.output_class(
-            last_hidden_state=hidden_states, past_key_values=past_key_values, mems=new_mems, mems_mask=new_mask
+            last_hidden_state=hidden_states,
+            past_key_values=past_key_values,
+            mems=new_mems,
+            mems_mask=new_mask,
+            **{name: context[name] for name in self.token_outputs},
         )
 
     def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:

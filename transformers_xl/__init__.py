@@ -16,6 +16,11 @@ if not (
 
 _NAMES = {
     "ByteTokenizer": "tokenization.tokenization_bytes",
+    "DepthAdaptiveTransformerConfig": "configuration.configuration_depth_adaptive_transformer",
+    "DepthAdaptiveTransformerForCausalLM": "modeling.modeling_depth_adaptive_transformer",
+    "DepthAdaptiveTransformerForSequenceClassification": "modeling.modeling_depth_adaptive_transformer",
+    "DepthAdaptiveTransformerForTokenClassification": "modeling.modeling_depth_adaptive_transformer",
+    "DepthAdaptiveTransformerModel": "modeling.modeling_depth_adaptive_transformer",
     "GTrXLConfig": "configuration.configuration_gtrxl",
     "GTrXLForActorCritic": "modeling.modeling_gtrxl",
     "GTrXLForCausalLM": "modeling.modeling_gtrxl",

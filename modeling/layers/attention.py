@@ -43,6 +43,20 @@ class MemoryAttention(nn.Module):
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
         return self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
 
+    def keys_and_values(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, past_key_values, order: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `[memory; segment]`, each `(B, H, K, D)`; a cache remembers those of the segment."""
+        key, value = self.project(hidden_states)
+        if past_key_values is not None:
+            return past_key_values.update(key, value, self.layer_idx, order=order)
+        if memory is None:
+            return take(key, order, dim=2), take(value, order, dim=2)
+        # apart from the segment: no gradient is computed for what needs none
+        memory_key, memory_value = self.project(memory)
+        key, value = torch.cat([memory_key, key], dim=2), torch.cat([memory_value, value], dim=2)
+        return take(key, order, dim=2), take(value, order, dim=2)
+
     def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
         return query, None
@@ -77,15 +91,7 @@ class MemoryAttention(nn.Module):
             The output `(B, T, E)`, and the weights `(B, H, T, K)` where the attention function returns them.
         """
         query = self.split_heads(self.q_proj(hidden_states))
-        if past_key_values is not None:
-            key, value = past_key_values.update(*self.project(hidden_states), self.layer_idx, order=order)
-        else:
-            key, value = self.project(hidden_states)
-            if memory is not None:  # apart from the segment: no gradient is computed for what needs none
-                projected = zip(self.project(memory), (key, value), strict=True)
-                key, value = (take(torch.cat(pair, dim=2), order, dim=2) for pair in projected)
-            else:
-                key, value = take(key, order, dim=2), take(value, order, dim=2)
+        key, value = self.keys_and_values(hidden_states, memory, past_key_values, order)
         positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
         attn_output, attn_weights = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
         return self.o_proj(attn_output.flatten(-2)), attn_weights
