@@ -78,17 +78,28 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             Bool: rows that start afresh, or tokens that begin an episode.
         """
         shift_labels = kwargs.pop("shift_labels", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            mems=mems,
-            mems_mask=mems_mask,
-            reset=reset,
-            use_cache=use_cache,
-            **(kwargs | {"return_dict": True}),
-        )
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "mems": mems,
+            "mems_mask": mems_mask,
+            "reset": reset,
+            "use_cache": use_cache,
+        }
+        return self.read(inputs, labels, shift_labels, logits_to_keep, **kwargs)
+
+    def read(
+        self,
+        inputs: dict,
+        labels: torch.LongTensor | None = None,
+        shift_labels: torch.LongTensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        """What `forward` returns of the model's `inputs`. A variant that reads or learns otherwise overrides it."""
+        outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
         logits = self.predict(outputs, logits_to_keep)
         loss = None
         if labels is not None or shift_labels is not None:

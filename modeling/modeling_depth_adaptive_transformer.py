@@ -25,9 +25,8 @@ from transformers_xl.modeling.layers.depth_halting import (
     prediction_scores,
     read_mean,
 )
-from transformers_xl.modeling.layers.halting import Running
-from transformers_xl.modeling.layers.running_attention import RunningAttention
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.halting import HaltingAttention, HaltingLayer, gather, scatter, skips_halted
+from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -53,82 +52,18 @@ class DepthAdaptiveTransformerHeadOutput(MemoryHeadOutput):
     exit_layers: torch.LongTensor | None = None
 
 
-class DepthAdaptiveTransformerLayer(MemoryLayer):
+class DepthAdaptiveTransformerLayer(HaltingLayer):
     """A Transformer-XL layer that tokens may have left before: it copies their states, and later tokens attend to them.
 
     Differs from the original: a decoder with relative positions and memory, not the decoder of a translator.
     """
-
-    attention_class = RunningAttention
-
-    def __init__(self, config: DepthAdaptiveTransformerConfig, layer_idx: int):
-        super().__init__(config, layer_idx)
-        self.number = layer_idx + 1
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        *states: torch.Tensor,
-        exit_layers: torch.Tensor,
-        exit_rule: ExitRule | None = None,
-        means: torch.Tensor | None = None,
-        new_states: tuple[torch.Tensor, ...] = (),
-        **kwargs,
-    ) -> tuple[torch.Tensor, ...]:
-        """`exit_layers` `(batch, length)`, the layer after which each token leaves as far as it is known, is written to.
-        `means` are those of the embeddings that were read; `new_states`, what all layers remember of them."""
-        remembered = hidden_states
-        if exit_rule is None:
-            hidden_states, _ = super().forward(hidden_states, memory, **kwargs)
-        else:
-            if self.number == 1:
-                known = exit_rule(0, hidden_states if means is None else means)
-                if known is not None:
-                    exit_layers.copy_(known.where(exit_layers > 0, 0))
-            hidden_states = self.run(hidden_states, memory, exit_layers, exit_rule, **kwargs)
-        return hidden_states, remembered, *new_states
-
-    def run(
-        self,
-        hidden_states: torch.Tensor,
-        memory: torch.Tensor | None,
-        exit_layers: torch.Tensor,
-        exit_rule: ExitRule,
-        output_attentions: bool = False,
-        **kwargs,
-    ) -> torch.Tensor:
-        """The layer for the tokens that have not left: the others are copied, and in inference cost no work."""
-        runs = exit_layers >= self.number
-        running = None
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or output_attentions):
-            running = Running(runs)
-        if running is None or running.all:
-            output, _ = super().forward(hidden_states, memory, **kwargs)
-            hidden_states = torch.where(runs[..., None], output, hidden_states)
-            known = exit_rule(self.number, hidden_states)
-            if known is not None:
-                exit_layers.copy_(torch.where(runs, known, exit_layers))
-            return hidden_states
-
-        memory = None if memory is None else self.attention_input(memory)
-        attn_output = self.self_attn.attend_running(self.attention_input(hidden_states), running, memory, **kwargs)
-        if not running.any:
-            return hidden_states
-        states = self.input_layernorm.after(running.pack(hidden_states) + self.dropout(attn_output))
-        mlp_output = self.feed_forward(self.post_attention_layernorm.before(states))
-        states = self.post_attention_layernorm.after(states + mlp_output)
-        known = exit_rule(self.number, states)
-        if known is not None:
-            exit_layers[runs] = known
-        return running.unpack(states, hidden_states)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Depth-adaptive Transformer.")
 class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: DepthAdaptiveTransformerConfig
     _no_split_modules = ["DepthAdaptiveTransformerLayer"]
-    _can_record_outputs = {"hidden_states": DepthAdaptiveTransformerLayer, "attentions": RunningAttention}
+    _can_record_outputs = {"hidden_states": DepthAdaptiveTransformerLayer, "attentions": HaltingAttention}
 
 
 @auto_docstring(
@@ -137,17 +72,59 @@ class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
 class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrainedModel):
     layer_class = DepthAdaptiveTransformerLayer
     output_class = DepthAdaptiveTransformerModelOutput
-    token_outputs = ("exit_layers",)
+    token_outputs = ("last_hidden_state", "exit_layers")
 
     def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
-        size, device = hidden_states.shape[:2], hidden_states.device
-        exit_layers = torch.full(size, self.config.num_hidden_layers, device=device)
-        if segment_mask is not None:
-            exit_layers = exit_layers.where(segment_mask, 0)
-        if not self.config.layer_states:
-            return {"exit_layers": exit_layers}
-        means, numbers = read_mean(hidden_states, states[0], segment_mask, episode)
-        return {"exit_layers": exit_layers, "means": means, "new_states": (means[:, -1], numbers[:, -1])}
+        return {"real": segment_mask, "episode": episode}
+
+    def run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        memories: list[torch.Tensor | None],
+        states: list[tuple[torch.Tensor, ...]],
+        views: list[dict],
+        real: torch.Tensor | None = None,
+        episode: torch.Tensor | None = None,
+        exit_rule: ExitRule | None = None,
+        **context,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]], dict]:
+        """The layers, each for the tokens that `exit_rule` has not let leave before it; without a rule, for all."""
+        exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
+        exit_layers = exit_layers if real is None else exit_layers.where(real, 0)
+        means = hidden_states
+        if self.config.layer_states:
+            means, numbers = read_mean(hidden_states, states[0], real, episode)
+            states = [(means[:, -1], numbers[:, -1])] * len(self.layers)
+        if exit_rule is None:
+            nothing = [()] * len(self.layers)
+            hidden_states, inputs, _, _ = super().run_layers(hidden_states, memories, nothing, views, **context)
+            return hidden_states, inputs, states, {"exit_layers": exit_layers}
+
+        skip_halted, inputs = skips_halted(self.config, **context), []
+        if skip_halted:
+            self.project_positions(**context)
+        known = exit_rule(0, means)
+        exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
+        for layer_idx in range(len(self.layers)):
+            running = exit_layers > layer_idx
+            context |= {"running": running, "skip_halted": skip_halted}
+            hidden_states, new_memory = self.run_layer(layer_idx, hidden_states, memories, (), views, **context)
+            inputs.append(new_memory)
+            known = exit_rule(layer_idx + 1, gather(hidden_states, running) if skip_halted else hidden_states)
+            if known is not None and skip_halted:
+                exit_layers = scatter(known, running, exit_layers)
+            elif known is not None:
+                exit_layers = known.where(running, exit_layers)
+        return hidden_states, inputs, states, {"exit_layers": exit_layers}
+
+    def project_positions(
+        self, position_embeddings: tuple, past_key_values: MemoryCache | None = None, **kwargs
+    ) -> None:
+        """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of
+        none, and nobody may run the last ones."""
+        if past_key_values is not None and position_embeddings[0] is not None:
+            for layer in self.layers:
+                layer.self_attn.project_positions(position_embeddings[0], past_key_values)
 
 
 @auto_docstring(
@@ -176,6 +153,12 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
     @property
     def _is_stateful(self) -> bool:
         return bool(self.config.layer_states)  # a mean cannot be taken back
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        for index, classifier in enumerate(self.exit_classifiers or []):
+            self.exit_classifiers[index] = self._get_resized_lm_head(classifier, embeddings.num_embeddings)
+        return embeddings
 
     def readable(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """What predicts, of the output of a layer before the last: behind the final norm, where there is one."""
@@ -217,63 +200,52 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         layers = self.config.num_hidden_layers
         return torch.randint(1, layers + 1, hidden_states.shape[:-1], device=hidden_states.device)
 
-    def forward(
+    def read(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        inputs: dict,
         labels: torch.LongTensor | None = None,
+        shift_labels: torch.LongTensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> MemoryHeadOutput:
-        r"""
-        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
-            The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
-        """
-        targets = kwargs.pop("shift_labels", None)
+        targets = shift_labels
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         if not self.training or targets is None:
             exit_rule = self.exit_layer if not self.training and self.config.exits_early() else None
-            return super().forward(
-                input_ids, attention_mask=attention_mask, shift_labels=targets, exit_rule=exit_rule, **kwargs
-            )
-        return_dict = kwargs.pop("return_dict", self.config.return_dict)
+            return super().read(inputs, None, targets, logits_to_keep, exit_rule=exit_rule, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
-        kwargs |= {"attention_mask": attention_mask, "output_hidden_states": True, "return_dict": True}
+        outputs, loss = self.training_loss(inputs, targets, items, output_hidden_states=True, **kwargs)
+        hidden_states = outputs.hidden_states if wants_states else None
+        return self.output_class(**{**outputs, "loss": loss, "hidden_states": hidden_states})
 
-        outputs = None
-        if self.config.exit_training == "mixed":
-            outputs, loss = self.mixed_loss(input_ids, targets, items, **kwargs)
-        if self.config.exit_training == "aligned" or self.halting is not None:
-            full = super().forward(input_ids, **kwargs)
-            logits = self.layer_logits(full)
-            if outputs is None:
-                outputs, loss = full, self.aligned_loss(logits, targets, items)
-            if self.halting is not None:
-                weight = self.config.halting_loss_weight
-                loss = loss + weight * self.exit_loss(full, logits, targets, attention_mask, items)
-        outputs.loss = loss
-        if not wants_states:
-            outputs.hidden_states = None
-        return outputs if return_dict else outputs.to_tuple()
-
-    def mixed_loss(
-        self, input_ids: torch.Tensor | None, targets: torch.Tensor, items: torch.Tensor | int | None, **kwargs
+    def training_loss(
+        self, inputs: dict, targets: torch.Tensor, items: torch.Tensor | int | None, **kwargs
     ) -> tuple[MemoryHeadOutput, torch.Tensor]:
-        """Mean loss of `num_exit_paths` readings of the segment, each along random exits, and the first one's output."""
-        if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None:
+        """Of one reading at full depth, or of `num_exit_paths` along random exits, whose first one gives the output; what
+        `halting` learns from is always read at full depth. Sections 2.2 and 3."""
+        config, exit_loss = self.config, 0.0
+        has_cache = inputs["use_cache"] or inputs["past_key_values"] is not None
+        if config.exit_training == "mixed" and has_cache:
             raise ValueError(
                 "`use_cache`=True and `past_key_values` do not go with `exit_training`='mixed', which may read a segment "
                 "several times: train with `mems`."
             )
-        readings = [
-            super(DepthAdaptiveTransformerForCausalLM, self).forward(
-                input_ids, exit_rule=self.random_exit_layer, **kwargs
-            )
-            for _ in range(self.config.num_exit_paths)
-        ]
-        losses = [self.token_loss(reading.logits, targets, items) for reading in readings]
-        return readings[0], sum(losses) / len(losses)
+        if config.exit_training == "aligned" or self.halting is not None:
+            full = super().read(inputs, **kwargs)
+            logits = self.layer_logits(full)
+        if self.halting is not None:
+            exit_loss = self.exit_loss(full, logits, targets, inputs["attention_mask"], items)
+            exit_loss = config.halting_loss_weight * exit_loss
+        if config.exit_training == "aligned":
+            return full, self.aligned_loss(logits, targets, items) + exit_loss
+        paths = [self.read_path(inputs, **kwargs) for _ in range(config.num_exit_paths)]
+        losses = [self.token_loss(path.logits, targets, items) for path in paths]
+        return paths[0], sum(losses) / len(losses) + exit_loss
+
+    def read_path(self, inputs: dict, **kwargs) -> MemoryHeadOutput:
+        return super().read(inputs, exit_rule=self.random_exit_layer, **kwargs)
 
     def token_loss(
         self, logits: torch.Tensor, targets: torch.Tensor, items: torch.Tensor | int | None

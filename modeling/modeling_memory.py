@@ -52,20 +52,21 @@ class MemoryModel:
     layer_class: type[nn.Module] = MemoryLayer
     positions_class: type[nn.Module] | None = RelativePositions
     output_class: type[MemoryModelOutput] = MemoryModelOutput
-    # further outputs of shape `(batch, length)`, by the names that `layer_context` gives them and the layers write to
-    token_outputs: tuple[str, ...] = ()
+    token_outputs: tuple[str, ...] = ("last_hidden_state",)  # fields of the output that begin with (batch, length)
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
         self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.dropout = Dropout(config.dropout)
         self.positions = None if self.positions_class is None else self.positions_class(config)
-        self.layers = nn.ModuleList(
-            [self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
-        )
+        self.layers = self.build_layers(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
         self.gradient_checkpointing = False
         self.post_init()
+
+    def build_layers(self, config: MemoryConfig) -> nn.Module:
+        """The layers in the order in which they run."""
+        return nn.ModuleList([self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)])
 
     @can_return_tuple
     @auto_docstring
@@ -132,8 +133,9 @@ class MemoryModel:
         )
         if align is not None:
             back = align.argsort(dim=-1)
-            for name in ("last_hidden_state", *self.token_outputs):
-                outputs[name] = take(outputs[name], back)
+            for name in self.token_outputs:
+                if getattr(outputs, name) is not None:
+                    setattr(outputs, name, take(getattr(outputs, name), back))
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(take(states, back) for states in outputs.hidden_states)
             if outputs.attentions is not None:
@@ -187,7 +189,7 @@ class MemoryModel:
             **self.layer_context(hidden_states, states, segment_mask, episode),
             **kwargs,
         }
-        hidden_states, new_memories, new_states = self.run_layers(
+        hidden_states, new_memories, new_states, further = self.run_layers(
             hidden_states, memories, states, [views[layer] for layer in reach], **context
         )
         if past_key_values is not None:
@@ -205,7 +207,7 @@ class MemoryModel:
             past_key_values=past_key_values,
             mems=new_mems,
             mems_mask=new_mask,
-            **{name: context[name] for name in self.token_outputs},
+            **further,
         )
 
     def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
@@ -225,20 +227,32 @@ class MemoryModel:
         states: list[tuple[torch.Tensor, ...]],
         views: list[dict],
         **context,
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]]]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]], dict]:
         """Run the layers with their memories, states and views; also return what each wants to remember of the
-        segment, and its states after it."""
+        segment, its states after it, and further fields of the output."""
         new_memories, new_states = [], []
-        for layer_idx, layer in enumerate(self.layers):
-            memory = memories[layer_idx]
-            if memory is not None:  # its type follows the model: Accelerate hands back bfloat16 outputs as float32
-                memory = memory.to(hidden_states.dtype) if memory.shape[1] else None
-            hidden_states, new_memory, *layer_states = layer(
-                hidden_states, memory, *states[layer_idx], **views[layer_idx], **context
+        for layer_idx in range(len(self.layers)):
+            hidden_states, new_memory, *layer_states = self.run_layer(
+                layer_idx, hidden_states, memories, states[layer_idx], views, **context
             )
             new_memories.append(new_memory)
             new_states.append(tuple(layer_states))
-        return hidden_states, new_memories, new_states
+        return hidden_states, new_memories, new_states, {}
+
+    def run_layer(
+        self,
+        layer_idx: int,
+        hidden_states: torch.Tensor,
+        memories: list[torch.Tensor | None],
+        states: tuple[torch.Tensor, ...],
+        views: list[dict],
+        **context,
+    ) -> tuple[torch.Tensor, ...]:
+        """Run one of the layers; also return what it wants to remember of the segment, and its states after it."""
+        memory = memories[layer_idx]
+        if memory is not None:  # its type follows the model: Accelerate hands back bfloat16 outputs as float32
+            memory = memory.to(hidden_states.dtype) if memory.shape[1] else None
+        return self.layers[layer_idx](hidden_states, memory, *states, **views[layer_idx], **context)
 
     def states_of(
         self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor

@@ -14,6 +14,9 @@ MEM_LEN = 8
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
 
+# what makes a small model show what its paper adds
+FIELDS = {"depth_adaptive_transformer": {"confidence_thresholds": 0.4}}  # so that tokens leave after every layer
+
 
 def variants(
     causal: bool | None = None,
@@ -51,7 +54,7 @@ def tiny_config(model_type: str, **fields):
     if VARIANTS[model_type].memory == "none":
         del defaults["mem_len"]
         defaults["segment_length"] = 64  # the longest text that it reads
-    return AutoConfig.for_model(model_type, **(defaults | fields))
+    return AutoConfig.for_model(model_type, **(defaults | FIELDS.get(model_type, {}) | fields))
 
 
 def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.float64, **fields):

@@ -43,20 +43,6 @@ class MemoryAttention(nn.Module):
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
         return self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
 
-    def keys_and_values(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, past_key_values, order: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `[memory; segment]`, each `(B, H, K, D)`; a cache remembers those of the segment."""
-        key, value = self.project(hidden_states)
-        if past_key_values is not None:
-            return past_key_values.update(key, value, self.layer_idx, order=order)
-        if memory is None:
-            return take(key, order, dim=2), take(value, order, dim=2)
-        # apart from the segment: no gradient is computed for what needs none
-        memory_key, memory_value = self.project(memory)
-        key, value = torch.cat([memory_key, key], dim=2), torch.cat([memory_value, value], dim=2)
-        return take(key, order, dim=2), take(value, order, dim=2)
-
     def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
         return query, None
@@ -95,6 +81,18 @@ class MemoryAttention(nn.Module):
         positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
         attn_output, attn_weights = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
         return self.o_proj(attn_output.flatten(-2)), attn_weights
+
+    def keys_and_values(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, past_key_values, order: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of `[memory; segment]`, each `(B, H, K, D)`, packed by `order`. A cache takes the segment's in."""
+        if past_key_values is not None:
+            return past_key_values.update(*self.project(hidden_states), self.layer_idx, order=order)
+        key, value = self.project(hidden_states)
+        if memory is not None:  # apart from the segment: no gradient is computed for what needs none
+            projected = zip(self.project(memory), (key, value), strict=True)
+            key, value = (torch.cat(pair, dim=2) for pair in projected)
+        return take(key, order, dim=2), take(value, order, dim=2)
 
     def attend(
         self,
@@ -145,11 +143,17 @@ class RelativeAttention(MemoryAttention):
         self.bias = None if config.share_relative_bias else RelativeBias(config)
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, position_embeddings: tuple, past_key_values=None
+        self,
+        query: torch.Tensor,
+        num_keys: int,
+        position_embeddings: tuple,
+        past_key_values=None,
+        behind: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`behind` (B, T): number of keys behind each query, where the queries are not the last T positions."""
         positions, bias = self.relative_terms(num_keys, position_embeddings, past_key_values)
         position_query = (query + bias.position_bias[:, None]) * self.scaling
-        return query + bias.content_bias[:, None], position_scores(position_query, positions)
+        return query + bias.content_bias[:, None], position_scores(position_query, positions, behind)
 
     def relative_terms(
         self, num_keys: int, position_embeddings: tuple, past_key_values=None
@@ -161,7 +165,7 @@ class RelativeAttention(MemoryAttention):
 
     def attend(self, query, key, value, visible, by_distance, positions, window=None, **kwargs):
         backend = relative_backend(self.config._attn_implementation, query)
-        if backend is None or (self.training and self.attention_dropout > 0):
+        if backend is None or "behind" in positions or (self.training and self.attention_dropout > 0):
             return super().attend(query, key, value, visible, by_distance, positions, **kwargs)
         projected, bias = self.relative_terms(key.shape[-2], **positions)
         attn_output = backend(

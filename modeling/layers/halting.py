@@ -1,45 +1,112 @@
-"""Positions that still run while others have halted: their states packed together, and put back."""
+"""Positions that halt: they keep their state while others go on, are still read by them, and cost no more work.
+
+For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv.org/abs/1807.03819, section 2.2.
+"""
 
 import torch
 
-from transformers_xl.modeling.ops.window import last, right_align, take
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.ops.window import take
 
 
-# B batch, T length, N running positions, R of them in the row that has most
-class Running:
-    """The positions of a bool mask `(B, T)` that still run.
+# B batch, T segment length, Q queries per row, N positions of the batch that run, F features
+def gather(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The positions of `states` (B, T, ...) that are True in `mask` (B, T), row after row: (N, ...)."""
+    return states[mask]
 
-    What works position by position is done on `pack(states)` `(N, width)`. Attention works row by row, on
-    `to_rows(packed)` `(B, R, width)`, in which a row with fewer than R positions is filled up with zeros: `columns`
-    `(B, R)` says which position stands where (None: each in its own place), `filled` `(B, R)` bool where one stands.
+
+def scatter(rows: torch.Tensor, mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """`states` (B, T, ...) with the `rows` (N, ...) of `gather` in the places where `mask` (B, T) is True."""
+    return states.index_put((mask,), rows)
+
+
+def skips_halted(config: MemoryConfig, output_attentions: bool | None = None, **kwargs) -> bool:
+    """Whether a call computes running positions only: in inference.
+
+    Shapes that depend on values make no graph, and would make training on many devices wait; whole maps of the attention
+    (`output_attentions`) need all queries.
     """
-
-    def __init__(self, mask: torch.Tensor):
-        self.mask = self.filled = mask
-        self.columns: torch.Tensor | None = None
-        longest = int(mask.sum(dim=1).max())
-        self.any = longest > 0
-        self.all = longest == mask.shape[1] and bool(mask.all())
-        if 0 < longest < mask.shape[1]:
-            self.columns = last(right_align(mask), longest)
-            self.filled = take(mask, self.columns)
-
-    def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """The running positions `(N, ...)` of `(B, T, ...)`."""
-        return states[self.mask]
-
-    def unpack(self, packed: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """`states` `(B, T, ...)` with `packed` `(N, ...)` in the running positions; a halted one keeps its state."""
-        return states.index_put((self.mask,), packed)
-
-    def to_rows(self, packed: torch.Tensor) -> torch.Tensor:
-        """`(B, R, ...)` of `(N, ...)`."""
-        rows = packed.new_zeros(*self.filled.shape, *packed.shape[1:])
-        return rows.index_put((self.filled,), packed)
-
-    def from_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """`(N, ...)` of `(B, R, ...)`."""
-        return rows[self.filled]
+    if output_attentions is None:
+        output_attentions = config.output_attentions
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or output_attentions)
 
 
-__all__ = ["Running"]
+class HaltingAttention(RelativeAttention):
+    """Relative attention that may be asked by the running positions only. Keys and values are those of all positions."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        running: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As in `MemoryAttention`; with `running` (B, T) bool the output is that of the running positions, (N, E)."""
+        if running is None:
+            return super().forward(hidden_states, memory, **kwargs)
+        return self.attend_running(hidden_states, memory, running, **kwargs), None
+
+    def attend_running(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None,
+        running: torch.Tensor,
+        past_key_values=None,
+        visible: torch.Tensor | None = None,
+        by_distance: bool = False,
+        order: torch.Tensor | None = None,
+        position_embeddings: tuple | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        key, value = self.keys_and_values(hidden_states, memory, past_key_values, order)
+        length, counts = running.shape[1], running.sum(dim=1)
+        num_queries = int(counts.max())
+        if num_queries == 0:
+            return hidden_states[running]
+        positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+        places = running
+        if num_queries < length:  # the queries of each row move together
+            places = torch.arange(num_queries, device=running.device) < counts[:, None]
+            columns = scatter(running.nonzero()[:, 1], places, places.long())
+            visible, by_distance = take(visible.expand(len(running), -1, -1, -1), columns, dim=2), False
+            positions["behind"] = length - 1 - columns
+        query = self.q_proj(gather(hidden_states, running))
+        query = self.split_heads(scatter(query, places, query.new_zeros(*places.shape, query.shape[-1])))
+        attn_output, _ = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
+        return self.o_proj(gather(attn_output.flatten(-2), places))
+
+
+class HaltingLayer(MemoryLayer):
+    """A Transformer-XL layer that changes the state of running positions only."""
+
+    attention_class = HaltingAttention
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        running: torch.Tensor | None = None,
+        kept: torch.Tensor | None = None,
+        skip_halted: bool = False,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            running: `(B, T)` bool, positions that have not halted; all when not given.
+            kept: `(B, T, E)`, the state that halted positions keep; their input when not given.
+            skip_halted: whether nothing is computed for halted positions but keys and values, which others read.
+        """
+        kept = hidden_states if kept is None else kept
+        count = int(running.sum()) if skip_halted and running is not None else None
+        if running is None or count == running.numel():
+            return super().forward(hidden_states, memory, **kwargs)
+        if not skip_halted:
+            output, remembered = super().forward(hidden_states, memory, **kwargs)
+            return torch.where(running[..., None], output, kept), remembered
+        if count == 0 and kwargs.get("past_key_values") is None:
+            return kept, hidden_states  # nobody asks, and `mems` needs no keys
+        attn_output = self.attend(hidden_states, memory, running=running, **kwargs)
+        rows = self.after_attention(gather(hidden_states, running), attn_output, **kwargs)
+        return scatter(rows, running, kept), hidden_states

@@ -43,8 +43,11 @@ class MemoryLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        remembered = hidden_states
         attn_output = self.attend(hidden_states, memory, **kwargs)
+        return self.after_attention(hidden_states, attn_output, **kwargs), hidden_states
+
+    def after_attention(self, hidden_states: torch.Tensor, attn_output: torch.Tensor, **kwargs) -> torch.Tensor:
+        """The residual sums and the feed-forward."""
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
         mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), **kwargs)
-        return self.post_attention_layernorm.after(hidden_states + mlp_output), remembered
+        return self.post_attention_layernorm.after(hidden_states + mlp_output)
