@@ -58,6 +58,21 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
     Differs from the original: a decoder with relative positions and memory, not the decoder of a translator.
     """
 
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        running: torch.Tensor | None = None,
+        skip_halted: bool = False,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not skip_halted or running.any():
+            return super().forward(hidden_states, memory, running=running, skip_halted=skip_halted, **kwargs)
+        cache = kwargs.get("past_key_values")
+        if cache is not None:  # later tokens read its keys and values, `mems` needs none
+            self.self_attn.keys_and_values(self.attention_input(hidden_states), memory, cache, kwargs.get("order"))
+        return hidden_states, hidden_states
+
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Depth-adaptive Transformer.")
 class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
@@ -110,11 +125,12 @@ class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrai
             context |= {"running": running, "skip_halted": skip_halted}
             hidden_states, new_memory = self.run_layer(layer_idx, hidden_states, memories, (), views, **context)
             inputs.append(new_memory)
-            known = exit_rule(layer_idx + 1, gather(hidden_states, running) if skip_halted else hidden_states)
-            if known is not None and skip_halted:
-                exit_layers = scatter(known, running, exit_layers)
-            elif known is not None:
-                exit_layers = known.where(running, exit_layers)
+            if not skip_halted:
+                known = exit_rule(layer_idx + 1, hidden_states)
+                exit_layers = exit_layers if known is None else known.where(running, exit_layers)
+            elif running.any():
+                known = exit_rule(layer_idx + 1, gather(hidden_states, running))
+                exit_layers = exit_layers if known is None else scatter(known, running, exit_layers)
         return hidden_states, inputs, states, {"exit_layers": exit_layers}
 
     def project_positions(
