@@ -49,6 +49,7 @@ class DepthAdaptiveTransformerConfig(MemoryConfig):
     """
 
     model_type = "depth_adaptive_transformer"
+    keys_to_ignore_at_inference = [*MemoryConfig.keys_to_ignore_at_inference, "exit_layers"]
 
     shared_classifier: bool = True
     exit_training: str = "aligned"

@@ -120,16 +120,16 @@ class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrai
             self.project_positions(**context)
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
-        for layer_idx in range(len(self.layers)):
-            running = exit_layers > layer_idx
-            context |= {"running": running, "skip_halted": skip_halted}
-            hidden_states, new_memory = self.run_layer(layer_idx, hidden_states, memories, (), views, **context)
+        context["skip_halted"] = skip_halted
+        for number, (layer, memory, view) in enumerate(zip(self.layers, memories, views, strict=True), start=1):
+            running = exit_layers >= number
+            hidden_states, new_memory = layer(hidden_states, memory, running=running, **view, **context)
             inputs.append(new_memory)
             if not skip_halted:
-                known = exit_rule(layer_idx + 1, hidden_states)
+                known = exit_rule(number, hidden_states)
                 exit_layers = exit_layers if known is None else known.where(running, exit_layers)
             elif running.any():
-                known = exit_rule(layer_idx + 1, gather(hidden_states, running))
+                known = exit_rule(number, gather(hidden_states, running))
                 exit_layers = exit_layers if known is None else scatter(known, running, exit_layers)
         return hidden_states, inputs, states, {"exit_layers": exit_layers}
 
@@ -187,13 +187,18 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         return self.exit_classifiers[number - 1](hidden_states)
 
     def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
-        logits = super().predict(outputs, logits_to_keep)
         if self.exit_classifiers is None:
-            return logits
+            return super().predict(outputs, logits_to_keep)
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-        exit_layers = slice_logits_to_keep(outputs.exit_layers[..., None], logits_to_keep)
-        for number, classifier in enumerate(self.exit_classifiers, start=1):
-            logits = torch.where(exit_layers == number, classifier(hidden_states), logits)
+        exit_layers = slice_logits_to_keep(outputs.exit_layers[..., None], logits_to_keep).squeeze(-1)
+        logits = hidden_states.new_zeros(*exit_layers.shape, self.lm_head.out_features)
+        for number in range(1, self.config.num_hidden_layers + 1):
+            here = exit_layers == number
+            if torch.compiler.is_compiling():  # a graph has no shapes that depend on values
+                logits = torch.where(here[..., None], self.exit_logits(number, hidden_states), logits)
+            else:
+                here_logits = self.exit_logits(number, gather(hidden_states, here))
+                logits = scatter(here_logits.to(logits.dtype), here, logits)
         return logits
 
     def exit_layer(self, number: int, hidden_states: torch.Tensor) -> torch.Tensor | None:

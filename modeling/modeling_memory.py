@@ -170,8 +170,13 @@ class MemoryModel:
             if mems is None and config.mem_len > 0:
                 mems = self.initial_mems(hidden_states)
             if mems:
-                memories = [last(memory, window - 1) for memory, window in zip(mems, windows, strict=False)]
+                # their type follows the model: Accelerate hands back bfloat16 outputs as float32
+                memories = [
+                    last(memory, window - 1).to(hidden_states.dtype)
+                    for memory, window in zip(mems, windows, strict=False)
+                ]
                 seen = [memory.shape[1] for memory in memories]
+                memories = [memory if memory.shape[1] else None for memory in memories]
             seen_mask = mems_mask = none_if_all(mems_mask)
 
         states = self.states_of(past_key_values, mems, hidden_states)
@@ -231,28 +236,13 @@ class MemoryModel:
         """Run the layers with their memories, states and views; also return what each wants to remember of the
         segment, its states after it, and further fields of the output."""
         new_memories, new_states = [], []
-        for layer_idx in range(len(self.layers)):
-            hidden_states, new_memory, *layer_states = self.run_layer(
-                layer_idx, hidden_states, memories, states[layer_idx], views, **context
+        for layer_idx, layer in enumerate(self.layers):
+            hidden_states, new_memory, *layer_states = layer(
+                hidden_states, memories[layer_idx], *states[layer_idx], **views[layer_idx], **context
             )
             new_memories.append(new_memory)
             new_states.append(tuple(layer_states))
         return hidden_states, new_memories, new_states, {}
-
-    def run_layer(
-        self,
-        layer_idx: int,
-        hidden_states: torch.Tensor,
-        memories: list[torch.Tensor | None],
-        states: tuple[torch.Tensor, ...],
-        views: list[dict],
-        **context,
-    ) -> tuple[torch.Tensor, ...]:
-        """Run one of the layers; also return what it wants to remember of the segment, and its states after it."""
-        memory = memories[layer_idx]
-        if memory is not None:  # its type follows the model: Accelerate hands back bfloat16 outputs as float32
-            memory = memory.to(hidden_states.dtype) if memory.shape[1] else None
-        return self.layers[layer_idx](hidden_states, memory, *states, **views[layer_idx], **context)
 
     def states_of(
         self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor

@@ -8,7 +8,6 @@ import torch
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.ops.window import take
 
 
 # B batch, T segment length, Q queries per row, N positions of the batch that run, F features
@@ -17,8 +16,10 @@ def gather(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return states[mask]
 
 
-def scatter(rows: torch.Tensor, mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """`states` (B, T, ...) with the `rows` (N, ...) of `gather` in the places where `mask` (B, T) is True."""
+def scatter(rows: torch.Tensor, mask: torch.Tensor, states: torch.Tensor | None = None) -> torch.Tensor:
+    """`states` (B, T, ...), or zeros, with the `rows` (N, ...) of `gather` in the places where `mask` (B, T) is True."""
+    if states is None:
+        states = rows.new_zeros(*mask.shape, *rows.shape[1:])
     return states.index_put((mask,), rows)
 
 
@@ -69,11 +70,10 @@ class HaltingAttention(RelativeAttention):
         places = running
         if num_queries < length:  # the queries of each row move together
             places = torch.arange(num_queries, device=running.device) < counts[:, None]
-            columns = scatter(running.nonzero()[:, 1], places, places.long())
-            visible, by_distance = take(visible.expand(len(running), -1, -1, -1), columns, dim=2), False
-            positions["behind"] = length - 1 - columns
-        query = self.q_proj(gather(hidden_states, running))
-        query = self.split_heads(scatter(query, places, query.new_zeros(*places.shape, query.shape[-1])))
+            seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
+            visible, by_distance = scatter(seen, places).transpose(1, 2), False
+            positions["behind"] = scatter(length - 1 - running.nonzero()[:, 1], places)
+        query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
         attn_output, _ = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
         return self.o_proj(gather(attn_output.flatten(-2), places))
 

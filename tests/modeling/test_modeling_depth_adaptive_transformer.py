@@ -435,12 +435,23 @@ def test_own_classifiers_and_halting_are_saved_and_resized(tmp_path):
     assert model.train()(ids, labels=ids).loss.isfinite()
 
 
-def test_bfloat16():
-    model = leaving_model("one threshold", dtype=torch.bfloat16)
+@every_way
+def test_bfloat16(way):
+    model = leaving_model(way, dtype=torch.bfloat16)
     with torch.no_grad():
         first = model(tokens(2, 9), use_cache=True)
         second = model(tokens(2, 9), past_key_values=first.past_key_values)
     assert second.logits.dtype == torch.bfloat16
+    assert len(second.exit_layers.unique()) > 1
+
+
+@every_way
+@pytest.mark.parametrize("grad", [True, False], ids=["masked", "packed"])
+def test_autocast(way, grad):
+    model = leaving_model(way, dtype=torch.float32)
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16):
+        first = model(tokens(2, 9))
+        assert model(tokens(2, 9), mems=first.mems).logits.isfinite().all()
 
 
 # --- what cannot be meant
