@@ -66,7 +66,7 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
         skip_halted: bool = False,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not skip_halted or running.any():
+        if not skip_halted or running is None or running.any():
             return super().forward(hidden_states, memory, running=running, skip_halted=skip_halted, **kwargs)
         cache = kwargs.get("past_key_values")
         if cache is not None:  # later tokens read its keys and values, `mems` needs none
@@ -123,14 +123,16 @@ class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrai
         context["skip_halted"] = skip_halted
         for number, (layer, memory, view) in enumerate(zip(self.layers, memories, views, strict=True), start=1):
             running = exit_layers >= number
-            hidden_states, new_memory = layer(hidden_states, memory, running=running, **view, **context)
+            count = int(running.sum()) if skip_halted else None
+            packed = skip_halted and count < running.numel()
+            context["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
+            hidden_states, new_memory = layer(hidden_states, memory, **view, **context)
             inputs.append(new_memory)
-            if not skip_halted:
-                known = exit_rule(number, hidden_states)
-                exit_layers = exit_layers if known is None else known.where(running, exit_layers)
-            elif running.any():
-                known = exit_rule(number, gather(hidden_states, running))
-                exit_layers = exit_layers if known is None else scatter(known, running, exit_layers)
+            if count == 0:
+                continue
+            known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
+            if known is not None:
+                exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
         return hidden_states, inputs, states, {"exit_layers": exit_layers}
 
     def project_positions(
