@@ -64,7 +64,7 @@ class MemoryModel:
         self.gradient_checkpointing = False
         self.post_init()
 
-    def build_layers(self, config: MemoryConfig) -> nn.Module:
+    def build_layers(self, config: MemoryConfig) -> nn.ModuleList:
         """The layers in the order in which they run."""
         return nn.ModuleList([self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)])
 
