@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="a file; its last 5 %% are held out")
     parser.add_argument("--seconds", type=float, default=110.0, help="processor time of the training")
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--bytes", type=int, default=16384, help="held-out bytes that are scored")
     parser.add_argument("--tokens", type=int, default=100, help="tokens that each generation makes")
