@@ -63,7 +63,7 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         start, memory = self.end, min(self.end, self.kept)
         self.end += length
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start : self.end] = new
+            buffer.narrow(-2, start, length).copy_(new)
         keys, values = (buffer.narrow(-2, start - memory, memory + length) for buffer in self.buffers)
         self.keys, self.values = last(keys, self.kept, dim=-2), last(values, self.kept, dim=-2)
         self.window = self.keys

@@ -1,6 +1,7 @@
 """Multi-head attention over `[memory; segment]`, and Transformer-XL's relative form of it."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +12,18 @@ from transformers_xl.modeling.layers.positions import RelativeBias
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
 from transformers_xl.modeling.ops.window import take
+
+
+class KeptProjection(NamedTuple):
+    """Projected positions, and what they were made of."""
+
+    weight: torch.Tensor
+    table: torch.Tensor
+    positions: torch.Tensor
+
+    def holds(self, weight: torch.Tensor, table: torch.Tensor) -> bool:
+        """Whether projecting again would give the same. Numbers are compared: no counter sees writes through `.data`."""
+        return table is self.table and weight.dtype == self.weight.dtype and torch.equal(weight, self.weight)
 
 
 # B batch, T segment length, M memory length, K = M + T, H heads, D head dim, E hidden size
@@ -37,7 +50,9 @@ class MemoryAttention(nn.Module):
         self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
-        return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, H, K, D]
+        """`(..., length, heads x head_dim)` -> `(..., heads, length, head_dim)`."""
+        width = states.shape[-1] // self.num_heads
+        return states.reshape(*states.shape[:-1], self.num_heads, width).transpose(-3, -2)
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
@@ -141,6 +156,7 @@ class RelativeAttention(MemoryAttention):
         super().__init__(config, layer_idx)
         self.r_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
         self.bias = None if config.share_relative_bias else RelativeBias(config)
+        self.kept_projection: KeptProjection | None = None
 
     def score_terms(
         self,
@@ -178,17 +194,33 @@ class RelativeAttention(MemoryAttention):
             visible=None if by_distance else visible,
             window=window,
             scaling=self.scaling,
-            recompute=self.config.recompute_attention,
+            recompute=torch.is_grad_enabled() and self.config.recompute_attention,
         )
         return attn_output, None
 
     def project_positions(self, table: torch.Tensor | None, past_key_values=None) -> torch.Tensor:
-        """r of every distance in `table`, `(heads, distances, head_dim)`. A cache keeps it, as it keeps keys and values."""
+        """r of every distance in `table`, `(heads, distances, head_dim)`. A cache keeps it, as it keeps keys and values;
+        without one, and without gradients, it is kept as long as the weight holds the same numbers."""
         if table is None:
             return past_key_values.layers[self.layer_idx].positions
-        positions = self.r_proj(table).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
-        if past_key_values is not None and not torch.is_grad_enabled():
-            # along the rows, as a cache keeps its keys
-            positions = positions.transpose(-1, -2).contiguous().transpose(-1, -2)
-            past_key_values.layers[self.layer_idx].positions = positions
-        return positions
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.split_heads(self.r_proj(table))
+        if past_key_values is not None:
+            positions = past_key_values.layers[self.layer_idx].positions = self.projected_along_rows(table)
+            return positions
+        # a linear layer that something was put around or upon (an adapter, a hook, a parametrization) is not known by its
+        # weight; and asking a GPU for equality would make it wait
+        plain = (
+            type(self.r_proj) is nn.Linear and not self.r_proj._forward_hooks and not self.r_proj._forward_pre_hooks
+        )
+        if self.training or not plain or table.device.type != "cpu":
+            self.kept_projection = None
+            return self.projected_along_rows(table)
+        if self.kept_projection is None or not self.kept_projection.holds(self.r_proj.weight, table):
+            weight = self.r_proj.weight.detach().clone()
+            self.kept_projection = KeptProjection(weight, table, self.projected_along_rows(table))
+        return self.kept_projection.positions
+
+    def projected_along_rows(self, table: torch.Tensor) -> torch.Tensor:
+        """r laid out along the rows, as a cache keeps its keys: one query reads it faster so."""
+        return self.split_heads(self.r_proj(table)).transpose(-1, -2).contiguous().transpose(-1, -2)

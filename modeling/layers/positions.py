@@ -1,5 +1,7 @@
 """Relative positions: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 3.3."""
 
+from functools import lru_cache
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -29,7 +31,8 @@ class RelativePositions(nn.Module):
         R(p) = [sin(p f_0), .., sin(p f_n), cos(p f_0), .., cos(p f_n)]     f_m = 10000^(-2m / hidden_size)
 
     with the distance p clamped to at most `clamp_len`. Sines come first, not in turns with the cosines, as in the
-    original code. The table is computed when it is asked for: a buffer would not survive loading through the meta device.
+    original code. The table is computed when it is first asked for: a buffer would not survive loading through the meta
+    device.
     """
 
     def __init__(self, config: MemoryConfig):
@@ -43,11 +46,25 @@ class RelativePositions(nn.Module):
 
         The last row is never seen: it makes the relative shift a view, see `ops.relative_attention`.
         """
-        # float64 tables for float64 models, float32 below
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        distances = torch.arange(num_keys - 1, -2, -1, device=like.device, dtype=dtype)
-        if self.clamp_len > 0:
-            distances = distances.clamp(max=self.clamp_len)
-        steps = torch.arange(0, self.hidden_size, 2, device=like.device, dtype=dtype)
-        angles = distances[:, None] * 10000.0 ** (-steps / self.hidden_size)
-        return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, : self.hidden_size].to(like.dtype)
+        size = (num_keys, self.hidden_size, self.clamp_len, like.dtype, like.device)
+        if torch.compiler.is_compiling():
+            return sinusoids(*size)
+        # most calls want the table of the call before; a tensor made in inference mode is of no use outside of it
+        return kept_sinusoids(*size, inference=torch.is_inference_mode_enabled())
+
+
+def sinusoids(
+    num_keys: int, hidden_size: int, clamp_len: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    precision = torch.promote_types(dtype, torch.float32)  # float64 tables for float64 models, float32 below
+    distances = torch.arange(num_keys - 1, -2, -1, device=device, dtype=precision)
+    if clamp_len > 0:
+        distances = distances.clamp(max=clamp_len)
+    steps = torch.arange(0, hidden_size, 2, device=device, dtype=precision)
+    angles = distances[:, None] * 10000.0 ** (-steps / hidden_size)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :hidden_size].to(dtype)
+
+
+@lru_cache(maxsize=4)
+def kept_sinusoids(*size, inference: bool) -> torch.Tensor:
+    return sinusoids(*size)

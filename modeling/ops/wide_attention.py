@@ -11,8 +11,9 @@ import torch
 
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
-# scores of a piece: they are made, normalised and used while they are still in the processor's cache
-PIECE = 2**20
+# Scores of a piece: they are made, normalised and used while they are still in the processor's cache. Without gradients,
+# a head with at least ONE_HEAD of them is a piece, and every head is worked on in the same buffer.
+PIECE, ONE_HEAD = 2**20, 2**16
 
 
 def wide_attention(
@@ -50,8 +51,11 @@ def wide_attention(
     if query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
         return _one_token(*arguments, scaling)
     attn_output = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    for rows, heads in _pieces(query, key):
-        weights = _weights(*_part(arguments, rows, heads), _rows(visible, rows), window, scaling)
+    length, num_keys = query.shape[2], key.shape[2]
+    one_head = length * num_keys >= ONE_HEAD
+    wide = query.new_empty(1, 1, length, num_keys + 1) if one_head else None
+    for rows, heads in _pieces(query, key, 1 if one_head else PIECE):
+        weights = _weights(*_part(arguments, rows, heads), _rows(visible, rows), window, scaling, wide)
         _multiply(weights, value[rows, heads], attn_output[rows, :, heads])
     return attn_output
 
@@ -66,10 +70,10 @@ def _one_token(
     scaling: float,
 ) -> torch.Tensor:
     """A token that sees all keys: generation, where few operations count more than few operands."""
-    batch, heads = query.shape[:2]
-    position_query = (query + position_bias[:, None]).transpose(0, 1).flatten(1, 2)
+    batch, heads, _, width = query.shape
+    position_query = (query + position_bias[:, None]).view(batch, heads, width).transpose(0, 1)
     position_scores = torch.bmm(position_query, positions[:, :-1].transpose(-1, -2)).transpose(0, 1)
-    content_query = (query + content_bias[:, None]).flatten(0, 1)
+    content_query = (query + content_bias[:, None]).view(batch * heads, 1, width)
     scores = torch.baddbmm(
         position_scores.reshape(batch * heads, 1, -1), content_query, key.flatten(0, 1).transpose(-1, -2),
         beta=scaling, alpha=scaling,
@@ -85,7 +89,7 @@ class _WideAttention(torch.autograd.Function):
         arguments = (query, key, value, positions, content_bias, position_bias)
         attn_output = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         kept = []
-        for rows, heads in _pieces(query, key):
+        for rows, heads in _pieces(query, key, PIECE):
             weights = _weights(*_part(arguments, rows, heads), _rows(visible, rows), window, scaling)
             _multiply(weights, value[rows, heads], attn_output[rows, :, heads])
             if not recompute:
@@ -103,7 +107,7 @@ class _WideAttention(torch.autograd.Function):
         grad_query, grad_key, grad_value = (torch.empty_like(tensor) for tensor in arguments[:3])
         grad_positions = torch.zeros_like(positions)
         grad_content_bias, grad_position_bias = torch.zeros_like(content_bias), torch.zeros_like(position_bias)
-        for index, (rows, heads) in enumerate(_pieces(query, key)):
+        for index, (rows, heads) in enumerate(_pieces(query, key, PIECE)):
             part = _part(arguments, rows, heads)
             weights = kept[index] if kept else _weights(*part, _rows(visible, rows), ctx.window, ctx.scaling)
             part_query, part_key, part_value, part_positions, part_content_bias, part_position_bias = part
@@ -126,12 +130,12 @@ class _WideAttention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, grad_positions, grad_content_bias, grad_position_bias, *[None] * 4
 
 
-def _pieces(query: torch.Tensor, key: torch.Tensor) -> list[tuple[slice, slice]]:
-    """Rows and heads that are worked on together: several rows, or some of one row's heads."""
+def _pieces(query: torch.Tensor, key: torch.Tensor, scores: int) -> list[tuple[slice, slice]]:
+    """Rows and heads that are worked on together, some `scores` of them: several rows, or some of one row's heads."""
     batch, num_heads, length = query.shape[:3]
     per_head = length * key.shape[2]
-    heads = min(num_heads, max(1, PIECE // per_head))
-    rows = max(1, PIECE // (per_head * num_heads))
+    heads = min(num_heads, max(1, scores // per_head))
+    rows = max(1, scores // (per_head * num_heads))
     return [
         (slice(row, row + rows), slice(head, head + heads))
         for row in range(0, batch, rows)
@@ -161,19 +165,21 @@ def _weights(
     visible: torch.Tensor | None,
     window: int | None,
     scaling: float,
+    wide: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The weights `(B, H, T, K)` of a piece."""
+    """The weights `(B, H, T, K)` of a piece, in the buffer `wide` where one is given."""
     length, num_keys = query.shape[2], key.shape[2]
-    wide = _biased(query, position_bias, scaling) @ positions.transpose(-1, -2)
+    wide = torch.matmul(_biased(query, position_bias, scaling), positions.transpose(-1, -2), out=wide)
     too_far = 0 if window is None else max(0, num_keys - window)
     if too_far:
         wide[..., :too_far].fill_(-torch.inf)
     if length > 1:
         wide[..., num_keys:].fill_(-torch.inf)
-    content_query = _biased(query, content_bias, scaling)
-    scores = torch.baddbmm(
-        relative_shift(wide).flatten(0, 1), content_query.flatten(0, 1), key.flatten(0, 1).transpose(-1, -2)
-    ).unflatten(0, query.shape[:2])
+    content = _biased(query, content_bias, scaling).flatten(0, 1), key.flatten(0, 1).transpose(-1, -2)
+    scores = relative_shift(wide).flatten(0, 1)
+    # the view of one head lies in one piece: the content term is added where the position term stands
+    scores = scores.baddbmm_(*content) if scores.is_contiguous() else torch.baddbmm(scores, *content)
+    scores = scores.unflatten(0, query.shape[:2])
     # behind a query, the view shows what the next query's row begins with: up to `length - 2` of its farthest distances
     if too_far < length - 2:
         scores[..., num_keys - length :] += _future(length, scores)
