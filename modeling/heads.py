@@ -47,6 +47,10 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
     def finish_training(self) -> None:
         """Drop what exists in training only: nothing, unless the variant says otherwise."""
 
+    def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
+        """Logits of the tokens to keep, `(batch, kept, vocab_size)`."""
+        return self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+
     @can_return_tuple
     @auto_docstring
     def forward(
@@ -78,18 +82,29 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             Bool: rows that start afresh, or tokens that begin an episode.
         """
         shift_labels = kwargs.pop("shift_labels", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            mems=mems,
-            mems_mask=mems_mask,
-            reset=reset,
-            use_cache=use_cache,
-            **(kwargs | {"return_dict": True}),
-        )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "mems": mems,
+            "mems_mask": mems_mask,
+            "reset": reset,
+            "use_cache": use_cache,
+        }
+        return self.read(inputs, labels, shift_labels, logits_to_keep, **kwargs)
+
+    def read(
+        self,
+        inputs: dict,
+        labels: torch.LongTensor | None = None,
+        shift_labels: torch.LongTensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        """What `forward` returns of the model's `inputs`. A variant that reads or learns otherwise overrides it."""
+        outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
+        logits = self.predict(outputs, logits_to_keep)
         loss = None
         if labels is not None or shift_labels is not None:
             targets = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it

@@ -15,7 +15,10 @@ EXACT = {"atol": 1e-10, "rtol": 1e-10}
 FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
 
 # what makes a small model show what its paper adds
-FIELDS = {"universal_transformer": {"halting_threshold": 0.8}}  # so that positions halt at every step
+FIELDS = {
+    "universal_transformer": {"halting_threshold": 0.8},  # so that positions halt at every step
+    "depth_adaptive_transformer": {"confidence_thresholds": 0.4},  # so that tokens leave after every layer
+}
 
 
 def variants(

@@ -309,6 +309,7 @@ def test_vocabulary_can_be_resized(model_type):
     output = model(torch.full((2, 3), VOCAB_SIZE + 3), labels=torch.full((2, 3), VOCAB_SIZE + 3))
     assert output.logits.shape == (2, 3, VOCAB_SIZE + 4)
     assert output.loss.isfinite()
+    torch.nn.init.constant_(model.lm_head.bias[VOCAB_SIZE:], -100.0)  # new tokens take no probability from the others
     torch.testing.assert_close(model(tokens(2, 10)).logits[..., :VOCAB_SIZE], before, **EXACT)
 
 

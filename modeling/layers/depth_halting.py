@@ -1,0 +1,135 @@
+"""After which layer a token leaves: Elbayad et al., 2020, https://arxiv.org/abs/1910.10073, section 3.
+
+Networks that learn a distribution q over the layers 1..N, and the oracles that say which layer they should have chosen.
+"""
+
+import torch
+from torch import nn
+
+from transformers_xl.configuration.configuration_depth_adaptive_transformer import DepthAdaptiveTransformerConfig
+
+
+# B batch, T segment length, N layers, E hidden size
+class MultinomialHalting(nn.Module):
+    """`q = softmax(W h + b)`, once: of a mean embedding (section 3.1), or of the output of the first layer (3.2)."""
+
+    def __init__(self, config: DepthAdaptiveTransformerConfig):
+        super().__init__()
+        self.reads = 0 if config.halting == "sequence" else 1
+        self.proj = nn.Linear(config.hidden_size, config.num_hidden_layers)
+
+    def log_probs(self, states: list[torch.Tensor]) -> torch.Tensor:
+        """log q `(B, T, N)` from the mean embedding `(B, 1, E)` and the outputs of the layers, each `(B, T, E)`."""
+        return self.proj(states[self.reads]).log_softmax(-1)
+
+    def exit_layer(self, number: int, states: torch.Tensor) -> torch.Tensor | None:
+        """The layer after which tokens leave, as the states behind layer `number` show it; None: they show nothing."""
+        return self.proj(states).argmax(-1) + 1 if number == self.reads else None
+
+
+class GeometricHalting(nn.Module):
+    """To leave or to stay, after every layer but the last: section 3.2.
+
+    chi_n = sigmoid(w_n . h_n + b_n)      q(n) = chi_n prod_{m<n} (1 - chi_m)      q(N) = prod_{m<N} (1 - chi_m)
+    """
+
+    def __init__(self, config: DepthAdaptiveTransformerConfig):
+        super().__init__()
+        self.num_layers = config.num_hidden_layers
+        self.proj = nn.Linear(config.hidden_size, self.num_layers - 1)
+
+    def score(self, number: int, states: torch.Tensor) -> torch.Tensor:
+        """`w_n . h_n + b_n` behind layer `number`."""
+        return states @ self.proj.weight[number - 1] + self.proj.bias[number - 1]
+
+    def log_probs(self, states: list[torch.Tensor]) -> torch.Tensor:
+        """log q `(B, T, N)` from the mean embedding and the outputs of the layers."""
+        scores = torch.stack([self.score(n, states[n]) for n in range(1, self.num_layers)], dim=-1)
+        leaves, stays = nn.functional.logsigmoid(scores), nn.functional.logsigmoid(-scores).cumsum(-1)
+        # one more layer: nobody has left before the first, and all who are left leave after the last
+        return nn.functional.pad(leaves, (0, 1)) + nn.functional.pad(stays, (1, 0))
+
+    def exit_layer(self, number: int, states: torch.Tensor) -> torch.Tensor | None:
+        """The layer after which tokens leave, as the states behind layer `number` show it; None: they show nothing."""
+        if not 0 < number < self.num_layers:
+            return None
+        return torch.where(self.score(number, states) > 0, number, self.num_layers)
+
+
+HALTING_NETWORKS = {"sequence": MultinomialHalting, "multinomial": MultinomialHalting, "geometric": GeometricHalting}
+
+
+def prediction_scores(
+    logits: list[torch.Tensor], targets: torch.Tensor, oracle: str, ignore_index: int = -100
+) -> torch.Tensor:
+    """What each layer's prediction is worth, `(N, B, T)`: the log-likelihood of the target in nats (`"likelihood"`), or
+    1 where the target is the most likely token (`"correctness"`); 0 where there is no target."""
+    is_target = targets != ignore_index
+    readable = targets.where(is_target, 0)
+    with torch.no_grad():
+        if oracle == "correctness":
+            scores = torch.stack([(each.argmax(-1) == readable).to(each.dtype) for each in logits])
+        else:
+            scores = torch.stack([each.log_softmax(-1).gather(-1, readable[..., None]).squeeze(-1) for each in logits])
+    return scores * is_target
+
+
+def smooth(scores: torch.Tensor, sigma: float) -> torch.Tensor:
+    """`sum_s exp(-(t - s)^2 / sigma) scores[s]` over the positions s of `(N, B, T)`."""
+    positions = torch.arange(scores.shape[-1], device=scores.device, dtype=scores.dtype)
+    return scores @ torch.exp(-((positions[:, None] - positions) ** 2) / sigma)
+
+
+def oracle_layers(scores: torch.Tensor, penalty: float, sigma: float | None) -> torch.Tensor:
+    """The best layer, 1..N, the smallest of several: `argmax_n score_n - penalty n`.
+
+    Args:
+        scores: `(N, B, T)`, as `prediction_scores` makes them.
+        penalty: what a layer costs.
+        sigma: width of the kernel that a token's neighbours count by: `(B, T)` is returned. None: one layer for all of a
+            row, by the sum of its scores, `(B, 1)`.
+    """
+    scores = scores.sum(-1, keepdim=True) if sigma is None else smooth(scores, sigma)
+    numbers = torch.arange(1, len(scores) + 1, device=scores.device)
+    return (scores - penalty * numbers[:, None, None]).argmax(0) + 1
+
+
+def read_mean(
+    hidden_states: torch.Tensor,
+    states: tuple[torch.Tensor, torch.Tensor],
+    segment_mask: torch.Tensor | None,
+    episode: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean of all embeddings that each position's row has read, up to itself, and their number.
+
+    Args:
+        hidden_states: `(B, T, E)`, padding on the left.
+        states: mean `(B, E)` and number `(B, 1)` of the embeddings before the segment. A mean rather than a sum: in
+            bfloat16, where numbers stop growing at 256, it turns into a moving mean.
+        segment_mask: `(B, T)` bool, real tokens; None when all are.
+        episode: `(B, T)`, number of each token's episode, 0 for that of the memory; None when all are one.
+
+    Returns:
+        Means `(B, T, E)` and numbers `(B, T, 1)`.
+    """
+    batch, length = hidden_states.shape[:2]
+    seen = hidden_states.new_ones(length, length).tril().expand(batch, -1, -1)
+    mean, number = states[0][:, None], states[1][:, None]
+    if segment_mask is not None:
+        seen = seen * segment_mask[:, None]
+    if episode is not None:
+        seen = seen * (episode[:, :, None] == episode[:, None])
+        number = number * (episode == 0)[..., None]
+    numbers = number + seen.sum(-1, keepdim=True)
+    return (mean * number + seen @ hidden_states) / numbers.clamp(min=1), numbers
+
+
+__all__ = [
+    "HALTING_NETWORKS",
+    "GeometricHalting",
+    "MultinomialHalting",
+    "oracle_layers",
+    "prediction_scores",
+    "read_mean",
+    "smooth",
+]

@@ -1,0 +1,346 @@
+"""Depth-adaptive Transformer: Elbayad et al., 2020, https://arxiv.org/abs/1910.10073.
+
+Every layer can predict. In training all of them do; afterwards a token leaves as soon as a layer is sure enough, or where
+a halting network says, and its state is copied upward for those that still run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_depth_adaptive_transformer import DepthAdaptiveTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.depth_halting import (
+    HALTING_NETWORKS,
+    oracle_layers,
+    prediction_scores,
+    read_mean,
+)
+from transformers_xl.modeling.layers.halting import HaltingAttention, HaltingLayer, gather, scatter, skips_halted
+from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+
+# of layer `number` (0: before the first) and states, the layer after which each leaves; None where they say nothing new
+ExitRule = Callable[[int, torch.Tensor], torch.Tensor | None]
+
+
+@dataclass
+class DepthAdaptiveTransformerModelOutput(MemoryModelOutput):
+    """
+    Args:
+        exit_layers (`torch.LongTensor` of shape `(batch, length)`):
+            The layer after which each token left, 1..num_hidden_layers; 0 for padding.
+    """
+
+    exit_layers: torch.LongTensor | None = None
+
+
+@dataclass
+class DepthAdaptiveTransformerHeadOutput(MemoryHeadOutput):
+    """`exit_layers` as in [`DepthAdaptiveTransformerModelOutput`]."""
+
+    exit_layers: torch.LongTensor | None = None
+
+
+class DepthAdaptiveTransformerLayer(HaltingLayer):
+    """A Transformer-XL layer that tokens may have left before: it copies their states, and later tokens attend to them.
+
+    Differs from the original: a decoder with relative positions and memory, not the decoder of a translator.
+    """
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        running: torch.Tensor | None = None,
+        skip_halted: bool = False,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not skip_halted or running is None or running.any():
+            return super().forward(hidden_states, memory, running=running, skip_halted=skip_halted, **kwargs)
+        cache = kwargs.get("past_key_values")
+        if cache is not None:  # later tokens read its keys and values, `mems` needs none
+            self.self_attn.keys_and_values(self.attention_input(hidden_states), memory, cache, kwargs.get("order"))
+        return hidden_states, hidden_states
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Depth-adaptive Transformer.")
+class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: DepthAdaptiveTransformerConfig
+    _no_split_modules = ["DepthAdaptiveTransformerLayer"]
+    _can_record_outputs = {"hidden_states": DepthAdaptiveTransformerLayer, "attentions": HaltingAttention}
+
+
+@auto_docstring(
+    custom_intro="The Depth-adaptive Transformer without a head: without classifiers, tokens pass all layers."
+)
+class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrainedModel):
+    layer_class = DepthAdaptiveTransformerLayer
+    output_class = DepthAdaptiveTransformerModelOutput
+    token_outputs = ("last_hidden_state", "exit_layers")
+
+    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
+        return {"real": segment_mask, "episode": episode}
+
+    def run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        memories: list[torch.Tensor | None],
+        states: list[tuple[torch.Tensor, ...]],
+        views: list[dict],
+        real: torch.Tensor | None = None,
+        episode: torch.Tensor | None = None,
+        exit_rule: ExitRule | None = None,
+        **context,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]], dict]:
+        """The layers, each for the tokens that `exit_rule` has not let leave before it; without a rule, for all."""
+        exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
+        exit_layers = exit_layers if real is None else exit_layers.where(real, 0)
+        means = hidden_states
+        if self.config.layer_states:
+            means, numbers = read_mean(hidden_states, states[0], real, episode)
+            states = [(means[:, -1], numbers[:, -1])] * len(self.layers)
+        if exit_rule is None:
+            nothing = [()] * len(self.layers)
+            hidden_states, inputs, _, _ = super().run_layers(hidden_states, memories, nothing, views, **context)
+            return hidden_states, inputs, states, {"exit_layers": exit_layers}
+
+        skip_halted, inputs = skips_halted(self.config, **context), []
+        if skip_halted:
+            self.project_positions(**context)
+        known = exit_rule(0, means)
+        exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
+        context["skip_halted"] = skip_halted
+        for number, (layer, memory, view) in enumerate(zip(self.layers, memories, views, strict=True), start=1):
+            running = exit_layers >= number
+            count = int(running.sum()) if skip_halted else None
+            packed = skip_halted and count < running.numel()
+            context["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
+            hidden_states, new_memory = layer(hidden_states, memory, **view, **context)
+            inputs.append(new_memory)
+            if count == 0:
+                continue
+            known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
+            if known is not None:
+                exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
+        return hidden_states, inputs, states, {"exit_layers": exit_layers}
+
+    def project_positions(
+        self, position_embeddings: tuple, past_key_values: MemoryCache | None = None, **kwargs
+    ) -> None:
+        """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of
+        none, and nobody may run the last ones."""
+        if past_key_values is not None and position_embeddings[0] is not None:
+            for layer in self.layers:
+                layer.self_attn.project_positions(position_embeddings[0], past_key_values)
+
+
+@auto_docstring(
+    custom_intro="""
+    The Depth-adaptive Transformer with a language modeling head. In training mode its loss is that of the predictions of
+    all layers (`exit_training="aligned"`), or of tokens that leave after random layers (`"mixed"`), plus that of `halting`;
+    in evaluation it is that of the prediction of the layer after which each token left: the last one, unless
+    `config.confidence_thresholds` or `config.exit_by_halting` is set.
+    """
+)
+class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransformerPreTrainedModel, GenerationMixin):
+    model_class = DepthAdaptiveTransformerModel
+    output_class = DepthAdaptiveTransformerHeadOutput
+
+    def build_head(self, config: DepthAdaptiveTransformerConfig) -> None:
+        super().build_head(config)
+        self.exit_classifiers, self.halting = None, None
+        if not config.shared_classifier:
+            self.exit_classifiers = nn.ModuleList(
+                nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+                for _ in range(config.num_hidden_layers - 1)
+            )
+        if config.halting is not None:
+            self.halting = HALTING_NETWORKS[config.halting](config)
+
+    @property
+    def _is_stateful(self) -> bool:
+        return bool(self.config.layer_states)  # a mean cannot be taken back
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        for index, classifier in enumerate(self.exit_classifiers or []):
+            self.exit_classifiers[index] = self._get_resized_lm_head(classifier, embeddings.num_embeddings)
+        return embeddings
+
+    def readable(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What predicts, of the output of a layer before the last: behind the final norm, where there is one."""
+        return hidden_states if self.model.norm is None else self.model.norm(hidden_states)
+
+    def exit_logits(self, number: int, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What the classifier of layer `number` predicts from readable states."""
+        if self.exit_classifiers is None or number == self.config.num_hidden_layers:
+            return self.lm_head(hidden_states)
+        return self.exit_classifiers[number - 1](hidden_states)
+
+    def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
+        if self.exit_classifiers is None:
+            return super().predict(outputs, logits_to_keep)
+        hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
+        exit_layers = slice_logits_to_keep(outputs.exit_layers[..., None], logits_to_keep).squeeze(-1)
+        logits = hidden_states.new_zeros(*exit_layers.shape, self.lm_head.out_features)
+        for number in range(1, self.config.num_hidden_layers + 1):
+            here = exit_layers == number
+            if torch.compiler.is_compiling():  # a graph has no shapes that depend on values
+                logits = torch.where(here[..., None], self.exit_logits(number, hidden_states), logits)
+            else:
+                here_logits = self.exit_logits(number, gather(hidden_states, here))
+                logits = scatter(here_logits.to(logits.dtype), here, logits)
+        return logits
+
+    def exit_layer(self, number: int, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """The layer after which tokens leave in evaluation, as the states `(..., hidden_size)` behind layer `number` show
+        it (0: the mean embedding); None: they show nothing. Sections 3.1 to 3.3."""
+        layers, thresholds = self.config.num_hidden_layers, self.config.confidence_thresholds
+        if thresholds is None:
+            return self.halting.exit_layer(number, self.readable(hidden_states) if number else hidden_states)
+        if not 0 < number < layers:
+            return None
+        threshold = thresholds[number - 1] if isinstance(thresholds, list) else thresholds
+        logits = self.exit_logits(number, self.readable(hidden_states))
+        confidence = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).amax(-1)
+        return torch.where(confidence >= threshold, number, layers)
+
+    def random_exit_layer(self, number: int, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Each layer as likely as the others, for every token: the paths of mixed training. Section 2.2."""
+        if number > 0:
+            return None
+        layers = self.config.num_hidden_layers
+        return torch.randint(1, layers + 1, hidden_states.shape[:-1], device=hidden_states.device)
+
+    def read(
+        self,
+        inputs: dict,
+        labels: torch.LongTensor | None = None,
+        shift_labels: torch.LongTensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        targets = shift_labels
+        if targets is None and labels is not None:
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        if not self.training or targets is None:
+            exit_rule = self.exit_layer if not self.training and self.config.exits_early() else None
+            return super().read(inputs, None, targets, logits_to_keep, exit_rule=exit_rule, **kwargs)
+        wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
+        items = kwargs.pop("num_items_in_batch", None)
+        outputs, loss = self.training_loss(inputs, targets, items, output_hidden_states=True, **kwargs)
+        hidden_states = outputs.hidden_states if wants_states else None
+        return self.output_class(**{**outputs, "loss": loss, "hidden_states": hidden_states})
+
+    def training_loss(
+        self, inputs: dict, targets: torch.Tensor, items: torch.Tensor | int | None, **kwargs
+    ) -> tuple[MemoryHeadOutput, torch.Tensor]:
+        """Of one reading at full depth, or of `num_exit_paths` along random exits, whose first one gives the output; what
+        `halting` learns from is always read at full depth. Sections 2.2 and 3."""
+        config, exit_loss = self.config, 0.0
+        has_cache = inputs["use_cache"] or inputs["past_key_values"] is not None
+        if config.exit_training == "mixed" and has_cache:
+            raise ValueError(
+                "`use_cache`=True and `past_key_values` do not go with `exit_training`='mixed', which may read a segment "
+                "several times: train with `mems`."
+            )
+        if config.exit_training == "aligned" or self.halting is not None:
+            full = super().read(inputs, **kwargs)
+            logits = self.layer_logits(full)
+        if self.halting is not None:
+            exit_loss = self.exit_loss(full, logits, targets, inputs["attention_mask"], items)
+            exit_loss = config.halting_loss_weight * exit_loss
+        if config.exit_training == "aligned":
+            return full, self.aligned_loss(logits, targets, items) + exit_loss
+        paths = [self.read_path(inputs, **kwargs) for _ in range(config.num_exit_paths)]
+        losses = [self.token_loss(path.logits, targets, items) for path in paths]
+        return paths[0], sum(losses) / len(losses) + exit_loss
+
+    def read_path(self, inputs: dict, **kwargs) -> MemoryHeadOutput:
+        return super().read(inputs, exit_rule=self.random_exit_layer, **kwargs)
+
+    def token_loss(
+        self, logits: torch.Tensor, targets: torch.Tensor, items: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        return self.loss_function(
+            logits=logits, labels=None, shift_labels=targets.contiguous(), vocab_size=self.vocab_size,
+            num_items_in_batch=items,
+        )  # fmt: skip
+
+    def layer_logits(self, outputs: MemoryHeadOutput) -> list[torch.Tensor]:
+        """What each layer predicts, of the output of a call at full depth with its hidden states."""
+        behind = outputs.hidden_states[1:-1]
+        return [self.exit_logits(n, self.readable(states)) for n, states in enumerate(behind, start=1)] + [
+            outputs.logits
+        ]
+
+    def aligned_loss(
+        self, logits: list[torch.Tensor], targets: torch.Tensor, items: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """`sum_n w_n loss_n / sum_n w_n` over the layers. Section 2.2."""
+        numbers, kind = range(1, len(logits) + 1), self.config.exit_loss_weights
+        weights = [{"uniform": 1, "linear": n, "inverse": 1 / n}[kind] for n in numbers]
+        losses = [self.token_loss(each, targets, items) for each in logits]
+        return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+
+    def exit_log_probs(self, outputs: MemoryHeadOutput, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
+        of a length of 1, for `halting="sequence"`. Sections 3.1 and 3.2."""
+        embeds, *behind = outputs.hidden_states
+        real = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
+        real = real.to(embeds.dtype)[..., None]
+        mean = (embeds * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+        return self.halting.log_probs([mean, *map(self.readable, behind[:-1])])
+
+    def exit_loss(
+        self,
+        outputs: MemoryHeadOutput,
+        logits: list[torch.Tensor],
+        targets: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        items: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """`-log q(n*)`, the mean over the tokens that have a target, n* by the oracle. Section 3."""
+        config = self.config
+        scores = prediction_scores(logits, targets, config.halting_oracle)
+        sigma = None if config.halting == "sequence" else config.oracle_sigma
+        best = oracle_layers(scores, config.oracle_penalty, sigma)
+        nats = -self.exit_log_probs(outputs, attention_mask).gather(-1, best[..., None] - 1).squeeze(-1)
+        has_target = targets != -100
+        return (nats * has_target).sum() / (has_target.sum().clamp(min=1) if items is None else items)
+
+
+@auto_docstring(custom_intro="The Depth-adaptive Transformer with a classification head on the last real token.")
+class DepthAdaptiveTransformerForSequenceClassification(
+    MemoryForSequenceClassification, DepthAdaptiveTransformerPreTrainedModel
+):
+    model_class = DepthAdaptiveTransformerModel
+    output_class = DepthAdaptiveTransformerHeadOutput
+
+
+@auto_docstring(custom_intro="The Depth-adaptive Transformer with a classification head on every token.")
+class DepthAdaptiveTransformerForTokenClassification(
+    MemoryForTokenClassification, DepthAdaptiveTransformerPreTrainedModel
+):
+    model_class = DepthAdaptiveTransformerModel
+    output_class = DepthAdaptiveTransformerHeadOutput
+
+
+__all__ = [
+    "DepthAdaptiveTransformerForCausalLM",
+    "DepthAdaptiveTransformerForSequenceClassification",
+    "DepthAdaptiveTransformerForTokenClassification",
+    "DepthAdaptiveTransformerModel",
+    "DepthAdaptiveTransformerPreTrainedModel",
+]
