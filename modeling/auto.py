@@ -1,6 +1,7 @@
 """The one table of variants. Registration with the Auto classes, the common tests, the cards and the README read it."""
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
 from transformers import (
@@ -13,62 +14,23 @@ from transformers import (
     PreTrainedModel,
 )
 
-from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
-from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
-from transformers_xl.configuration.configuration_macaron import MacaronConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
-from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
-from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
-from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
-from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
-from transformers_xl.modeling.modeling_adaptive_span import (
-    AdaptiveSpanForCausalLM,
-    AdaptiveSpanForSequenceClassification,
-    AdaptiveSpanForTokenClassification,
-    AdaptiveSpanModel,
-)
-from transformers_xl.modeling.modeling_gtrxl import (
-    GTrXLForCausalLM,
-    GTrXLForSequenceClassification,
-    GTrXLForTokenClassification,
-    GTrXLModel,
-)
-from transformers_xl.modeling.modeling_macaron import (
-    MacaronForCausalLM,
-    MacaronForSequenceClassification,
-    MacaronForTokenClassification,
-    MacaronModel,
-)
-from transformers_xl.modeling.modeling_pkm_transformer import (
-    PKMTransformerForCausalLM,
-    PKMTransformerForSequenceClassification,
-    PKMTransformerForTokenClassification,
-    PKMTransformerModel,
-)
-from transformers_xl.modeling.modeling_r_transformer import (
-    RTransformerForCausalLM,
-    RTransformerForSequenceClassification,
-    RTransformerForTokenClassification,
-    RTransformerModel,
-)
-from transformers_xl.modeling.modeling_shaw_transformer import (
-    ShawTransformerForCausalLM,
-    ShawTransformerForSequenceClassification,
-    ShawTransformerForTokenClassification,
-    ShawTransformerModel,
-)
-from transformers_xl.modeling.modeling_transformer_xl import (
-    TransformerXLForCausalLM,
-    TransformerXLForSequenceClassification,
-    TransformerXLForTokenClassification,
-    TransformerXLModel,
-)
-from transformers_xl.modeling.modeling_vanilla_transformer import (
-    VanillaTransformerForCausalLM,
-    VanillaTransformerForSequenceClassification,
-    VanillaTransformerForTokenClassification,
-    VanillaTransformerModel,
+from transformers_xl.modeling import (
+    modeling_adaptive_span,
+    modeling_causal_longformer,
+    modeling_complex_order_transformer,
+    modeling_depth_adaptive_transformer,
+    modeling_gtrxl,
+    modeling_macaron,
+    modeling_pkm_transformer,
+    modeling_r_transformer,
+    modeling_sha_rnn,
+    modeling_shaw_transformer,
+    modeling_star_transformer,
+    modeling_tensorized_transformer,
+    modeling_transformer_xl,
+    modeling_universal_transformer,
+    modeling_vanilla_transformer,
 )
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
@@ -79,7 +41,8 @@ class Variant:
 
     `causal`: a token sees nothing that comes after it. `memory`: `"exact"`, segments with memory equal one long text;
     `"own"`, the paper's memory is something else; `"none"`. `croppable`: the newest tokens can be taken back, which
-    assisted decoding needs.
+    assisted decoding needs. `recurrent`: what a token sees has no bound, because the states of a layer go through all
+    tokens.
     """
 
     config_class: type[MemoryConfig]
@@ -95,29 +58,42 @@ class Variant:
     causal: bool = True
     memory: Literal["exact", "own", "none"] = "exact"
     croppable: bool = True
+    recurrent: bool = False
+
+
+def _variant(module: ModuleType, **row) -> Variant:
+    """A row, with the public classes of the variant's file: they are known by the ends of their names."""
+    classes = {name: getattr(module, name) for name in module.__all__}
+
+    def ending(end: str):
+        return next((value for name, value in classes.items() if name.endswith(end)), None)
+
+    model_class = next(
+        value for name, value in classes.items() if name.endswith("Model") and not name.endswith("PreTrainedModel")
+    )
+    return Variant(
+        config_class=model_class.config_class,
+        model_class=model_class,
+        causal_lm_class=ending("ForCausalLM"),
+        sequence_classification_class=ending("ForSequenceClassification"),
+        token_classification_class=ending("ForTokenClassification"),
+        **row,
+    )
 
 
 VARIANTS: dict[str, Variant] = {
     variant.config_class.model_type: variant
     for variant in (
-        Variant(
-            config_class=TransformerXLConfig,
-            model_class=TransformerXLModel,
-            causal_lm_class=TransformerXLForCausalLM,
-            sequence_classification_class=TransformerXLForSequenceClassification,
-            token_classification_class=TransformerXLForTokenClassification,
+        _variant(
+            modeling_transformer_xl,
             paper="Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
             authors="Dai et al.",
             year=2019,
             url="https://arxiv.org/abs/1901.02860",
             idea="Every layer attends to the inputs it had in earlier segments, by relative positions.",
         ),
-        Variant(
-            config_class=VanillaTransformerConfig,
-            model_class=VanillaTransformerModel,
-            causal_lm_class=VanillaTransformerForCausalLM,
-            sequence_classification_class=VanillaTransformerForSequenceClassification,
-            token_classification_class=VanillaTransformerForTokenClassification,
+        _variant(
+            modeling_vanilla_transformer,
             paper="Character-Level Language Modeling with Deeper Self-Attention",
             authors="Al-Rfou et al.",
             year=2018,
@@ -125,24 +101,16 @@ VARIANTS: dict[str, Variant] = {
             idea="Fixed segments without memory: positions before every layer, and auxiliary predictions in training.",
             memory="none",
         ),
-        Variant(
-            config_class=ShawTransformerConfig,
-            model_class=ShawTransformerModel,
-            causal_lm_class=ShawTransformerForCausalLM,
-            sequence_classification_class=ShawTransformerForSequenceClassification,
-            token_classification_class=ShawTransformerForTokenClassification,
+        _variant(
+            modeling_shaw_transformer,
             paper="Self-Attention with Relative Position Representations",
             authors="Shaw et al.",
             year=2018,
             url="https://arxiv.org/abs/1803.02155",
             idea="Every clipped distance has a learned vector that is added to keys, and another for values.",
         ),
-        Variant(
-            config_class=RTransformerConfig,
-            model_class=RTransformerModel,
-            causal_lm_class=RTransformerForCausalLM,
-            sequence_classification_class=RTransformerForSequenceClassification,
-            token_classification_class=RTransformerForTokenClassification,
+        _variant(
+            modeling_r_transformer,
             paper="R-Transformer: Recurrent Neural Network Enhanced Transformer",
             authors="Wang et al.",
             year=2019,
@@ -150,53 +118,99 @@ VARIANTS: dict[str, Variant] = {
             idea="A recurrent network over the last few positions comes before the attention, which needs no positions.",
             croppable=False,
         ),
-        Variant(
-            config_class=GTrXLConfig,
-            model_class=GTrXLModel,
-            causal_lm_class=GTrXLForCausalLM,
-            sequence_classification_class=GTrXLForSequenceClassification,
-            token_classification_class=GTrXLForTokenClassification,
+        _variant(
+            modeling_gtrxl,
             paper="Stabilizing Transformers for Reinforcement Learning",
             authors="Parisotto et al.",
             year=2019,
             url="https://arxiv.org/abs/1910.06764",
             idea="A gate takes the place of each residual sum, so that training starts near the identity map.",
         ),
-        Variant(
-            config_class=MacaronConfig,
-            model_class=MacaronModel,
-            causal_lm_class=MacaronForCausalLM,
-            sequence_classification_class=MacaronForSequenceClassification,
-            token_classification_class=MacaronForTokenClassification,
+        _variant(
+            modeling_macaron,
             paper="Understanding and Improving Transformer From a Multi-Particle Dynamic System Point of View",
             authors="Lu et al.",
             year=2019,
             url="https://arxiv.org/abs/1906.02762",
             idea="The attention stands between two feed-forwards of half a step each.",
         ),
-        Variant(
-            config_class=PKMTransformerConfig,
-            model_class=PKMTransformerModel,
-            causal_lm_class=PKMTransformerForCausalLM,
-            sequence_classification_class=PKMTransformerForSequenceClassification,
-            token_classification_class=PKMTransformerForTokenClassification,
+        _variant(
+            modeling_pkm_transformer,
             paper="Large Memory Layers with Product Keys",
             authors="Lample et al.",
             year=2019,
             url="https://arxiv.org/abs/1907.05242",
             idea="A large memory of learned values, found by two half keys, takes the place of some feed-forwards.",
         ),
-        Variant(
-            config_class=AdaptiveSpanConfig,
-            model_class=AdaptiveSpanModel,
-            causal_lm_class=AdaptiveSpanForCausalLM,
-            sequence_classification_class=AdaptiveSpanForSequenceClassification,
-            token_classification_class=AdaptiveSpanForTokenClassification,
+        _variant(
+            modeling_tensorized_transformer,
+            paper="A Tensorized Transformer for Language Modeling",
+            authors="Ma et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1906.09777",
+            idea="Attention without softmax: products of a query, a key and a value for all pairs of nearby positions.",
+        ),
+        _variant(
+            modeling_adaptive_span,
             paper="Adaptive Attention Span in Transformers",
             authors="Sukhbaatar et al.",
             year=2019,
             url="https://arxiv.org/abs/1905.07799",
             idea="Every head learns how far back it looks; a layer remembers no more than its longest span.",
+        ),
+        _variant(
+            modeling_universal_transformer,
+            paper="Universal Transformers",
+            authors="Dehghani et al.",
+            year=2018,
+            url="https://arxiv.org/abs/1807.03819",
+            idea="One layer runs again and again, and every position decides after how many steps it halts.",
+        ),
+        _variant(
+            modeling_depth_adaptive_transformer,
+            paper="Depth-Adaptive Transformer",
+            authors="Elbayad et al.",
+            year=2020,
+            url="https://arxiv.org/abs/1910.10073",
+            idea="Every layer can predict: a token leaves as soon as one is sure, and its state is copied upward.",
+        ),
+        _variant(
+            modeling_star_transformer,
+            paper="Star-Transformer",
+            authors="Guo et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1902.09113",
+            idea="An encoder: tokens read their neighbours on a ring and one relay, which reads them all, at linear cost.",
+            causal=False,
+            memory="own",
+            croppable=False,
+        ),
+        _variant(
+            modeling_sha_rnn,
+            paper="Single Headed Attention RNN: Stop Thinking With Your Head",
+            authors="Merity",
+            year=2019,
+            url="https://arxiv.org/abs/1911.11423",
+            idea="A stack of LSTMs, of which one also attends, with a single head, to the memory of its outputs.",
+            croppable=False,
+            recurrent=True,
+        ),
+        _variant(
+            modeling_causal_longformer,
+            paper="Longformer: The Long-Document Transformer",
+            authors="Beltagy et al.",
+            year=2020,
+            url="https://arxiv.org/abs/2004.05150",
+            idea="Every layer sees a window of its own, with gaps in some heads: cost is linear in the length.",
+        ),
+        _variant(
+            modeling_complex_order_transformer,
+            paper="Encoding word order in complex embeddings",
+            authors="Wang et al.",
+            year=2020,
+            url="https://arxiv.org/abs/1912.12333",
+            idea="A word is a wave over positions, with amplitude, frequency and phase; all that follows is complex.",
+            croppable=False,
         ),
     )
 }

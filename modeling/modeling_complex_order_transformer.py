@@ -98,11 +98,11 @@ class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTraine
 
     def run_layers(self, hidden_states, memories, states, views, positions, tokens_read, **context):
         hidden_states = at_positions(hidden_states, positions)
-        hidden_states, new_memories, _ = super().run_layers(
+        hidden_states, new_memories, _, further = super().run_layers(
             hidden_states, memories, [()] * len(self.layers), views, **context
         )
         # a tensor of its own for every layer, as states are: files refuse tensors that share their numbers
-        return hidden_states, new_memories, [(tokens_read.clone(),) for _ in self.layers]
+        return hidden_states, new_memories, [(tokens_read.clone(),) for _ in self.layers], further
 
 
 @auto_docstring(

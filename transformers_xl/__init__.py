@@ -14,53 +14,35 @@ if not (
 ).is_dir():  # a checkout, not a wheel: the root folders are the sub-packages
     __path__.append(str(_Path(__file__).parent.parent))
 
+_VARIANTS = {
+    "TransformerXL": "transformer_xl",
+    "VanillaTransformer": "vanilla_transformer",
+    "ShawTransformer": "shaw_transformer",
+    "RTransformer": "r_transformer",
+    "GTrXL": "gtrxl",
+    "Macaron": "macaron",
+    "PKMTransformer": "pkm_transformer",
+    "TensorizedTransformer": "tensorized_transformer",
+    "AdaptiveSpan": "adaptive_span",
+    "UniversalTransformer": "universal_transformer",
+    "DepthAdaptiveTransformer": "depth_adaptive_transformer",
+    "StarTransformer": "star_transformer",
+    "ShaRNN": "sha_rnn",
+    "CausalLongformer": "causal_longformer",
+    "ComplexOrderTransformer": "complex_order_transformer",
+}
 _NAMES = {
-    "AdaptiveSpanConfig": "configuration.configuration_adaptive_span",
-    "AdaptiveSpanForCausalLM": "modeling.modeling_adaptive_span",
-    "AdaptiveSpanForSequenceClassification": "modeling.modeling_adaptive_span",
-    "AdaptiveSpanForTokenClassification": "modeling.modeling_adaptive_span",
-    "AdaptiveSpanModel": "modeling.modeling_adaptive_span",
     "ByteTokenizer": "tokenization.tokenization_bytes",
-    "GTrXLConfig": "configuration.configuration_gtrxl",
     "GTrXLForActorCritic": "modeling.modeling_gtrxl",
-    "GTrXLForCausalLM": "modeling.modeling_gtrxl",
-    "GTrXLForSequenceClassification": "modeling.modeling_gtrxl",
-    "GTrXLForTokenClassification": "modeling.modeling_gtrxl",
-    "GTrXLModel": "modeling.modeling_gtrxl",
-    "MacaronConfig": "configuration.configuration_macaron",
-    "MacaronForCausalLM": "modeling.modeling_macaron",
-    "MacaronForSequenceClassification": "modeling.modeling_macaron",
-    "MacaronForTokenClassification": "modeling.modeling_macaron",
-    "MacaronModel": "modeling.modeling_macaron",
     "MemoryCache": "modeling.memory",
     "MemoryConfig": "configuration.configuration_memory",
     "MemoryTrainer": "training.trainer",
-    "PKMTransformerConfig": "configuration.configuration_pkm_transformer",
-    "PKMTransformerForCausalLM": "modeling.modeling_pkm_transformer",
-    "PKMTransformerForSequenceClassification": "modeling.modeling_pkm_transformer",
-    "PKMTransformerForTokenClassification": "modeling.modeling_pkm_transformer",
-    "PKMTransformerModel": "modeling.modeling_pkm_transformer",
-    "RTransformerConfig": "configuration.configuration_r_transformer",
-    "RTransformerForCausalLM": "modeling.modeling_r_transformer",
-    "RTransformerForSequenceClassification": "modeling.modeling_r_transformer",
-    "RTransformerForTokenClassification": "modeling.modeling_r_transformer",
-    "RTransformerModel": "modeling.modeling_r_transformer",
-    "ShawTransformerConfig": "configuration.configuration_shaw_transformer",
-    "ShawTransformerForCausalLM": "modeling.modeling_shaw_transformer",
-    "ShawTransformerForSequenceClassification": "modeling.modeling_shaw_transformer",
-    "ShawTransformerForTokenClassification": "modeling.modeling_shaw_transformer",
-    "ShawTransformerModel": "modeling.modeling_shaw_transformer",
-    "TransformerXLConfig": "configuration.configuration_transformer_xl",
-    "TransformerXLForCausalLM": "modeling.modeling_transformer_xl",
-    "TransformerXLForSequenceClassification": "modeling.modeling_transformer_xl",
-    "TransformerXLForTokenClassification": "modeling.modeling_transformer_xl",
-    "TransformerXLModel": "modeling.modeling_transformer_xl",
-    "VanillaTransformerConfig": "configuration.configuration_vanilla_transformer",
-    "VanillaTransformerForCausalLM": "modeling.modeling_vanilla_transformer",
-    "VanillaTransformerForSequenceClassification": "modeling.modeling_vanilla_transformer",
-    "VanillaTransformerForTokenClassification": "modeling.modeling_vanilla_transformer",
-    "VanillaTransformerModel": "modeling.modeling_vanilla_transformer",
 }
+for _name, _file in _VARIANTS.items():
+    _NAMES[f"{_name}Config"] = f"configuration.configuration_{_file}"
+    for _end in ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"):
+        _NAMES[f"{_name}{_end}"] = f"modeling.modeling_{_file}"
+del _NAMES["StarTransformerForCausalLM"]  # an encoder
 
 __all__ = list(_NAMES)
 

@@ -52,7 +52,7 @@ class MultiLinearAttention(RelativeAttention):
         relative = projected[:, :-1].flip(1).transpose(0, 1)  # [W, H, D], of the distances 0 .. W-1
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]
-        content_query, position_query = self.queries(query, bias)
+        content_query, position_query = self.weighted_queries(query, bias)
         columns = window_columns(length, num_keys, self.window, key.device)
         is_full = by_distance and num_keys - length >= self.window - 1
         seen = None if is_full else seen_in_window(visible, columns)
@@ -86,7 +86,7 @@ class MultiLinearAttention(RelativeAttention):
             pairs = pairs * (seen[..., :, None] & seen[..., None, :])[:, :, None]
         return self.map_pairs(pairs)
 
-    def queries(self, query: torch.Tensor, bias: RelativeBias) -> tuple[torch.Tensor, torch.Tensor]:
+    def weighted_queries(self, query: torch.Tensor, bias: RelativeBias) -> tuple[torch.Tensor, torch.Tensor]:
         """`(q + u) g` and `(q + w) g` of queries `(B, T, H, D)`, g being the mean of the cores."""
         core = self.cores.mean(dim=1)
         return (query + bias.content_bias) * core, (query + bias.position_bias) * core
@@ -135,7 +135,7 @@ class NonCausalMultiLinearAttention(MultiLinearAttention):
         query = self.split_heads(self.q_proj(hidden_states)).transpose(1, 2)
         key, value = (states.transpose(1, 2)[:, None] for states in self.project(inputs))
         relative = self.project_positions(positions).transpose(0, 1)
-        return self.map_pairs(pair_features(*self.queries(query, bias), key, value, relative))
+        return self.map_pairs(pair_features(*self.weighted_queries(query, bias), key, value, relative))
 
 
 def pair_features(
