@@ -158,8 +158,9 @@ def main() -> None:
             f"{row['generate_layers_per_token']:18.2f}  {row['generate_ms_per_token']:8.2f}  "
             f"{full / row['generate_ms_per_token']:13.2f}"
         )
+    name = args.text.name if args.text else "pydoc topics"
     result = {
-        "arguments": vars(args) | {"text": args.text.name if args.text else "pydoc topics"}, "steps": steps, "parameters": model.num_parameters(),
+        "arguments": vars(args) | {"text": name}, "steps": steps, "parameters": model.num_parameters(),
         "segment_length": SEGMENT, "lanes": LANES, "rows": rows, "torch": torch.__version__,
         "transformers": transformers.__version__, "machine": f"{platform.machine()}, 1 thread",
     }  # fmt: skip

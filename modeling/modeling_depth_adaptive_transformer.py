@@ -281,7 +281,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
     def layer_logits(self, outputs: MemoryHeadOutput) -> list[torch.Tensor]:
         """What each layer predicts, of the output of a call at full depth with its hidden states."""
         logits = [self.exit_logits(n, self.readable(h)) for n, h in enumerate(outputs.hidden_states[1:-1], start=1)]
-        return [*logits, outputs.logits]
+        return [*logits, outputs.logits]  # type: ignore[list-item]  # a language model's output has them
 
     def aligned_loss(
         self, logits: list[torch.Tensor], targets: torch.Tensor, items: torch.Tensor | int | None = None
