@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import matplotlib
 import numpy as np
@@ -130,7 +131,9 @@ def draw(rows: list[dict], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="a file; its last 5 %% are held out")
+    parser.add_argument(
+        "--text", type=Path, help="a file, its last 5 %% held out; without it, what every CPython ships"
+    )
     parser.add_argument("--seconds", type=float, default=110.0, help="processor time of the training")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=128)
@@ -141,7 +144,8 @@ def main() -> None:
     args = parser.parse_args()
     transformers.set_seed(0)
     torch.set_num_threads(1)
-    text = np.frombuffer(args.text.read_bytes(), dtype=np.uint8)
+    shipped = "\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
+    text = np.frombuffer(args.text.read_bytes() if args.text else shipped, dtype=np.uint8)
     end = len(text) - len(text) // 20
     model, steps = train(text[:end], args)
     rows = measure(model, text[end:], args)
@@ -154,8 +158,9 @@ def main() -> None:
             f"{row['generate_layers_per_token']:18.2f}  {row['generate_ms_per_token']:8.2f}  "
             f"{full / row['generate_ms_per_token']:13.2f}"
         )
+    name = args.text.name if args.text else "pydoc topics"
     result = {
-        "arguments": vars(args) | {"text": args.text.name}, "steps": steps, "parameters": model.num_parameters(),
+        "arguments": vars(args) | {"text": name}, "steps": steps, "parameters": model.num_parameters(),
         "segment_length": SEGMENT, "lanes": LANES, "rows": rows, "torch": torch.__version__,
         "transformers": transformers.__version__, "machine": f"{platform.machine()}, 1 thread",
     }  # fmt: skip

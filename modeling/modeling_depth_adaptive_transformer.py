@@ -231,7 +231,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> MemoryHeadOutput:
-        targets = shift_labels
+        targets: torch.Tensor | None = shift_labels
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         if not self.training or targets is None:
@@ -248,7 +248,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
     ) -> tuple[MemoryHeadOutput, torch.Tensor]:
         """Of one reading at full depth, or of `num_exit_paths` along random exits, whose first one gives the output; what
         `halting` learns from is always read at full depth. Sections 2.2 and 3."""
-        config, exit_loss = self.config, 0.0
+        config, exit_loss = self.config, targets.new_zeros((), dtype=torch.float32)
         has_cache = inputs["use_cache"] or inputs["past_key_values"] is not None
         if config.exit_training == "mixed" and has_cache:
             raise ValueError(
@@ -265,7 +265,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
             return full, self.aligned_loss(logits, targets, items) + exit_loss
         paths = [self.read_path(inputs, **kwargs) for _ in range(config.num_exit_paths)]
         losses = [self.token_loss(path.logits, targets, items) for path in paths]
-        return paths[0], sum(losses) / len(losses) + exit_loss
+        return paths[0], torch.stack(losses).mean() + exit_loss
 
     def read_path(self, inputs: dict, **kwargs) -> MemoryHeadOutput:
         return super().read(inputs, exit_rule=self.random_exit_layer, **kwargs)
@@ -280,19 +280,18 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
 
     def layer_logits(self, outputs: MemoryHeadOutput) -> list[torch.Tensor]:
         """What each layer predicts, of the output of a call at full depth with its hidden states."""
-        behind = outputs.hidden_states[1:-1]
-        return [self.exit_logits(n, self.readable(states)) for n, states in enumerate(behind, start=1)] + [
-            outputs.logits
-        ]
+        logits = [self.exit_logits(n, self.readable(h)) for n, h in enumerate(outputs.hidden_states[1:-1], start=1)]
+        return [*logits, outputs.logits]  # type: ignore[list-item]  # a language model's output has them
 
     def aligned_loss(
         self, logits: list[torch.Tensor], targets: torch.Tensor, items: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """`sum_n w_n loss_n / sum_n w_n` over the layers. Section 2.2."""
-        numbers, kind = range(1, len(logits) + 1), self.config.exit_loss_weights
-        weights = [{"uniform": 1, "linear": n, "inverse": 1 / n}[kind] for n in numbers]
-        losses = [self.token_loss(each, targets, items) for each in logits]
-        return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+        losses = torch.stack([self.token_loss(each, targets, items) for each in logits])
+        numbers = torch.arange(1, len(logits) + 1, device=losses.device)
+        weights = {"uniform": torch.ones_like(numbers), "linear": numbers, "inverse": 1 / numbers}
+        weight = weights[self.config.exit_loss_weights]
+        return (weight * losses).sum() / weight.sum()
 
     def exit_log_probs(self, outputs: MemoryHeadOutput, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
