@@ -61,7 +61,7 @@ def compare(
 
 
 def _compare(variants: dict, chosen: list[str], texts: list[Path], output: Path, arguments: dict) -> None:
-    from transformers_xl.cli.fitting import build_model, fit, read_texts, score
+    from transformers_xl.cli.fitting import build_model, fit, read_texts, score, seconds_per_token
 
     stream, held_out, eval_lanes = read_texts(texts, None, arguments)
     # a Transformer-XL of the usual shape; more where a variant needs it for a feed-forward of at least its width
@@ -89,6 +89,7 @@ def _compare(variants: dict, chosen: list[str], texts: list[Path], output: Path,
                     "intermediate_size": intermediate_size,
                     "bits_per_byte": {kind: result.bits_per_byte for kind, result in scores.items()},
                     "tokens_per_second": arguments["steps"] * tokens_per_step / training["train_seconds"],
+                    "seconds_per_generated_token": seconds_per_token(model, held_out),
                     **training,
                 }
             )
@@ -154,12 +155,12 @@ def _held_out_bits(run: dict) -> float:
 def table(result: dict) -> str:
     """The runs as a Markdown table, best first."""
     lines = [
-        "| model | bits per byte | without memory | parameters | training, tokens/s |",
-        "|---|---:|---:|---:|---:|",
+        "| model | bits per byte | without memory | parameters | training, tokens/s | `generate()`, ms per token |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for run in sorted(result["runs"], key=_held_out_bits):
         bits, without = _held_out_bits(run), run["bits_per_byte"]["without_memory"]
-        speed = f"{run['tokens_per_second']:,.0f}"
+        speed = f"{run['tokens_per_second']:,.0f} | {1000 * run['seconds_per_generated_token']:.2f}"
         lines.append(f"| `{run['variant']}` | {bits:.3f} | {without:.3f} | {run['parameters']:,} | {speed} |")
     return "\n".join(lines) + "\n"
 
@@ -173,19 +174,18 @@ def draw(result: dict, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    styles = ["-", "--", "-.", ":"]
-    for index, run in enumerate(result["runs"]):
+    figure, axes = plt.subplots(figsize=(11, 5), layout="constrained")
+    styles, colors = ["-", "--", "-.", ":"], plt.get_cmap("tab20").colors
+    for index, run in enumerate(sorted(result["runs"], key=_held_out_bits)):
         # with auxiliary predictions the training loss is that of many, and no figure per byte
         rows = [] if run["training_loss_is_a_sum"] else run["log"]
         points = [(row["step"], row["loss"]) for row in rows if "loss" in row]
         tokens = [step * result["tokens_per_step"] for step, _ in points]
-        label = (
-            f"{run['variant']}: {_held_out_bits(run):.3f} held out, {run['parameters'] / 1e6:.2f} M parameters, "
-            f"{run['tokens_per_second']:,.0f} tokens/s"
-        )
+        label = f"{run['variant']}: {_held_out_bits(run):.3f} held out, {run['tokens_per_second']:,.0f} tokens/s"
         losses = [loss / math.log(2) for _, loss in points]
-        (line,) = axes.plot(tokens, losses, styles[index % len(styles)], label=label)
+        (line,) = axes.plot(
+            tokens, losses, styles[index % len(styles)], color=colors[index % len(colors)], label=label
+        )
         end = result["arguments"]["steps"] * result["tokens_per_step"]
         axes.plot([end], [_held_out_bits(run)], "o", color=line.get_color())
     best = min(_held_out_bits(run) for run in result["runs"])
@@ -193,7 +193,7 @@ def draw(result: dict, path: Path) -> None:
     axes.set_title(
         "Lines: training text, mean of 20 steps. Dots: held-out text, with memory if there is one.", fontsize="medium"
     )
-    axes.legend(fontsize="small")
+    figure.legend(fontsize="small", loc="outside right upper")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     plt.close(figure)

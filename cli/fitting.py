@@ -3,6 +3,8 @@
 Imported by the commands when they run: it costs the import of torch and transformers.
 """
 
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,4 +92,17 @@ def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
     return {name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True) for name, memory in ways}
 
 
-__all__ = ["build_model", "fit", "read_texts", "score"]
+def seconds_per_token(model, held_out: np.ndarray, new_tokens: int = 64, repeats: int = 3) -> float:
+    """The median time of a token that `generate()` adds to a segment of the held-out text."""
+    prompt = torch.from_numpy(held_out[None, : model.config.segment_length].astype(np.int64)).to(model.device)
+    options = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False}
+    model.generate(prompt, **options)  # the first is slower
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        model.generate(prompt, **options)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / new_tokens
+
+
+__all__ = ["build_model", "fit", "read_texts", "score", "seconds_per_token"]

@@ -56,7 +56,7 @@ class MemoryModel:
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
-        self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens: nn.Embedding = ScaledEmbedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.dropout = Dropout(config.dropout)
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)

@@ -44,7 +44,7 @@ class MemoryAttention(nn.Module):
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         inner_size = config.num_attention_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.q_proj: nn.Module = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
         self.k_proj: nn.Module = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
         self.v_proj: nn.Module = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
         self.o_proj: nn.Module = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)

@@ -13,7 +13,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: MemoryConfig):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc1: nn.Module = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2: nn.Module = nn.Linear(config.intermediate_size, config.hidden_size)
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = Dropout(config.dropout)

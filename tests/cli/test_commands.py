@@ -146,6 +146,7 @@ def test_compare_is_on_equal_terms(text_file: Path, tmp_path: Path):
     assert data["runs"][0]["intermediate_size"] == 32  # its gates are the largest: the others get wider feed-forwards
     for row in data["runs"]:
         assert abs(row["parameters"] / reference["parameters"] - 1) < 0.01
+        assert row["seconds_per_generated_token"] > 0
         remembers = row["variant"] != "vanilla_transformer"
         assert set(row["bits_per_byte"]) == ({"with_memory"} if remembers else set()) | {"without_memory"}
     table = (tmp_path / "out/compare.md").read_text()
