@@ -219,7 +219,7 @@ def table(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
     colors = dict(zip(LABELS, plt.get_cmap("tab10").colors, strict=False))
     generating = [row for row in rows if row["kind"] == "generate" and row["size"] == "small" and row["batch"] == 1]
     for name in GENERATING:
@@ -241,14 +241,23 @@ def draw(rows: list[dict], path: Path) -> None:
     left.legend(fontsize="small")
     training = [row for row in rows if row["kind"] == "train"]
     peers = list(dict.fromkeys(name for row in training for name in row["peers"]))
-    for index, name in enumerate(peers):
-        places = [i + 0.8 * (index / len(peers) - 0.4) for i, row in enumerate(training) if name in row["peers"]]
-        heights = [ratio(row, name) for row in training if name in row["peers"]]
-        right.bar(places, heights, width=0.8 / len(peers), color=colors[name], label=LABELS[name])
-    right.set_xticks(range(len(training)), [f"{row['size']}, memory {row['memory']}" for row in training])
-    right.set(ylabel="times as fast as TransfoXL", title="Training step")
-    right.grid(alpha=0.3, axis="y")
-    right.legend(fontsize="small")
+    for axes, label, title, height in (
+        (middle, "times as fast as TransfoXL", "Training step", ratio),
+        (
+            right,
+            "MiB",
+            "Kept for the backward pass",
+            lambda row, name: row["peers"][name]["kept_for_backward"] / 2**20,
+        ),
+    ):
+        for index, name in enumerate(peers):
+            places = [i + 0.8 * (index / len(peers) - 0.4) for i, row in enumerate(training) if name in row["peers"]]
+            heights = [height(row, name) for row in training if name in row["peers"]]
+            axes.bar(places, heights, width=0.8 / len(peers), color=colors[name], label=LABELS[name])
+        axes.set_xticks(range(len(training)), [f"{row['size']},\nmemory {row['memory']}" for row in training])
+        axes.set(ylabel=label, title=title)
+        axes.grid(alpha=0.3, axis="y")
+    middle.legend(fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -53,7 +53,7 @@ def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
         return
     if input_ids.is_floating_point():
         raise ValueError(f"`input_ids` has type {input_ids.dtype}: token ids are integers. Is it `inputs_embeds`?")
-    low, high = int(input_ids.min()), int(input_ids.max())
+    low, high = (int(extreme) for extreme in input_ids.aminmax())
     if low < 0 or high >= vocab_size:
         raise ValueError(
             f"`input_ids` holds {low if low < 0 else high}: ids must lie in 0..{vocab_size - 1} (`vocab_size`-1). "

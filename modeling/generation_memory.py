@@ -207,8 +207,8 @@ class MemoryGeneration:
         return input_ids, model_kwargs
 
     def _update_model_kwargs_for_generation(self, outputs: ModelOutput, model_kwargs: dict, **kwargs) -> dict:
-        # the library would take the value of the memory for a cache
-        outputs = type(outputs)(**{name: value for name, value in outputs.items() if name != "mems"})
+        if "mems" in outputs:  # the library would take the value of the memory for a cache
+            outputs = type(outputs)(**{name: value for name, value in outputs.items() if name != "mems"})
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
     @staticmethod

@@ -17,6 +17,7 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.adaptive_span import AdaptiveSpanAttention, SpanMask, SpanPositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
 class AdaptiveSpanLayer(MemoryLayer):
@@ -59,26 +60,27 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
         lengths = torch.stack([mask.lengths() for mask in self._span_masks()])
         return self.config.span_loss_coef * lengths.mean(dim=1).sum()
 
-    @property
-    def loss_function(self):
-        """The loss of the head; in training mode, with that of the spans."""
-        return self._loss_with_spans if self.training else super().loss_function
 
-    def _loss_with_spans(
+class SpanningHead:
+    """A head whose loss, in training mode, has that of the spans. A mixin."""
+
+    def head_loss(
         self,
-        labels: torch.Tensor | None,
+        outputs: MemoryModelOutput,
+        labels: torch.Tensor | None = None,
         shift_labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        loss = super().loss_function(
-            labels=labels, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch, **kwargs
-        )
+        targets = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
+        loss = super().head_loss(outputs, **targets, **kwargs)
+        if not self.training:
+            return loss
         if num_items_in_batch is None:
             return loss + self.span_loss()
         # a part of a step's tokens (gradient accumulation) brings the same part of the loss
-        targets = labels[:, 1:] if shift_labels is None else shift_labels
-        return loss + self.span_loss() * (targets != -100).sum() / num_items_in_batch
+        predicted = labels[:, 1:] if shift_labels is None else shift_labels
+        return loss + self.span_loss() * (predicted != -100).sum() / num_items_in_batch
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span, without a head.")
@@ -91,7 +93,7 @@ class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a language modeling head.")
-class AdaptiveSpanForCausalLM(MemoryForCausalLM, AdaptiveSpanPreTrainedModel, GenerationMixin):
+class AdaptiveSpanForCausalLM(SpanningHead, MemoryForCausalLM, AdaptiveSpanPreTrainedModel, GenerationMixin):
     model_class = AdaptiveSpanModel
 
     def finish_training(self) -> None:
@@ -102,12 +104,14 @@ class AdaptiveSpanForCausalLM(MemoryForCausalLM, AdaptiveSpanPreTrainedModel, Ge
 @auto_docstring(
     custom_intro="The Transformer with adaptive attention span and a classification head on the last real token."
 )
-class AdaptiveSpanForSequenceClassification(MemoryForSequenceClassification, AdaptiveSpanPreTrainedModel):
+class AdaptiveSpanForSequenceClassification(
+    SpanningHead, MemoryForSequenceClassification, AdaptiveSpanPreTrainedModel
+):
     model_class = AdaptiveSpanModel
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a classification head on every token.")
-class AdaptiveSpanForTokenClassification(MemoryForTokenClassification, AdaptiveSpanPreTrainedModel):
+class AdaptiveSpanForTokenClassification(SpanningHead, MemoryForTokenClassification, AdaptiveSpanPreTrainedModel):
     model_class = AdaptiveSpanModel
 
 

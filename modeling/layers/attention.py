@@ -11,7 +11,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.positions import RelativeBias
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
-from transformers_xl.modeling.ops.window import take
+from transformers_xl.modeling.ops.window import last, take
 
 
 class KeptProjection(NamedTuple):
@@ -183,7 +183,7 @@ class RelativeAttention(MemoryAttention):
     ) -> tuple[torch.Tensor, RelativeBias]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
         table, shared_bias = position_embeddings
-        positions = self.project_positions(table, past_key_values)[:, -(num_keys + 1) :]
+        positions = last(self.project_positions(table, past_key_values), num_keys + 1)
         return positions, shared_bias if self.bias is None else self.bias
 
     def attend(self, query, key, value, visible, by_distance, positions, window=None, **kwargs):

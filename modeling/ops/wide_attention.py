@@ -71,11 +71,12 @@ def _one_token(
 ) -> torch.Tensor:
     """A token that sees all keys: generation, where few operations count more than few operands."""
     batch, heads, _, width = query.shape
-    position_query = (query + position_bias[:, None]).view(batch, heads, width).transpose(0, 1)
-    position_scores = torch.bmm(position_query, positions[:, :-1].transpose(-1, -2)).transpose(0, 1)
-    content_query = (query + content_bias[:, None]).view(batch * heads, 1, width)
+    query = query.squeeze(2)
+    position_query = (query + position_bias).transpose(0, 1)
+    position_scores = torch.bmm(position_query, positions.narrow(1, 0, key.shape[2]).mT).transpose(0, 1)
+    content_query = (query + content_bias).view(batch * heads, 1, width)
     scores = torch.baddbmm(
-        position_scores.reshape(batch * heads, 1, -1), content_query, key.flatten(0, 1).transpose(-1, -2),
+        position_scores.reshape(batch * heads, 1, -1), content_query, key.flatten(0, 1).mT,
         beta=scaling, alpha=scaling,
     )  # fmt: skip
     return torch.bmm(scores.softmax(dim=-1), value.flatten(0, 1)).view(batch, 1, heads, -1)

@@ -7,6 +7,8 @@ import torch
 from tiny import MEM_LEN, VOCAB_SIZE, follows_same_length, memory_value, tiny_config, tiny_model, tokens, variants
 from transformers import DynamicCache
 
+from transformers_xl import MemoryConfig
+
 every_variant = pytest.mark.parametrize("model_type", variants())
 carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
 windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
@@ -77,7 +79,14 @@ def test_mems(model_type, use_cache, make_arguments, names):
         assert error.match(name)
 
 
-@pytest.mark.parametrize("model_type", list(filter(follows_same_length, variants(memory=("exact",)))))
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        model_type
+        for model_type in variants(memory=("exact",))
+        if type(tiny_config(model_type)).layer_mem_lens is MemoryConfig.layer_mem_lens
+    ],
+)
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 def test_mems_of_unequal_length(model_type, use_cache):
     """Layers without windows of their own remember equally much."""
