@@ -166,7 +166,7 @@ class MemoryGeneration:
             cache.activate_past_recording()
         if generation_mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE):
             prompt = (model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds"))
-            cache.start = _BeamStart(cache.copy(), cache.get_seq_length(), *prompt)
+            cache.start = _BeamStart(cache.copy(), int(cache.get_seq_length()), *prompt)
         elif generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
             generation_config._memory_cache = cache  # for `_get_stopping_criteria`; this config is private to the call
 

@@ -38,12 +38,22 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         """Add the keys and values of a segment, and return those of `[memory; segment]`, packed by `order` (B, K)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.cumulative_length += key_states.shape[-2]
+        self.count(key_states.shape[-2])
         if order is None and self.grows_in_place(key_states):
             return self.append(key_states, value_states)
         keys, self.keys = self.extend(self.keys, key_states, order, dim=-2)
         values, self.values = self.extend(self.values, value_states, order, dim=-2)
         return keys, values
+
+    def count(self, tokens: int) -> None:
+        """Note that `generate()` has fed so many tokens more."""
+        self.cumulative_length += tokens
+
+    def count_anew(self) -> None:
+        self.cumulative_length = 0
+
+    def keep_positions(self, positions: torch.Tensor) -> None:
+        self.positions = positions
 
     def grows_in_place(self, new: torch.Tensor) -> bool:
         """Whether the window can be written on at its end, instead of being copied: nothing else reads what is there."""
@@ -137,6 +147,22 @@ class StaticMemoryCacheLayer(MemoryCacheLayer):
 
     is_compileable = True
 
+    def __init__(self, sliding_window: int):
+        super().__init__(sliding_window)
+        self.count_anew()
+
+    def count(self, tokens: int) -> None:
+        self.cumulative_length.add_(tokens)
+
+    def count_anew(self) -> None:
+        # a tensor: a graph would be made anew for every number
+        device = self.device if self.is_initialized else None
+        self.cumulative_length = torch.zeros((), dtype=torch.long, device=device)
+
+    def keep_positions(self, positions: torch.Tensor) -> None:
+        # those of one token to come: a graph would be made anew for every length of a prompt
+        self.positions = last(positions, self.kept + 2).mT.contiguous().mT
+
     def grows_in_place(self, new: torch.Tensor) -> bool:
         return False  # its tensors have a fixed address
 
@@ -145,9 +171,11 @@ class StaticMemoryCacheLayer(MemoryCacheLayer):
         self.keys, self.values = (
             states.new_zeros(*states.shape[:2], self.kept, states.shape[-1]) for states in (key_states, value_states)
         )
+        self.cumulative_length = self.cumulative_length.to(self.device)
         if not torch.compiler.is_compiling():
             torch._dynamo.mark_static_address(self.keys)
             torch._dynamo.mark_static_address(self.values)
+            torch._dynamo.mark_static_address(self.cumulative_length)
         self.is_initialized = True
 
     def extend(
@@ -161,7 +189,7 @@ class StaticMemoryCacheLayer(MemoryCacheLayer):
         if self.is_initialized:
             self.keys.zero_()
             self.values.zero_()
-        self.cumulative_length = 0
+        self.cumulative_length.zero_()
 
     def activate_past_recording(self) -> None:
         raise ValueError(
@@ -315,7 +343,7 @@ class MemoryCache(Cache):
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
         for layer in other.layers:
-            layer.cumulative_length = 0
+            layer.count_anew()
             layer.window = None  # only one of the two may write behind it
         # a dynamic window keeps what others see of it when it is updated, a static one writes into its tensors
         other.map_rows(torch.clone if self.static else lambda rows: rows)

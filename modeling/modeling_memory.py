@@ -348,7 +348,7 @@ class MemoryModel:
         ):
             rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
             cache.update(*layer.self_attn.project(layer.attention_input(memory)), layer_idx, order=rows.order)
-            cache.layers[layer_idx].cumulative_length = 0  # it counts the tokens that generate() has fed
+            cache.layers[layer_idx].count_anew()  # it counts the tokens that generate() has fed
             if rows.valid is not None and (widest is None or rows.valid.shape[1] > widest.shape[1]):
                 widest = rows.valid
         cache.update_mask(widest)

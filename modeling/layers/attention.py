@@ -213,7 +213,8 @@ class RelativeAttention(MemoryAttention):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.split_heads(self.r_proj(table))
         if past_key_values is not None:
-            positions = past_key_values.layers[self.layer_idx].positions = self.projected_along_rows(table)
+            positions = self.projected_along_rows(table)
+            past_key_values.layers[self.layer_idx].keep_positions(positions)
             return positions
         # a linear layer that something was put around or upon (an adapter, a hook, a parametrization) is not known by its
         # weight; and asking a GPU for equality would make it wait

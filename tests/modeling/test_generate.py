@@ -5,7 +5,7 @@ import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
 from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, tokens, variants
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import DynamicCache, PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
+from transformers import CompileConfig, DynamicCache, PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.generation import BaseStreamer
 
 from transformers_xl.modeling.auto import VARIANTS
@@ -161,6 +161,22 @@ def test_static_cache_is_dynamic_cache(model_type, length):
     for arguments in ({}, {"attention_mask": mask}, memory_of(model(tokens(2, 10, seed=1)))):
         static = greedy(model, ids, cache_implementation="static", **arguments)
         assert torch.equal(static, greedy(model, ids, **arguments))
+
+
+@static
+def test_static_generation_compiles_once(model_type):
+    """All tokens go through one graph, whatever the text and how much was generated before."""
+    model = language_model(model_type)
+    mems = model(tokens(1, 20)).mems
+    compile_config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
+    compile_config._compile_all_devices = True  # the library compiles on accelerators only, unless it is told
+    options = {"cache_implementation": "static", "compile_config": compile_config, "mems": mems}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for length, new in ((1, 12), (3, 9)):
+        ids = tokens(1, length, seed=length)
+        assert torch.equal(greedy(model, ids, new=new, **options), greedy(model, ids, new=new, mems=mems))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @carrying
