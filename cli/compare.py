@@ -110,12 +110,9 @@ def _compare(variants: dict, chosen: list[str], texts: list[Path], output: Path,
 
 
 def _count(variant, arguments: dict, intermediate_size: int) -> int:
-    import torch
-
     from transformers_xl.cli.fitting import build_model
 
-    with torch.device("meta"):
-        model = build_model(variant, arguments, intermediate_size, **FIELDS.get(variant.config_class.model_type, {}))
+    model = build_model(variant, arguments, intermediate_size, **FIELDS.get(variant.config_class.model_type, {}))
     model.finish_training()
     return model.num_parameters()
 
