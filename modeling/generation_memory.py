@@ -87,7 +87,8 @@ class MemoryGeneration:
         Returns:
             Token ids `(batch, length)`, or with `return_dict_in_generate=True` a result that has `.mems` too.
         """
-        self._refuse_caches(generation_config, kwargs)
+        configs = [kwargs, vars(generation_config or GenerationConfig()), vars(self.generation_config)]
+        self._refuse_caches(configs)
         mems = kwargs.get("mems")
         if mems is None and "mems" in kwargs:
             del kwargs["mems"]  # the library takes any key of this name for a cache
@@ -99,6 +100,10 @@ class MemoryGeneration:
                 f"`reset` has shape {tuple(reset.shape)}: `generate()` takes (batch,), rows that start afresh."
             )
 
+        if self._returns_ids_alone(configs):
+            with torch.inference_mode():  # autograd's books cost some twentieth of a token
+                result = super().generate(inputs, generation_config=generation_config, **kwargs)
+            return result.clone()  # such a tensor could not be trained on
         result = super().generate(inputs, generation_config=generation_config, **kwargs)
         returned = isinstance(result, ModelOutput)
         cache = result.past_key_values if returned else kwargs.get("past_key_values")
@@ -116,8 +121,13 @@ class MemoryGeneration:
         result.past_key_values = cache
         return result
 
-    def _refuse_caches(self, generation_config: GenerationConfig | None, kwargs: dict) -> None:
-        configs = [kwargs, vars(generation_config or GenerationConfig()), vars(self.generation_config)]
+    def _returns_ids_alone(self, configs: list[dict]) -> bool:
+        """Whether no other tensor that is made on the way can be seen afterwards."""
+        given = ("return_dict_in_generate", "past_key_values", "streamer", "assistant_model", "cache_implementation")
+        asked = any(config.get(name) for config in configs for name in given)
+        return not asked and not any(module._forward_hooks for module in self.modules())
+
+    def _refuse_caches(self, configs: list[dict]) -> None:
         kind = next((c["cache_implementation"] for c in configs if c.get("cache_implementation") is not None), None)
         if kind not in (None, "dynamic", "static"):
             raise ValueError(

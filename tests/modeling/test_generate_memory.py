@@ -307,3 +307,18 @@ def test_endless_memory_is_handed_on_call_after_call(model_type):
         mems, following = result.mems, result.sequences[:, -1:]
         assert all(layer.keys.shape[-2] <= MEM_LEN for layer in mems.layers)
     assert torch.equal(text, expected)
+
+
+@carrying
+def test_nothing_of_inference_mode_is_left(model_type):
+    """What a call returns, was given or has shown to a hook can be trained on."""
+    model = language_model(model_type)
+    start = model.generate(tokens(1, 5), max_new_tokens=3, return_dict_in_generate=True, pad_token_id=PAD)
+    ids = greedy(model, tokens(1, 4), mems=start.mems)
+    model(ids, labels=ids).loss.backward()
+    model(ids, labels=ids, past_key_values=start.mems).loss.backward()
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    greedy(model, tokens(1, 4))
+    probe = torch.nn.Linear(seen[0].shape[-1], 1, dtype=seen[0].dtype)
+    probe(seen[-1]).sum().backward()
