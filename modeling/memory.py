@@ -155,9 +155,9 @@ class StaticMemoryCacheLayer(MemoryCacheLayer):
         self.cumulative_length.add_(tokens)
 
     def count_anew(self) -> None:
-        # a tensor: a graph would be made anew for every number
+        # a tensor, as in the library's static layers: a graph would be made anew for every number
         device = self.device if self.is_initialized else None
-        self.cumulative_length = torch.zeros((), dtype=torch.long, device=device)
+        self.cumulative_length = torch.zeros((), dtype=torch.long, device=device)  # type: ignore[assignment]
 
     def keep_positions(self, positions: torch.Tensor) -> None:
         # those of one token to come: a graph would be made anew for every length of a prompt
