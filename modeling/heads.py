@@ -81,7 +81,9 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
             Bool: rows that start afresh, or tokens that begin an episode.
         """
-        shift_labels = kwargs.pop("shift_labels", None)
+        targets = kwargs.pop("shift_labels", None)
+        if targets is None and labels is not None:
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -92,24 +94,24 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             "reset": reset,
             "use_cache": use_cache,
         }
-        return self.read(inputs, labels, shift_labels, logits_to_keep, **kwargs)
+        return self.read(inputs, targets, logits_to_keep, **kwargs)
 
     def read(
         self,
         inputs: dict,
-        labels: torch.LongTensor | None = None,
-        shift_labels: torch.LongTensor | None = None,
+        targets: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> MemoryHeadOutput:
-        """What `forward` returns of the model's `inputs`. A variant that reads or learns otherwise overrides it."""
+        """What `forward` returns of the model's `inputs` and of what each token is to predict, `(batch, length)`. A variant
+        that reads or learns otherwise overrides it."""
         outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
         logits = self.predict(outputs, logits_to_keep)
         loss = None
-        if labels is not None or shift_labels is not None:
-            targets = None if shift_labels is None else shift_labels.contiguous()  # the library's loss views it
+        if targets is not None:
+            targets = targets.contiguous()  # the library's loss views it
             loss = self.head_loss(
-                outputs, logits=logits, labels=labels, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
+                outputs, logits=logits, labels=None, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
             )
         return self.head_output(outputs, loss, logits)
 

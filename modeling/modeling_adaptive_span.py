@@ -67,20 +67,17 @@ class SpanningHead:
     def head_loss(
         self,
         outputs: MemoryModelOutput,
-        labels: torch.Tensor | None = None,
         shift_labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        targets = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
-        loss = super().head_loss(outputs, **targets, **kwargs)
+        loss = super().head_loss(outputs, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch, **kwargs)
         if not self.training:
             return loss
         if num_items_in_batch is None:
             return loss + self.span_loss()
         # a part of a step's tokens (gradient accumulation) brings the same part of the loss
-        predicted = labels[:, 1:] if shift_labels is None else shift_labels
-        return loss + self.span_loss() * (predicted != -100).sum() / num_items_in_batch
+        return loss + self.span_loss() * (shift_labels != -100).sum() / num_items_in_batch
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span, without a head.")

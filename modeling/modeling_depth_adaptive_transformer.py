@@ -58,21 +58,6 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
     Differs from the original: a decoder with relative positions and memory, not the decoder of a translator.
     """
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        running: torch.Tensor | None = None,
-        skip_halted: bool = False,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not skip_halted or running is None or running.any():
-            return super().forward(hidden_states, memory, running=running, skip_halted=skip_halted, **kwargs)
-        cache = kwargs.get("past_key_values")
-        if cache is not None:  # later tokens read its keys and values, `mems` needs none
-            self.self_attn.keys_and_values(self.attention_input(hidden_states), memory, cache, kwargs.get("order"))
-        return hidden_states, hidden_states
-
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Depth-adaptive Transformer.")
 class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
@@ -226,17 +211,13 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
     def read(
         self,
         inputs: dict,
-        labels: torch.LongTensor | None = None,
-        shift_labels: torch.LongTensor | None = None,
+        targets: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> MemoryHeadOutput:
-        targets: torch.Tensor | None = shift_labels
-        if targets is None and labels is not None:
-            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         if not self.training or targets is None:
             exit_rule = self.exit_layer if not self.training and self.config.exits_early() else None
-            return super().read(inputs, None, targets, logits_to_keep, exit_rule=exit_rule, **kwargs)
+            return super().read(inputs, targets, logits_to_keep, exit_rule=exit_rule, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
         outputs, loss = self.training_loss(inputs, targets, items, output_hidden_states=True, **kwargs)

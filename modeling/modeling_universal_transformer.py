@@ -217,14 +217,12 @@ class UniversalTransformerForCausalLM(
     def mean_ponder_cost(
         self,
         ponder_cost: torch.Tensor,
-        labels: torch.Tensor | None = None,
         shift_labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> torch.Tensor:
         """Over the tokens that have a target, as the mean of their nats: parts of a step's tokens add up to all."""
-        targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100) if shift_labels is None else shift_labels
-        predicts = targets != -100
+        predicts = shift_labels != -100
         return (ponder_cost * predicts).sum() / (
             predicts.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         )

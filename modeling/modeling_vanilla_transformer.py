@@ -122,38 +122,25 @@ class VanillaTransformerForCausalLM(MemoryForCausalLM, VanillaTransformerPreTrai
             weights = [0.0] * len(ends)
         return [*weights, 1.0]
 
-    def forward(
+    def read(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        inputs: dict,
+        targets: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> MemoryHeadOutput:
-        r"""
-        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
-            The tokens themselves; the loss shifts them inside the segment. -100 is ignored. As a keyword, `shift_labels`
-            of shape `(batch, length)` or `(batch, length + 1)` holds the tokens that follow each token, and with one column
-            more the second target of the last token.
-        """
-        targets = kwargs.pop("shift_labels", None)
-        wants_loss = labels is not None or targets is not None
-        if not (self.training and wants_loss):
-            length = (input_ids if input_ids is not None else kwargs["inputs_embeds"]).shape[1]
-            if targets is not None:
-                kwargs["shift_labels"] = targets[:, :length]
-            return super().forward(input_ids, attention_mask=attention_mask, labels=labels, **kwargs)
-        if targets is None:
-            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-        return_dict = kwargs.pop("return_dict", self.config.return_dict)
+        """`targets` may have one column more than the segment: the second target of its last token."""
+        if not self.training or targets is None:
+            ids, embeds = inputs["input_ids"], inputs["inputs_embeds"]
+            length = (embeds if ids is None else ids).shape[1]
+            targets = None if targets is None else targets[:, :length]
+            return super().read(inputs, targets, logits_to_keep, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
-        outputs = super().forward(
-            input_ids, attention_mask=attention_mask, output_hidden_states=True, return_dict=True, **kwargs
-        )
-        outputs.loss = self.training_loss(outputs, targets, items)
-        if not wants_states:
-            outputs.hidden_states = None
-        return outputs if return_dict else outputs.to_tuple()
+        outputs = super().read(inputs, output_hidden_states=True, **kwargs)
+        loss = self.training_loss(outputs, targets, items)
+        hidden_states = outputs.hidden_states if wants_states else None
+        return self.output_class(**{**outputs, "loss": loss, "hidden_states": hidden_states})
 
     def training_loss(
         self, outputs: MemoryHeadOutput, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None

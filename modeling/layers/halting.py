@@ -64,8 +64,6 @@ class HaltingAttention(RelativeAttention):
         key, value = self.keys_and_values(hidden_states, memory, past_key_values, order)
         length, counts = running.shape[1], running.sum(dim=1)
         num_queries = int(counts.max())
-        if num_queries == 0:
-            return hidden_states[running]
         positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
         places = running
         if num_queries < length:  # the queries of each row move together
@@ -105,8 +103,11 @@ class HaltingLayer(MemoryLayer):
         if not skip_halted:
             output, remembered = super().forward(hidden_states, memory, **kwargs)
             return torch.where(running[..., None], output, kept), remembered
-        if count == 0 and kwargs.get("past_key_values") is None:
-            return kept, hidden_states  # nobody asks, and `mems` needs no keys
+        if count == 0:  # nobody asks; a cache still wants keys and values, `mems` does not
+            cache = kwargs.get("past_key_values")
+            if cache is not None:
+                self.self_attn.keys_and_values(self.attention_input(hidden_states), memory, cache, kwargs.get("order"))
+            return kept, hidden_states
         attn_output = self.attend(hidden_states, memory, running=running, **kwargs)
         rows = self.after_attention(gather(hidden_states, running), attn_output, **kwargs)
         return scatter(rows, running, kept), hidden_states
