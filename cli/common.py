@@ -30,9 +30,8 @@ def import_models() -> dict:
     return VARIANTS
 
 
-def load_model(folder: Path, encoders: bool = False) -> tuple:
-    """The causal language model in a folder, on the GPU where there is one, and its tokenizer. With `encoders`, of a
-    variant that is no language model its base model.
+def load_model(folder: Path) -> tuple:
+    """The causal language model in a folder, on the GPU where there is one, and its tokenizer.
 
     Raises:
         ValueError: the folder holds no model of this package.
@@ -40,7 +39,7 @@ def load_model(folder: Path, encoders: bool = False) -> tuple:
     """
     variants = import_models()
     import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     if not (folder / "config.json").is_file():
         raise ValueError(
@@ -49,8 +48,7 @@ def load_model(folder: Path, encoders: bool = False) -> tuple:
     config = AutoConfig.from_pretrained(folder)
     if config.model_type not in variants:
         raise ValueError(f"`model`={str(folder)!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
-    is_encoder = encoders and variants[config.model_type].causal_lm_class is None
-    model = (AutoModel if is_encoder else AutoModelForCausalLM).from_pretrained(folder, config=config)
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device=device).eval(), AutoTokenizer.from_pretrained(folder)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.common import clean_errors, import_models, load_model
 
 
 def report(
@@ -35,9 +35,9 @@ def report(
             raise ValueError(f"`pictures`={str(pictures)!r} is a file: give the name of a folder.")
         if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:
             raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
-        model, tokenizer = load_model(model_dir, encoders=True)
-        from transformers_xl.evaluation.attention_plots import write_picture
+        model, tokenizer = _load(model_dir)
         from transformers_xl.evaluation.html_report import render_page, report_sections, write_page
+        from transformers_xl.evaluation.plots import save
         from transformers_xl.streams.files import read_ids
 
         ids, size = read_ids(text, tokenizer)
@@ -53,10 +53,23 @@ def report(
         )
         write_page(out, page)
         if pictures is not None:
+            pictures.mkdir(parents=True, exist_ok=True)
             for section in sections:
                 if section.figure is not None:
-                    write_picture(section.figure, pictures / section.name)
+                    save(section.figure, pictures / section.name)
     typer.echo(f"wrote {out}" + (f" and {pictures}" if pictures else ""))
+
+
+def _load(folder: Path) -> tuple:
+    """The language model in a folder, or the base model of a variant that is none, and its tokenizer."""
+    variants = import_models()
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    if (folder / "config.json").is_file():
+        row = variants.get(AutoConfig.from_pretrained(folder).model_type)
+        if row is not None and row.causal_lm_class is None:
+            return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    return load_model(folder)
 
 
 def _facts(model, text: list[Path], ids) -> dict[str, str]:

@@ -104,8 +104,8 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
 
     Inside, the attention runs in plain steps, whatever form the model otherwise uses; nothing keeps the weights.
     """
-    rows, places = attention_rows(model), {}
-    for row, module in enumerate(rows.values()):
+    places: dict[nn.Module, list[int]] = {}
+    for row, module in enumerate(attention_rows(model).values()):
         places.setdefault(module, []).append(row)
     calls: dict[nn.Module, int] = {}
 

@@ -1,10 +1,7 @@
-"""Pictures of attention and of what variants have learned, in colours that survive grey print, as PNG and SVG."""
+"""Pictures of attention and of what variants have learned, in colours that survive grey print. `plots.save` writes them."""
 
 import io
-import os
-import tempfile
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,9 +12,10 @@ from matplotlib.ticker import MaxNLocator
 
 from transformers_xl.evaluation.attention_maps import AttentionAtlas, TokenMaps
 from transformers_xl.evaluation.inspection import GATED, RING, SlotUsage
+from transformers_xl.evaluation.plots import HEAT_MAP
 
-# light to dark, with a lightness that falls steadily: printed in grey they say the same
-HEAT, INK = "cividis_r", "Greys"
+# light to dark, as in the paper, with a lightness that falls steadily: printed in grey they say the same
+HEAT, INK = f"{HEAT_MAP}_r", "Greys"
 LINES = ("black", "0.45", "0.65")
 
 
@@ -26,21 +24,6 @@ def png_bytes(figure: Figure, dpi: int = 110) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi)
     return stream.getvalue()
-
-
-def write_picture(figure: Figure, path: str | os.PathLike) -> list[Path]:
-    """Write `path` with the endings `.png` and `.svg`, both or none; what was there before stays when that fails.
-
-    Returns:
-        The two files.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".picture-") as workspace:
-        new = [Path(workspace, f"{path.name}.{kind}") for kind in ("png", "svg")]
-        new[0].write_bytes(png_bytes(figure))
-        figure.savefig(new[1], format="svg")
-        return [file.replace(path.parent / file.name) for file in new]
 
 
 def draw_atlas(atlas: AttentionAtlas) -> Figure:
@@ -222,7 +205,7 @@ def draw_pairs(weights: np.ndarray) -> Figure:
 def _heat(axes: Axes, atlas: AttentionAtlas, scale: LogNorm) -> AxesImage:
     rows, heads, distances = atlas.mean_weight.shape
     weights = atlas.mean_weight.reshape(rows * heads, distances)
-    weights = np.ma.masked_array(weights.clip(min=scale.vmin), weights == 0)  # what is never seen stays white
+    weights = np.ma.masked_array(weights.clip(min=scale.vmin or 0.0), weights == 0)  # what is never seen stays white
     extent = (-0.5, distances - 0.5, rows * heads - 0.5, -0.5)
     image = axes.imshow(weights, aspect="auto", interpolation="nearest", cmap=HEAT, norm=scale, extent=extent)
     for row in range(1, rows):
@@ -275,5 +258,4 @@ __all__ = [
     "draw_token_maps",
     "draw_usage",
     "png_bytes",
-    "write_picture",
 ]

@@ -59,7 +59,7 @@ def attention_terms(
 @contextmanager
 def _tapped_terms(modules: list[nn.Module], sums: dict[str, DistanceSums]) -> Iterator[None]:
     def hook(row: int):
-        def look(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
+        def look(module: RelativeAttention, args: tuple, kwargs: dict, output: tuple) -> None:
             for term, weights in term_weights(module, *args, **kwargs):
                 sums[term](row, weights[0])
 
@@ -85,19 +85,22 @@ def term_weights(
     """The weights that each term would give on its own, `(batch, heads, length, keys)`, one after the other."""
     query = attention.queries(hidden_states)
     key, _ = attention.keys_and_values(hidden_states if key_states is None else key_states, memory, None, None)
-    table = {"position_embeddings": position_embeddings}
-    # the scores are linear in the query: what is left without one are the terms of the biases
-    _, all_positions = attention.score_terms(query, key.shape[-2], **table)
-    biased, bias_positions = attention.score_terms(torch.zeros_like(query), key.shape[-2], **table)
+    nothing = torch.zeros_like(query)
 
     def content(asks: torch.Tensor) -> torch.Tensor:
         return asks @ key.transpose(-1, -2) * attention.scaling
 
+    def terms_of(asks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`asks` + u, and the scores of `asks` + v with the distances."""
+        terms = attention.score_terms(asks, key.shape[-2], position_embeddings=position_embeddings)
+        return terms  # type: ignore[return-value]  # relative attention always has the second
+
     scores = {
         "a": lambda: content(query),
-        "b": lambda: all_positions - bias_positions,
-        "c": lambda: content(biased),
-        "d": lambda: bias_positions,
+        # linear in what asks: without a query the terms of the biases are left
+        "b": lambda: terms_of(query)[1] - terms_of(nothing)[1],
+        "c": lambda: content(terms_of(nothing)[0]),
+        "d": lambda: terms_of(nothing)[1],
     }
     for term, score in scores.items():
         seen = score() if visible is None else score().masked_fill(~visible, -torch.inf)

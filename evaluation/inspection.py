@@ -7,6 +7,7 @@ per token.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,8 +48,9 @@ class SlotUsage:
 
 def learned_spans(model: PreTrainedModel) -> np.ndarray:
     """How many positions before a token each head of an adaptive-span model sees, its ramp included, `(layers, heads)`."""
-    _require(model, "adaptive_span", hasattr(model, "spans"), "learned spans")
-    return model.spans().cpu().numpy()
+    spans = getattr(model, "spans", None)
+    _require(model, "adaptive_span", spans is not None, "learned spans")
+    return spans().cpu().numpy()
 
 
 def halting_steps(
@@ -106,12 +108,13 @@ def gate_openness(
     gates = _modules(model, tuple(_OPENNESS))
     _require(model, "gtrxl", bool(gates), "gates" if model.config.model_type == "gtrxl" else "gates of its sub-layers")
     sums: dict[int, torch.Tensor] = {}
+    nothing = torch.zeros((), dtype=torch.float64)
 
     def add(place: int, gate: nn.Module, args: tuple, kwargs: dict) -> None:
         opened = _OPENNESS[type(gate)](gate, *args)
-        sums[place] = sums.get(place, 0) + opened.sum((0, 1), dtype=torch.float64).cpu()
+        sums[place] = sums.get(place, nothing) + opened.sum((0, 1), dtype=torch.float64).cpu()
 
-    in_turn = [gate for layer in model.base_model.layers for gate in (layer.attn_gate, layer.mlp_gate)]
+    in_turn = [gate for layer in _layers(model) for gate in (layer.attn_gate, layer.mlp_gate)]
     with _hooked(dict(enumerate(in_turn)), add, before=True):
         _read(model, ids, segment_length)
     mean = torch.stack([sums[place] for place in range(len(in_turn))]) / len(ids)
@@ -125,9 +128,10 @@ def ring_weights(
     rings = _modules(model, RingAttention)
     _require(model, "star_transformer", bool(rings), "a ring of satellites")
     sums: dict[int, torch.Tensor] = {}
+    nothing = torch.zeros((), dtype=torch.float64)
 
     def add(layer: int, ring: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
-        sums[layer] = sums.get(layer, 0) + output[1][0].sum(1, dtype=torch.float64).cpu()
+        sums[layer] = sums.get(layer, nothing) + output[1][0].sum(1, dtype=torch.float64).cpu()
 
     with _hooked(rings, add):
         _read(model, ids, segment_length)
@@ -142,9 +146,10 @@ def pair_weights(
     attentions = _modules(model, MultiLinearAttention)
     _require(model, "tensorized_transformer", bool(attentions), "pairs of positions")
     sums: dict[int, torch.Tensor] = {}
+    nothing = torch.zeros((), dtype=torch.float64)
 
     def add(layer: int, output_map: nn.Module, args: tuple, kwargs: dict) -> None:
-        sums[layer] = sums.get(layer, 0) + args[0].abs().sum((0, 1), dtype=torch.float64).cpu()
+        sums[layer] = sums.get(layer, nothing) + args[0].abs().sum((0, 1), dtype=torch.float64).cpu()
 
     with _hooked({layer: attention.o_proj for layer, attention in attentions.items()}, add, before=True):
         _read(model, ids, segment_length)
@@ -169,10 +174,16 @@ _OPENNESS: dict[type, Callable] = {
 }
 
 
-def _modules(model: PreTrainedModel, kind: type | tuple[type, ...]) -> dict[int, nn.Module]:
+def _layers(model: PreTrainedModel) -> list:
+    return list(getattr(model.base_model, "layers", []))
+
+
+def _modules(model: PreTrainedModel, kind: type | tuple[type, ...]) -> dict[int, Any]:
     """The first module of a kind in each layer that has one, by the number of the layer, from 1."""
-    layers = getattr(model.base_model, "layers", [])
-    found = {number: [m for m in layer.modules() if isinstance(m, kind)] for number, layer in enumerate(layers, 1)}
+    found = {
+        number: [module for module in layer.modules() if isinstance(module, kind)]
+        for number, layer in enumerate(_layers(model), 1)
+    }
     return {number: modules[0] for number, modules in found.items() if modules}
 
 

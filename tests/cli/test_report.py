@@ -19,7 +19,7 @@ from transformers_xl.cli.main import app
 from transformers_xl.evaluation import html_report
 from transformers_xl.modeling.auto import VARIANTS
 
-TEXT = "It was the best of times, it was the worst of times: $5 & <b>caf\u00e9</b>.\n" * 3
+TEXT = "It was the best of times, it was the worst of times: $5 & <b>\u00e9t\u00e9</b>.\n" * 3
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 # what each page must show, beside the fields of all
