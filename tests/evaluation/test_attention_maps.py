@@ -216,7 +216,6 @@ print(peak())
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_long_text_of_160_heads_and_4000_positions_fits():
     """The peak of the process stays where it is while the text grows; weights that are kept would lift it."""
     command, at_once = (
