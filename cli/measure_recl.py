@@ -72,17 +72,17 @@ def _measure(names: dict[str, Path], text: list[Path], arguments: dict, progress
     from transformers_xl.evaluation.recl import recl as recl_of
 
     contexts = list(range(arguments["c0"], arguments["max_context"] + 1, arguments["delta"]))
-    losses, windows, ids, positions, blocks = {}, {}, None, None, None
+    losses, windows = {}, {}
+    first_ids = None
     for name, folder in names.items():
         model, tokenizer = load_model(folder, any_kind=True)
-        own_ids, _ = read_text(text, tokenizer, progress)
-        if ids is None:
-            ids = own_ids
-            positions, blocks = spread_positions(
-                len(ids), contexts[-1], arguments["delta"], arguments["blocks"], arguments["positions"]
-            )
-        if not np.array_equal(ids, own_ids):
+        ids, _ = read_text(text, tokenizer, progress)
+        first_ids = ids if first_ids is None else first_ids
+        if not np.array_equal(ids, first_ids):
             raise ValueError(f"`models`: {name!r} reads the text as other tokens than the first: a group shares them.")
+        positions, blocks = spread_positions(
+            len(ids), contexts[-1], arguments["delta"], arguments["blocks"], arguments["positions"]
+        )
         windows[name] = longest_window(model)
         nats = token_losses_with_context(model, ids, contexts, positions, arguments["batch_size"], progress)
         losses[name] = dict(zip(contexts, nats, strict=True))

@@ -88,16 +88,15 @@ def context_curve(
                 f"`lengths` holds {length}: with `segment_length`={segment_length} a window is longer than the {limit} "
                 f"tokens that this model can read. Leave out what is above {max(0, limit - segment_length)}."
             )
-    options = {"num_bytes": num_bytes, "progress": progress}
     scores = {}
     for length in lengths:
         if not remembers(model):
-            scores[length] = score_windows(model, ids, length, segment_length, batch_size, **options)
+            scores[length] = score_windows(model, ids, length, segment_length, batch_size, num_bytes, progress)
         elif length == 0:
-            scores[length] = score_text(model, ids, segment_length, batch_size, memory=False, **options)
+            scores[length] = score_text(model, ids, segment_length, batch_size, False, num_bytes, progress)
         else:
             with memory_length(model, length):
-                scores[length] = score_text(model, ids, segment_length, batch_size, **options)
+                scores[length] = score_text(model, ids, segment_length, batch_size, True, num_bytes, progress)
     return scores
 
 

@@ -33,6 +33,7 @@ def draw_recl(result: dict) -> Figure:
     loss.set(xlabel="context (tokens)", ylabel="loss (bits per token)", title="All measured tokens")
     gain.set(xlabel="context c (tokens)", ylabel=f"gain of {arguments['delta']} tokens more (% of perplexity)")
     gain.set_title(f"The hardest {100 * arguments['r']:g} % of them, relative to the group")
+    gain.set_yticks([tick for tick in gain.get_yticks() if tick >= 0])  # below zero stand the intervals
     loss.legend()
     gain.legend(title="RECL in tokens (interval)", title_fontsize="small")
     return picture
@@ -56,7 +57,7 @@ def draw_context_curve(result: dict) -> Figure:
     by_length.set_title("Rings: as in training")
     by_length.set_xscale("symlog", linthresh=max(1, min(_lengths(models))), base=2)
     by_length.xaxis.set_major_formatter("{x:.0f}")
-    by_length.legend()
+    by_length.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
     name, row = next(iter(models.items()))
     curves = row["bits_per_byte_by_position"]
@@ -65,7 +66,9 @@ def draw_context_curve(result: dict) -> Figure:
         means = [np.nanmean(np.array(values[start:stop], dtype=float)) for start, stop in pairwise(edges)]
         middles = [(start + stop - 1) / 2 for start, stop in pairwise(edges)]
         by_position.plot(middles, means, label=length, **line(index, len(curves)))
-    by_position.set(xlabel="position in the segment (tokens)", ylabel="bits per byte", title=name)
+    by_position.set(xlabel="position in the segment (tokens before it)", ylabel="bits per byte", title=name)
+    by_position.set_xscale("symlog", linthresh=1, base=2)
+    by_position.xaxis.set_major_formatter("{x:.0f}")
     by_position.legend(title="memory (tokens)" if row["remembers"] else "context (tokens)", title_fontsize="small")
     return picture
 

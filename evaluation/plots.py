@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 HEAT_MAP = "cividis"  # grows evenly in lightness: one order for all eyes, and in grey print
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.spines.right": False,
