@@ -55,7 +55,7 @@ def context_curve(
     table = []
     for name, row in rows.items():
         for tokens, bits in row["bits_per_byte"].items():
-            mark = " (training)" if int(tokens) == row["trained_length"] else ""
+            mark = " (training)" if row["remembers"] and int(tokens) == row["trained_length"] else ""
             table.append([name, "memory" if row["remembers"] else "read anew", f"{tokens}{mark}", f"{bits:.4f}"])
     tell(result, as_json, "before each segment", ["", "context", "tokens", "bits per byte"], table)
 

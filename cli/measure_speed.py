@@ -30,7 +30,7 @@ def speed(
     """Time the evaluation of a text, per predicted token.
 
     A window that is read anew for every token, against segments with a memory as long as that window (Dai et al., 2019,
-    section 4.4).
+    section 4.5).
     """
     with clean_errors():
         typer.echo("starting ...", err=True)  # the imports take seconds

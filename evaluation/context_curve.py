@@ -5,6 +5,7 @@ Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.1: a memory may be
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,15 +89,16 @@ def context_curve(
                 f"`lengths` holds {length}: with `segment_length`={segment_length} a window is longer than the {limit} "
                 f"tokens that this model can read. Leave out what is above {max(0, limit - segment_length)}."
             )
+    options: dict[str, Any] = {"num_bytes": num_bytes, "progress": progress}
     scores = {}
     for length in lengths:
         if not remembers(model):
-            scores[length] = score_windows(model, ids, length, segment_length, batch_size, num_bytes, progress)
+            scores[length] = score_windows(model, ids, length, segment_length, batch_size, **options)
         elif length == 0:
-            scores[length] = score_text(model, ids, segment_length, batch_size, False, num_bytes, progress)
+            scores[length] = score_text(model, ids, segment_length, batch_size, memory=False, **options)
         else:
             with memory_length(model, length):
-                scores[length] = score_text(model, ids, segment_length, batch_size, True, num_bytes, progress)
+                scores[length] = score_text(model, ids, segment_length, batch_size, **options)
     return scores
 
 

@@ -50,11 +50,11 @@ def draw_context_curve(result: dict) -> Figure:
         kind = "memory" if row["remembers"] else "context read anew"
         style = line(index, len(models))
         by_length.plot(lengths, list(row["bits_per_byte"].values()), label=f"{name} ({kind})", **style)
-        if row["trained_length"] in lengths:
+        if row["remembers"] and row["trained_length"] in lengths:
             place = (row["trained_length"], row["bits_per_byte"][str(row["trained_length"])])
             by_length.plot(*place, "o", markersize=11, markerfacecolor="none", color=style["color"])
     by_length.set(xlabel="memory or context before a segment (tokens)", ylabel="bits per byte")
-    by_length.set_title("Rings: as in training")
+    by_length.set_title("Rings: the memory of training")
     by_length.set_xscale("symlog", linthresh=max(1, min(_lengths(models))), base=2)
     by_length.xaxis.set_major_formatter("{x:.0f}")
     by_length.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))

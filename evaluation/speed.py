@@ -1,6 +1,6 @@
 """What a predicted token costs: a window that is read anew for every token, against segments with memory.
 
-Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.4: with as long a context, a model without memory reads the
+Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.5: with as long a context, a model without memory reads the
 whole window again to predict the next token.
 """
 

@@ -39,7 +39,7 @@ _CITATION = """
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class EffectiveContext(evaluate.Metric):
-    """The metric; tokens may come in batches, and from many processes."""
+    """The metric; tokens may come in batches."""
 
     def _info(self) -> evaluate.MetricInfo:
         losses = datasets.Sequence(datasets.Sequence(datasets.Value("float64")))
