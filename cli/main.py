@@ -8,6 +8,7 @@ import typer
 from transformers_xl.cli.compare import compare
 from transformers_xl.cli.evaluate import evaluate
 from transformers_xl.cli.generate import generate
+from transformers_xl.cli.push import push
 from transformers_xl.cli.train import train
 
 app = typer.Typer(
@@ -17,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, evaluate, generate, compare):
+for command in (train, evaluate, generate, compare, push):
     app.command(no_args_is_help=True)(command)
 
 if __name__ == "__main__":
