@@ -26,8 +26,8 @@ def exported_files(modules: Iterable[str]) -> dict[str, str]:
     `from transformers_xl.a.b import c` becomes `from .b import c`.
 
     Raises:
-        ValueError: an import that cannot be followed (`import transformers_xl.x`, a star, a package, a relative or a dynamic
-            import), or two modules of one file name.
+        ValueError: an import that cannot be followed (`import transformers_xl.x`, a star, a package, a relative or a
+            dynamic import), or two modules of one file name.
     """
     found: dict[str, str] = {}
     pending = sorted(set(modules))

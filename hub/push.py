@@ -101,8 +101,8 @@ def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
     missing = sorted({f"{reference.partition('.')[0]}.py" for reference in auto_map.values()} - set(files))
     if missing:
         raise ValueError(
-            f"`folder`={str(folder)!r} has no {', '.join(missing)}, which its config.json names: load the model and save it "
-            "again."
+            f"`folder`={str(folder)!r} has no {', '.join(missing)}, which its config.json names: load the model "
+            "and save it again."
         )
     return files, [name for name in everything if name not in files]
 

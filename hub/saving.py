@@ -1,7 +1,7 @@
-"""What this package adds to `save_pretrained` and `push_to_hub`: the code beside the weights, and a clear word on failure.
+"""What this package adds to `save_pretrained` and `push_to_hub`: the code beside the weights, and what a failed push says.
 
-`install` puts these classes in front of the library's. Exported files know nothing of it: there the library copies the files
-that a class was loaded from.
+`install` puts these classes in front of the library's. Exported files know nothing of it: the library itself copies the
+files that a class was loaded from when it is saved again.
 """
 
 import os

@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.modules["transformers_xl"] = None  # type: ignore[assignment]  # importing it fails from here on
 
-import torch
-import transformers
-from safetensors.torch import load_file
+import torch  # noqa: E402  after the block above
+import transformers  # noqa: E402  after the block above
+from safetensors.torch import load_file  # noqa: E402  after the block above
 
 AUTO_CLASSES = {
     "model": transformers.AutoModel,
@@ -28,7 +28,11 @@ def check(folder: Path, head: str) -> None:
     assert type(model).__module__.startswith("transformers_modules."), type(model)
     with torch.no_grad():
         output = model(expected["ids"])
-    assert torch.equal(output[0], expected["result"]), (folder.name, head)
+    assert torch.equal(output[0], expected["result"]), (
+        folder.name,
+        head,
+        (output[0] - expected["result"]).abs().max(),
+    )
     if head == "causal_lm":
         generated = model.generate(expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False)
         assert torch.equal(generated, expected["generated"]), folder.name
