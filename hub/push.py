@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
@@ -31,11 +31,16 @@ class PushError(OSError):
 
 
 class Pushed(NamedTuple):
-    """Where a push went, the files of it, and what was left out as no file of a model."""
+    """The commit of a push, the files of the model, and what was left out as no file of it."""
 
-    url: str
+    commit: CommitInfo
     files: list[str]
     left_out: list[str]
+
+    @property
+    def url(self) -> str:
+        """The page of the pull request, or of the commit."""
+        return self.commit.pr_url or self.commit.commit_url
 
 
 def push_folder(
@@ -72,7 +77,7 @@ def push_folder(
             revision=revision,
             create_pr=create_pr,
         )
-    return Pushed(commit.pr_url or commit.commit_url, list(files), left_out)
+    return Pushed(commit, list(files), left_out)
 
 
 def files_below(folder: Path) -> dict[str, Path]:

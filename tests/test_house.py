@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "modeling": {"configuration", "modeling.layers", "modeling.ops"},
     "modeling.conversion": {"configuration", "modeling", "tokenization"},
     "streams": {"tokenization"},
-    "training": {"streams", "modeling", "modeling.layers", "configuration"},
+    "training": {"streams", "modeling", "modeling.layers", "configuration", "hub"},
     "evaluation": {"streams", "modeling", "modeling.layers", "configuration"},
     "hub": {"configuration", "modeling", "tokenization"},
     "cli": set(PACKAGES) | {"modeling.conversion"},

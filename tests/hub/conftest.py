@@ -26,8 +26,8 @@ server = load_server()
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator:
-    """A server of its own for the test. What HF_ENDPOINT, HF_TOKEN, HF_HUB_DISABLE_XET and HF_HOME would say to a new process
-    is set where the client has read them; its retries do not wait."""
+    """A server of its own for the test. What HF_ENDPOINT, HF_TOKEN, HF_HUB_DISABLE_XET and HF_HOME would say to a new
+    process is set where the client has read them; its retries do not wait."""
     with server.HubServer() as running:
         constants = "huggingface_hub.constants"
         monkeypatch.setattr(f"{constants}.ENDPOINT", running.url)

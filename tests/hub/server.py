@@ -20,7 +20,7 @@ LARGE = (".safetensors", ".bin", ".pt", ".png")  # what goes the LFS way, as .gi
 
 @dataclass
 class Fault:
-    """Answer the next `times` requests that match with `status`, or cut the connection; `after` lets the request act first."""
+    """Answer the next `times` requests that match with `status`, or cut the connection; `after`: when they have acted."""
 
     method: str
     path: str  # a regular expression

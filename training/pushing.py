@@ -1,0 +1,111 @@
+"""What the Trainer pushes: a model with its code, and no pickle."""
+
+import shutil
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, HfApi
+from transformers import Trainer
+from transformers.trainer_utils import HubStrategy, SaveStrategy
+from transformers.utils import logging
+from transformers.utils.hub import PushInProgress
+
+from transformers_xl.hub.push import PushError, explained, push_folder
+
+logger = logging.get_logger(__name__)
+
+# of a checkpoint, beside the tokenizer: weights, whole or in shards, what describes them, and their code
+MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*.py")
+
+
+class HubPushes(Trainer):
+    """Pushes of a `Trainer` through [`~transformers_xl.hub.push.push_folder`]: one commit each, of the files of a model. The
+    library's own would push its arguments as a pickle, and leave the code behind.
+
+    A push in the background that fails is told when the next one begins, and at the end of training; training goes on.
+    """
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        with explained(self.args.hub_model_id or Path(self.args.output_dir).absolute().name, {}, token=token):
+            super().init_hf_repo(token=token, private=private)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> CommitInfo | Future | None:
+        """As in transformers; only files of a model are pushed.
+
+        Raises:
+            PushError: the server refused, failed or went away; says what is on the server and what is not.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)  # on all processes: the weights may be spread over them
+        if not self.is_world_process_zero():
+            return None
+        tags = [kwargs.pop("tags", None) or [], getattr(self.model, "model_tags", None) or []]
+        tags = [tag for given in tags for tag in ([given] if isinstance(given, str) else given)]
+        name = kwargs.pop("model_name", None) or self.hub_model_id.split("/")[-1]
+        self.create_model_card(model_name=name, tags=list(dict.fromkeys(tags)) or None, **kwargs)
+        self._finish_current_push()
+        push = self._push(commit_message, token, revision)
+        return push().commit if blocking else HfApi().run_as_future(push)
+
+    def _push(self, commit_message: str | None, token: str | None = None, revision: str | None = None) -> partial:
+        return partial(
+            push_folder,
+            Path(self.args.output_dir),
+            self.hub_model_id,
+            revision=revision or self.args.hub_revision,
+            commit_message=commit_message,
+            token=token or self.args.hub_token,
+        )
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+            return
+        in_progress = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if in_progress and not self.args.hub_always_push:
+            return
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self._tell_failed_pushes()
+        # a copy: the checkpoint may have made room for the next one before the push is over
+        for pattern in MODEL_FILES:
+            for path in Path(checkpoint_folder).glob(pattern):
+                shutil.copy(path, self.args.output_dir)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(self.args.output_dir)
+        by_steps = self.args.save_strategy == SaveStrategy.STEPS
+        now = f"step {self.state.global_step}" if by_steps else f"epoch {int(self.state.epoch)}"
+        job = HfApi().run_as_future(self._push(f"Training in progress, {now}"))
+        if self.push_in_progress is None:
+            self.push_in_progress = PushInProgress([])
+        self.push_in_progress.jobs.append(job)
+
+    def _finish_current_push(self) -> None:
+        super()._finish_current_push()
+        self._tell_failed_pushes()
+
+    def _tell_failed_pushes(self) -> None:
+        """Log the failure of every push that is over, and forget what is over."""
+        pushes = getattr(self, "push_in_progress", None)
+        if pushes is None:
+            return
+        over = [job for job in pushes.jobs if job.done()]
+        pushes.jobs = [job for job in pushes.jobs if job not in over]
+        for error in [job.exception() for job in over]:
+            if isinstance(error, PushError):
+                logger.error(str(error))
+            elif error is not None:
+                raise error
+
+
+__all__ = ["HubPushes"]
