@@ -17,12 +17,19 @@ from transformers_xl.hub.push import PushError, explained, push_folder
 logger = logging.get_logger(__name__)
 
 # of a checkpoint, beside the tokenizer: weights, whole or in shards, what describes them, and their code
-MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*.py")
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "training_args.json",
+    "*.py",
+)
 
 
 class HubPushes(Trainer):
-    """Pushes of a `Trainer` through [`~transformers_xl.hub.push.push_folder`]: one commit each, of the files of a model. The
-    library's own would push its arguments as a pickle, and leave the code behind.
+    """Pushes of a `Trainer` through [`~transformers_xl.hub.push.push_folder`]: one commit each, of the files of a model.
+    The library's own would push its arguments as a pickle, and leave the code behind.
 
     A push in the background that fails is told when the next one begins, and at the end of training; training goes on.
     """
