@@ -1,18 +1,20 @@
 """What the Trainer pushes: a model with its code, and no pickle."""
 
 import shutil
+import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import CommitInfo
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import logging
-from transformers.utils.hub import PushInProgress
+from transformers.utils.hub import PushInProgress, hf_api
 
-from transformers_xl.hub.push import PushError, explained, push_folder
+from transformers_xl.hub.push import Pushed, PushError, explained, push_folder
 
 logger = logging.get_logger(__name__)
 
@@ -31,7 +33,7 @@ class HubPushes(Trainer):
     """Pushes of a `Trainer` through [`~transformers_xl.hub.push.push_folder`]: one commit each, of the files of a model.
     The library's own would push its arguments as a pickle, and leave the code behind.
 
-    A push in the background that fails is told when the next one begins, and at the end of training; training goes on.
+    Where a push in the background fails, training goes on; it is told when the next one begins, and at the end.
     """
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
@@ -63,13 +65,15 @@ class HubPushes(Trainer):
         name = kwargs.pop("model_name", None) or self.hub_model_id.split("/")[-1]
         self.create_model_card(model_name=name, tags=list(dict.fromkeys(tags)) or None, **kwargs)
         self._finish_current_push()
-        push = self._push(commit_message, token, revision)
-        return push().commit if blocking else HfApi().run_as_future(push)
+        push = self._push(Path(self.args.output_dir), commit_message, token, revision)
+        return push().commit if blocking else hf_api().run_as_future(lambda: push().commit)
 
-    def _push(self, commit_message: str | None, token: str | None = None, revision: str | None = None) -> partial:
+    def _push(
+        self, folder: Path, commit_message: str | None, token: str | None = None, revision: str | None = None
+    ) -> partial:
         return partial(
             push_folder,
-            Path(self.args.output_dir),
+            folder,
             self.hub_model_id,
             revision=revision or self.args.hub_revision,
             commit_message=commit_message,
@@ -84,15 +88,17 @@ class HubPushes(Trainer):
             return
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self._tell_failed_pushes()
-        # a copy: the checkpoint may have made room for the next one before the push is over
+        # a copy for this push: the checkpoint may have made room for the next one before it is over
+        copy = Path(tempfile.mkdtemp(prefix="_push-", dir=self.args.output_dir))
         for pattern in MODEL_FILES:
             for path in Path(checkpoint_folder).glob(pattern):
-                shutil.copy(path, self.args.output_dir)
+                shutil.copy(path, copy)
         if self.processing_class is not None:
-            self.processing_class.save_pretrained(self.args.output_dir)
+            self.processing_class.save_pretrained(copy)
         by_steps = self.args.save_strategy == SaveStrategy.STEPS
         now = f"step {self.state.global_step}" if by_steps else f"epoch {int(self.state.epoch)}"
-        job = HfApi().run_as_future(self._push(f"Training in progress, {now}"))
+        # through the one `hf_api()` pushes run one after the other
+        job = hf_api().run_as_future(_and_remove, copy, self._push(copy, f"Training in progress, {now}"))
         if self.push_in_progress is None:
             self.push_in_progress = PushInProgress([])
         self.push_in_progress.jobs.append(job)
@@ -113,6 +119,13 @@ class HubPushes(Trainer):
                 logger.error(str(error))
             elif error is not None:
                 raise error
+
+
+def _and_remove(folder: Path, push: Callable[[], Pushed]) -> CommitInfo:
+    try:
+        return push().commit
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 __all__ = ["HubPushes"]

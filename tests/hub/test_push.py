@@ -203,7 +203,7 @@ def test_a_commit_whose_answer_is_lost_is_told_to_be_there(hub, folder: Path):
     hub.faults.append(Fault("POST", "/commit/", None, after=True))
     with pytest.raises(PushError, match="Not on the server: nothing") as error:
         push_folder(folder, REPO)
-    assert "On the server: attention.py" in str(error.value)
+    assert re.search(r"On the server: [^:]*model.safetensors", str(error.value))
     messages = hub.messages(REPO)
     push_folder(folder, REPO)
     assert hub.messages(REPO) == messages  # nothing was left to do
@@ -216,7 +216,7 @@ def test_a_large_file_that_never_arrives(hub, model, folder: Path):
     with pytest.raises(PushError) as error:
         other.push_to_hub(REPO)
     assert "There in another form: config.json, model.safetensors." in str(error.value)
-    assert "On the server: attention.py" in str(error.value)
+    assert re.search(r"On the server: [^:]*modeling_transformer_xl.py", str(error.value))
     assert "Not on the server: README.md" in str(error.value)
     assert hub.files(REPO)["model.safetensors"] == (folder / "model.safetensors").read_bytes()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import VOCAB_SIZE, tiny_model
+from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -21,7 +21,7 @@ REPO = "owner/trained"
 
 
 def trainer(tmp_path: Path, **arguments) -> MemoryTrainer:
-    ids = np.random.default_rng(0).integers(0, VOCAB_SIZE, 2 * 6 * 4 + 1)
+    ids = np.random.default_rng(0).integers(0, 256, 2 * 6 * 4 + 1)
     defaults = {
         "per_device_train_batch_size": 2,
         "max_steps": 4,
@@ -34,7 +34,7 @@ def trainer(tmp_path: Path, **arguments) -> MemoryTrainer:
         "dataloader_pin_memory": False,
     }
     return MemoryTrainer(
-        tiny_model("transformer_xl", "causal_lm", dtype=torch.float32),
+        tiny_model("transformer_xl", "causal_lm", dtype=torch.float32, vocab_size=259),
         MemoryTrainingArguments(str(tmp_path / "run"), **(defaults | arguments)),
         train_dataset=TextStream(ids, 6, 2),
         processing_class=ByteTokenizer(),
@@ -48,6 +48,7 @@ def test_every_save_is_pushed_and_the_end(hub, tmp_path: Path):
     pushed = ["initial commit", "Training in progress, step 2", "Training in progress, step 4"]
     assert hub.messages(REPO) == pushed
     assert hub.repos[REPO].private
+    assert not list((tmp_path / "run").glob("_push-*"))
     states = list(hub.repos[REPO].commits.values())
     for files in states[1:]:
         assert {"model.safetensors", "config.json", "modeling_transformer_xl.py", "tokenization_bytes.py"} <= set(
