@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +12,10 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
-# A list of what may go, not of what may not: a pickle can have any name. Optimizers, schedulers and random states of a
-# checkpoint are pickles.
+# What may go, not what may not: a pickle can have any name, and a checkpoint also holds the memory of its training.
 UPLOADED = (
-    ".json", ".safetensors", ".py", ".md", ".txt", ".jinja", ".yaml", ".yml", ".model", ".png", ".svg", ".gitattributes",
+    "model*.safetensors", "adapter_model*.safetensors", "*.json", "*.py", "*.md", "*.txt", "*.jinja", "*.yaml", "*.model",
+    "*.png", "*.svg",
 )  # fmt: skip
 
 REASONS = {
@@ -67,6 +68,7 @@ def push_folder(
     api = HfApi(token=token, library_name="transformers-xl")
     with explained(repo_id, files, revision, token, create_pr):
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    with explained(repo_id, files, revision, token, create_pr):  # with the name of its owner
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         commit = api.create_commit(
@@ -91,16 +93,12 @@ def files_below(folder: Path) -> dict[str, Path]:
 
 def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
     everything = files_below(folder)
-    files = {
-        name: path
-        for name, path in everything.items()
-        if name.endswith(UPLOADED) and not name.startswith(("checkpoint-", "_", "."))
-    }
+    files = {name: path for name, path in everything.items() if _belongs_to_a_model(name)}
     if "config.json" not in files:
         raise ValueError(f"`folder`={str(folder)!r} has no config.json: give a folder that `save_pretrained` wrote.")
     if not any(name.endswith(".safetensors") for name in files):
         raise ValueError(
-            f"`folder`={str(folder)!r} has no .safetensors file: load the model and save it again; pickles are not pushed."
+            f"`folder`={str(folder)!r} has no model.safetensors: load the model and save it again; pickles are not pushed."
         )
     auto_map = json.loads(files["config.json"].read_text(encoding="utf-8")).get("auto_map", {})
     missing = sorted({f"{reference.partition('.')[0]}.py" for reference in auto_map.values()} - set(files))
@@ -110,6 +108,11 @@ def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
             "and save it again."
         )
     return files, [name for name in everything if name not in files]
+
+
+def _belongs_to_a_model(name: str) -> bool:
+    inner = name.startswith((".", "_", "checkpoint-")) and not name.startswith(".eval_results/")
+    return not inner and any(fnmatchcase(name, pattern) for pattern in UPLOADED)
 
 
 @contextmanager

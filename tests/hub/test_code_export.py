@@ -212,19 +212,22 @@ def test_every_model_runs_where_the_package_is_not_installed(saved: Path, tmp_pa
     assert result.stdout.strip() == f"{heads} models"
 
 
-@pytest.mark.parametrize("trust_remote_code", [None, False])
-def test_where_it_is_installed_no_code_of_the_folder_runs(saved: Path, monkeypatch, trust_remote_code):
+@pytest.mark.parametrize("trust_remote_code", [None, False, True])
+def test_where_it_is_installed_no_code_of_the_folder_runs(saved: Path, tmp_path: Path, monkeypatch, trust_remote_code):
     def asked(prompt: str):
         raise AssertionError(prompt)
 
     monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     for model_type, row in VARIANTS.items():
         folder = saved / "model" / model_type
         assert type(AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)) is row.config_class
         model = AutoModel.from_pretrained(folder, trust_remote_code=trust_remote_code)
         assert type(model) is row.model_class
+    assert list(tmp_path.iterdir()) == []
     tokenizer = AutoTokenizer.from_pretrained(saved / "causal_lm/gtrxl", trust_remote_code=trust_remote_code)
-    assert type(tokenizer) is ByteTokenizer
+    # the library prefers a tokenizer's remote code where it is trusted, as docs/hub.md says
+    assert (type(tokenizer) is ByteTokenizer) == (not trust_remote_code)
 
 
 def test_the_library_finds_the_same_imports(saved: Path):

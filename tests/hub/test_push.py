@@ -92,6 +92,10 @@ def test_branches_and_pull_requests(hub, model):
 def test_the_command(hub, folder: Path, tmp_path: Path):
     folder = shutil.copytree(folder, tmp_path / "model")
     (folder / "training_args.bin").write_bytes(b"a pickle")
+    (folder / "memory-0.safetensors").write_bytes(b"of a training")
+    for name in ("checkpoint-2/model.safetensors", ".eval_results/score.yaml", "_push/config.json"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text("{}")
     result = push_command(folder, "my-model", "--private", "-m", "first", "--description", "why")
     assert result.exit_code == 0, result.output
     assert re.search(r"\d+ files are at http://127.0.0.1:\d+/owner/my-model/commit/[0-9a-f]{40}", result.output)
@@ -120,7 +124,7 @@ def test_the_command(hub, folder: Path, tmp_path: Path):
     ("change", "message"),
     [
         (lambda path: (path / "config.json").unlink(), "no config.json"),
-        (lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), "no .safetensors"),
+        (lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), "no model.safetensors"),
         (lambda path: (path / "modeling_transformer_xl.py").unlink(), "no modeling_transformer_xl.py"),
     ],
 )
@@ -219,6 +223,27 @@ def test_a_large_file_that_never_arrives(hub, model, folder: Path):
     assert re.search(r"On the server: [^:]*modeling_transformer_xl.py", str(error.value))
     assert "Not on the server: README.md" in str(error.value)
     assert hub.files(REPO)["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+
+
+def test_how_things_stand_is_told_of_a_repository_without_its_owner(hub, folder: Path):
+    push_folder(folder, "my-model")
+    hub.faults.append(Fault("POST", "/preupload/", 400))
+    with pytest.raises(PushError, match="`owner/my-model` failed: the server refused it.*Not on the server: nothing"):
+        push_folder(folder, "my-model")
+
+
+def test_the_requests_of_a_push_are_those_of_the_document(hub, folder: Path):
+    push_folder(folder, REPO, revision="v1")
+    lfs = f"/lfs/{REPO}/{next(iter(hub.large))}"
+    assert hub.requests == [
+        "POST /api/repos/create",
+        f"POST /api/models/{REPO}/branch/v1",
+        f"POST /api/models/{REPO}/preupload/v1",
+        f"POST /{REPO}.git/info/lfs/objects/batch",
+        f"PUT {lfs}",
+        f"POST {lfs}/verify",
+        f"POST /api/models/{REPO}/commit/v1",
+    ]
 
 
 def test_a_server_that_goes_away_is_said_to_be_silent(hub, folder: Path):
