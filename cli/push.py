@@ -25,7 +25,7 @@ def push(
     with clean_errors():
         if not message.strip():
             raise ValueError("`message`='' is empty: say in a few words what is pushed.")
-        from transformers_xl.hub.push import push_folder
+        from transformers_xl.hub.uploading import push_folder
 
         pushed = push_folder(
             model_dir,

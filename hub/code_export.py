@@ -63,12 +63,10 @@ def exported_source(module: str) -> Source:
     text = Path(spec.origin).read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
     needs = []
-    for node in own_imports(ast.parse(text), module):
-        needs.append(node.module)
-        pattern = rf"from\s+{re.escape(node.module)}\s+import\b"
-        line, count = re.subn(
-            pattern, f"from .{node.module.rpartition('.')[2]} import", lines[node.lineno - 1], count=1
-        )
+    for node, needed in own_imports(ast.parse(text), module):
+        needs.append(needed)
+        pattern = rf"from\s+{re.escape(needed)}\s+import\b"
+        line, count = re.subn(pattern, f"from .{needed.rpartition('.')[2]} import", lines[node.lineno - 1], count=1)
         if count != 1:
             _refuse(module, node, "write `from <module> import` on one line")
         lines[node.lineno - 1] = line
@@ -80,8 +78,9 @@ def exported_source(module: str) -> Source:
     return Source(header + "".join(lines), tuple(dict.fromkeys(needs)))
 
 
-def own_imports(tree: ast.Module, module: str) -> Iterator[ast.ImportFrom]:
-    """The imports of modules of this package, wherever they stand; what cannot be followed is refused."""
+def own_imports(tree: ast.Module, module: str) -> Iterator[tuple[ast.ImportFrom, str]]:
+    """The imports of modules of this package, with the names of these, wherever they stand; what cannot be followed is
+    refused."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -103,7 +102,7 @@ def own_imports(tree: ast.Module, module: str) -> Iterator[ast.ImportFrom]:
                 spec = importlib.util.find_spec(name)
                 if spec is None or spec.submodule_search_locations is not None:
                     _refuse(module, node, "import from the file that defines the name, not from a package")
-                yield node
+                yield node, name
 
 
 def _refuse(module: str, node: ast.expr | ast.stmt, remedy: str) -> NoReturn:

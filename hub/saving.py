@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.hub.code_export import PACKAGE, write_code
-from transformers_xl.hub.push import explained, files_below
+from transformers_xl.hub.uploading import explained, files_below
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
@@ -62,31 +62,28 @@ class ConfigWithCode(SavedWithCode):
     """A config writes the code of its models too: `auto_map` names them all."""
 
     def _auto_classes(self) -> dict[str, type]:
+        """The classes that the Auto classes need to load what is saved."""
         row = VARIANTS.get(self.model_type)
         if row is None or type(self) is not row.config_class:  # a sub-class of yours: its code is not ours to export
             return {}
-        return {
+        classes = {
             "AutoConfig": row.config_class,
             "AutoModel": row.model_class,
             "AutoModelForCausalLM": row.causal_lm_class,
             "AutoModelForSequenceClassification": row.sequence_classification_class,
             "AutoModelForTokenClassification": row.token_classification_class,
         }
+        return {auto: cls for auto, cls in classes.items() if cls is not None}
 
     def to_dict(self) -> dict[str, Any]:
         fields = super().to_dict()
         fields.pop("auto_map", None)  # of the file that it was loaded from
-        if _including.get():
-            references = {auto: _reference(cls) for auto, cls in self._auto_classes().items() if cls is not None}
-            fields |= {"auto_map": references} if references else {}
-        return fields
+        references = {auto: _reference(cls) for auto, cls in self._auto_classes().items()} if _including.get() else {}
+        return fields | ({"auto_map": references} if references else {})
 
     def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
         if _including.get():
-            write_code(
-                Path(json_file_path).parent,
-                {cls.__module__ for cls in self._auto_classes().values() if cls is not None},
-            )
+            write_code(Path(json_file_path).parent, {cls.__module__ for cls in self._auto_classes().values()})
         super().to_json_file(json_file_path, use_diff)
 
 

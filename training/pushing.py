@@ -14,7 +14,7 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import logging
 from transformers.utils.hub import PushInProgress, hf_api
 
-from transformers_xl.hub.push import Pushed, PushError, explained, push_folder
+from transformers_xl.hub.uploading import Pushed, PushError, explained, push_folder
 
 logger = logging.get_logger(__name__)
 
@@ -30,14 +30,17 @@ MODEL_FILES = (
 
 
 class HubPushes(Trainer):
-    """Pushes of a `Trainer` through [`~transformers_xl.hub.push.push_folder`]: one commit each, of the files of a model.
+    """Pushes of a `Trainer` through [`~transformers_xl.hub.uploading.push_folder`]: one commit each, of the files of a model.
     The library's own would push its arguments as a pickle, and leave the code behind.
 
     Where a push in the background fails, training goes on; it is told when the next one begins, and at the end.
     """
 
+    hub_model_id: Any  # None until a push is asked for
+    push_in_progress: Any
+
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        with explained(self.args.hub_model_id or Path(self.args.output_dir).absolute().name, {}, token=token):
+        with explained(self.args.hub_model_id or self._output_dir.name, {}, token=token):
             super().init_hf_repo(token=token, private=private)
 
     def push_to_hub(
@@ -60,13 +63,17 @@ class HubPushes(Trainer):
         self.save_model(_internal_call=True)  # on all processes: the weights may be spread over them
         if not self.is_world_process_zero():
             return None
-        tags = [kwargs.pop("tags", None) or [], getattr(self.model, "model_tags", None) or []]
-        tags = [tag for given in tags for tag in ([given] if isinstance(given, str) else given)]
+        given = [kwargs.pop("tags", None) or [], getattr(self.model, "model_tags", None) or []]
+        tags = [tag for some in given for tag in ([some] if isinstance(some, str) else some)]
         name = kwargs.pop("model_name", None) or self.hub_model_id.split("/")[-1]
         self.create_model_card(model_name=name, tags=list(dict.fromkeys(tags)) or None, **kwargs)
         self._finish_current_push()
-        push = self._push(Path(self.args.output_dir), commit_message, token, revision)
+        push = self._push(self._output_dir, commit_message, token, revision)
         return push().commit if blocking else hf_api().run_as_future(lambda: push().commit)
+
+    @property
+    def _output_dir(self) -> Path:
+        return Path(str(self.args.output_dir)).absolute()
 
     def _push(
         self, folder: Path, commit_message: str | None, token: str | None = None, revision: str | None = None
@@ -89,7 +96,7 @@ class HubPushes(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self._tell_failed_pushes()
         # a copy for this push: the checkpoint may have made room for the next one before it is over
-        copy = Path(tempfile.mkdtemp(prefix="_push-", dir=self.args.output_dir))
+        copy = Path(tempfile.mkdtemp(prefix="_push-", dir=self._output_dir))
         for pattern in MODEL_FILES:
             for path in Path(checkpoint_folder).glob(pattern):
                 shutil.copy(path, copy)
@@ -100,7 +107,7 @@ class HubPushes(Trainer):
         # through the one `hf_api()` pushes run one after the other
         job = hf_api().run_as_future(_and_remove, copy, self._push(copy, f"Training in progress, {now}"))
         if self.push_in_progress is None:
-            self.push_in_progress = PushInProgress([])
+            self.push_in_progress = PushInProgress()
         self.push_in_progress.jobs.append(job)
 
     def _finish_current_push(self) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from transformers_xl import ByteTokenizer, MemoryTrainer
-from transformers_xl.hub.push import PushError
+from transformers_xl.hub.uploading import PushError
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
