@@ -1,5 +1,6 @@
 """Pushes through the real client to a stand-in server: what arrives, what does not, and what is said of it."""
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -201,6 +202,24 @@ def test_a_push_that_was_interrupted_goes_on(hub, model, folder: Path, status: i
     push_folder(folder, REPO)
     assert not hub.count("^PUT")  # the weights are not sent twice
     assert "model.safetensors" in hub.files(REPO)
+
+
+def test_of_many_large_files_only_those_that_were_missing_are_sent(hub, model, tmp_path: Path):
+    model.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    shards = {path.name for path in (tmp_path / "shards").glob("*.safetensors")}
+    assert len(shards) > 3
+    path = max((tmp_path / "shards").glob("*.safetensors"))
+    oid = hashlib.sha256(path.read_bytes()).hexdigest()
+    hub.faults.append(Fault("PUT", oid, None, times=99))
+    with pytest.raises(PushError, match="the connection was lost"):
+        push_folder(tmp_path / "shards", REPO)
+    arrived = len(hub.large)
+    assert arrived > 0
+    hub.faults.clear()
+    hub.requests.clear()
+    push_folder(tmp_path / "shards", REPO)
+    assert hub.count("^PUT") == len(shards) - arrived < len(shards)
+    assert shards <= set(hub.files(REPO))
 
 
 def test_a_commit_whose_answer_is_lost_is_told_to_be_there(hub, folder: Path):
