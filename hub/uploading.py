@@ -146,14 +146,11 @@ def explained(
 
 def _reason(error: HTTPError) -> str:
     if not isinstance(error, HfHubHTTPError):
-        return "the connection was lost"
+        return f"the connection was lost ({' '.join(str(error).split()) or type(error).__name__})"
     status = error.response.status_code
-    return REASONS.get(status, "the server has a fault" if status >= 500 else "the server refused it")
-
-
-def _first_line(error: HTTPError) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]} ..."
+    reason = REASONS.get(status, "the server has a fault" if status >= 500 else "the server refused it")
+    said = " ".join((error.server_message or "").split())
+    return f"{reason} ({status}{f': {said}' if said else ''})"
 
 
 def _standing(repo_id: str, files: Mapping[str, Path], revision: str | None, token: str | bool | None) -> str:
@@ -175,7 +172,16 @@ def _standing(repo_id: str, files: Mapping[str, Path], revision: str | None, tok
             states["Not on the server"].append(name)
         else:
             states["On the server" if _same(path, remote[name]) else "There in another form"].append(name)
-    return " ".join(f"{state}: {', '.join(names) or 'nothing'}." for state, names in states.items())
+    return " ".join(
+        f"{state}: {_named(names)}." for state, names in states.items() if names or state != "There in another form"
+    )
+
+
+def _named(names: list[str]) -> str:
+    """Names in a row, those of code files by their number: a model has some thirty."""
+    code = [name for name in names if name.endswith(".py")]
+    told = [name for name in names if name not in code] + ([f"{len(code)} files of code"] if code else [])
+    return ", ".join(told) or "nothing"
 
 
 def _same(path: Path, remote: RepoFile) -> bool:
