@@ -53,7 +53,9 @@ def main() -> None:
         old, ours = (torch.load(f"{folder}/{side}.pt", weights_only=True) for side in ("old", "ours"))
     difference = (old["log_probs"] - ours["log_probs"]).abs().max().item()
     if difference > 1e-4 or not torch.equal(old["generated"], ours["generated"]):
-        raise SystemExit(f"the outputs differ: log-probabilities by {difference}, {old['generated']} {ours['generated']}")
+        raise SystemExit(
+            f"the outputs differ: log-probabilities by {difference}, {old['generated']} {ours['generated']}"
+        )
     sides = {
         side: {name: statistics.median(run[name] for run in of) for name in MEASURED} | {"versions": of[0]["versions"]}
         for side, of in runs.items()

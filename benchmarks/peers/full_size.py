@@ -1,7 +1,7 @@
 """One side of `bench_full_size.py`, in a process of its own: makes a checkpoint, or loads it, scores and generates.
 
-    python full_size.py make  FOLDER                 transformers 4.35 writes a random checkpoint of wt103's shape
-    python full_size.py run   FOLDER ANSWERS.pt      loads it with the libraries at hand; prints a line of JSON
+python full_size.py make  FOLDER                 transformers 4.35 writes a random checkpoint of wt103's shape
+python full_size.py run   FOLDER ANSWERS.pt      loads it with the libraries at hand; prints a line of JSON
 """
 
 import json
@@ -54,8 +54,9 @@ def run(folder: str, answers: str) -> None:
     if int(transformers.__version__.split(".")[0]) < 5:
         from transformers import TransfoXLLMHeadModel as model_class
     else:
-        import transformers_xl  # noqa: F401  registers the models
         from transformers import AutoModelForCausalLM as model_class
+
+        import transformers_xl  # noqa: F401  registers the models
     before, memory = anonymous(), PeakMemory()
     memory.start()
     began = time.perf_counter()
