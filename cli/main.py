@@ -12,6 +12,7 @@ from transformers_xl.cli.measure_curve import context_curve
 from transformers_xl.cli.measure_recl import recl
 from transformers_xl.cli.measure_speed import speed
 from transformers_xl.cli.push import push
+from transformers_xl.cli.report import report
 from transformers_xl.cli.train import train
 
 app = typer.Typer(
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, evaluate, generate, compare, recl, context_curve, speed, push):
+for command in (train, evaluate, generate, compare, recl, context_curve, speed, push, report):
     app.command(no_args_is_help=True)(command)
 
 if __name__ == "__main__":
