@@ -8,6 +8,7 @@ import typer
 from transformers_xl.cli.compare import compare
 from transformers_xl.cli.evaluate import evaluate
 from transformers_xl.cli.generate import generate
+from transformers_xl.cli.tokenizer import tokenizer
 from transformers_xl.cli.train import train
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 for command in (train, evaluate, generate, compare):
     app.command(no_args_is_help=True)(command)
+app.add_typer(tokenizer, name="tokenizer")
 
 if __name__ == "__main__":
     app()
