@@ -13,6 +13,7 @@ from transformers_xl.cli.measure_recl import recl
 from transformers_xl.cli.measure_speed import speed
 from transformers_xl.cli.push import push
 from transformers_xl.cli.report import report
+from transformers_xl.cli.tokenizer import tokenizer
 from transformers_xl.cli.train import train
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for command in (train, evaluate, generate, compare, recl, context_curve, speed, push, report):
     app.command(no_args_is_help=True)(command)
+app.add_typer(tokenizer, name="tokenizer")
 
 if __name__ == "__main__":
     app()
