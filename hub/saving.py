@@ -17,8 +17,9 @@ from transformers_xl.hub.uploading import explained, files_below
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
-TOKENIZERS = (ByteTokenizer,)
+TOKENIZERS = (ByteTokenizer, WordTokenizer)
 
 # Whether the save that runs includes code; None outside of a save. A model saves its config, which writes the code of both.
 _including: ContextVar[bool | None] = ContextVar("including", default=None)
