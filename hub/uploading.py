@@ -135,7 +135,7 @@ def explained(
             raise
         where = f"`{repo_id}`" if revision is None else f"`{repo_id}`, branch `{revision}`,"
         lines = [
-            f"The push to {where} failed: {_reason(cause)} ({_first_line(cause)}).",
+            f"The push to {where} failed: {_reason(cause)}.",
             _standing(repo_id, files, revision, token),
         ]
         if create_pr:
