@@ -15,8 +15,8 @@ def convert(
         Path,
         Argument(
             exists=True,
-            help="model.pt of the original repository, a state dict of it, or a folder: that of a run with model.pt, or one "
-            "that transformers 4.x wrote for transfo-xl.",
+            help="model.pt of the original repository, a state dict of it, or a folder: that of a run with model.pt, or "
+            "one that transformers 4.x wrote for transfo-xl.",
         ),
     ],
     output: Annotated[Path, Argument(help="Folder to write: config, weights as safetensors, tokenizer.")],
@@ -34,8 +34,8 @@ def convert(
         Option(
             exists=True,
             dir_okay=False,
-            help="JSON file of hyper-parameters by their original names, for a state dict: mem_len, clamp_len, same_length, "
-            "pre_lnorm, and cutoffs with div_val 1.",
+            help="JSON file of hyper-parameters by their original names, for a state dict: mem_len, clamp_len, "
+            "same_length, pre_lnorm, and cutoffs with div_val 1.",
         ),
     ] = None,
     cluster_order: Annotated[
@@ -105,9 +105,9 @@ def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | No
     model = auto_class.from_pretrained(source, cluster_order=cluster_order)
     if vocab is None and any((source / name).is_file() for name in HF_FILES):
         tokenizer = AutoTokenizer.from_pretrained(source)
-        _check_size(model, tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False), source)
+        _check_size(model, tokenizer.vocab_size, source)
         return model, tokenizer
-    return model, _tokenizer(model, vocab)
+    return model, _tokenizer(model, vocab, split="moses", add_eos=False)
 
 
 def _from_original(source: Path, vocab: Path | None, given: dict, cluster_order: str | None) -> tuple:
@@ -120,10 +120,12 @@ def _from_original(source: Path, vocab: Path | None, given: dict, cluster_order:
     model = load_original(path, given, cluster_order or "reversed")
     if vocab is None:
         vocab = next((file for name in ORIGINAL_FILES if (file := path.parent / name).is_file()), None)
-    return model, _tokenizer(model, vocab)
+    return model, _tokenizer(model, vocab, split="spaces", add_eos=True)
 
 
-def _tokenizer(model, vocab: Path | None):
+def _tokenizer(model, vocab: Path | None, split: str, add_eos: bool):
+    """The tokenizer of a vocabulary: words parted by Moses' rules, or by spaces, with `<eos>` at line ends where it has
+    one."""
     if vocab is None:
         return None
     from transformers_xl.modeling.conversion.vocabulary import read_vocabulary
@@ -131,12 +133,18 @@ def _tokenizer(model, vocab: Path | None):
 
     vocabulary = read_vocabulary(vocab)
     _check_size(model, len(vocabulary["idx2sym"]), vocab)
-    return WordTokenizer.from_legacy(vocabulary)
+    return WordTokenizer.from_legacy(
+        vocabulary,
+        split="characters" if vocabulary.get("delimiter") == "" else split,
+        add_eos=add_eos and "<eos>" in vocabulary["sym2idx"],
+    )
 
 
 def _check_size(model, size: int, where: Path) -> None:
     if size != model.config.vocab_size:
-        raise ValueError(f"{str(where)!r} has a vocabulary of {size} symbols, the model one of {model.config.vocab_size}.")
+        raise ValueError(
+            f"{str(where)!r} has a vocabulary of {size} symbols, the model one of {model.config.vocab_size}."
+        )
 
 
 __all__ = ["convert"]

@@ -48,8 +48,8 @@ def has_projections(hyper: dict) -> bool:
 
 
 def random_weights(hyper: dict, untie_r: bool = False) -> dict[str, torch.Tensor]:
-    """Weights by their names in `state_dict()`; tied ones are the same tensor. `untie_r`: a pair of biases in each layer, as
-    in transformers."""
+    """Weights by their names in `state_dict()`; tied ones are the same tensor. `untie_r`: a pair of biases in each layer,
+    as in transformers."""
     generator = torch.Generator().manual_seed(0)
 
     def new(*shape: int) -> torch.Tensor:
@@ -214,8 +214,21 @@ def module(weights: dict, hyper: dict) -> nn.Module:
         return result
 
     parameters: dict[int, nn.Parameter] = {}
-    own = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "ext_len", "mem_len", "clamp_len")
-    top = make("MemTransformerLM", **{name: hyper[name] for name in (*own, "same_length", "attn_type", "sample_softmax")})
+    own = (
+        "n_token",
+        "n_layer",
+        "n_head",
+        "d_model",
+        "d_head",
+        "d_embed",
+        "tgt_len",
+        "ext_len",
+        "mem_len",
+        "clamp_len",
+    )
+    top = make(
+        "MemTransformerLM", **{name: hyper[name] for name in (*own, "same_length", "attn_type", "sample_softmax")}
+    )
     fill(top, "")
     ends = [*hyper["cutoffs"], hyper["n_token"]]
     for name, beginning in (("word_emb", "emb"), ("crit", "out")):

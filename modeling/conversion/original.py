@@ -42,7 +42,11 @@ INSTEAD = {
     2: "the vanilla Transformer with absolute positions; train a VanillaTransformer",
     3: "Al-Rfou's Transformer with positions in every layer; train a VanillaTransformer",
 }
-WRAPPERS = ("torch.nn.parallel.data_parallel.DataParallel", "data_parallel.BalancedDataParallel", "fp16_opt.FP16_Module")
+WRAPPERS = (
+    "torch.nn.parallel.data_parallel.DataParallel",
+    "data_parallel.BalancedDataParallel",
+    "fp16_opt.FP16_Module",
+)
 
 
 def load_original(
@@ -66,6 +70,7 @@ def load_original(
             file.close()
             weights = {without_prefix(name): weight for name, weight in load_weights(path).items()}
             hyper = _hyper_of_weights(weights, where) | given
+            check_carried_over(hyper, where)
             needed = [*NOT_IN_WEIGHTS, *(["cutoffs"] if _cutoffs_unknown(weights) else [])]
             missing = [name for name in needed if name not in given]
             if missing:
@@ -76,9 +81,9 @@ def load_original(
         else:
             module = _unwrapped(file)
             hyper = _hyper_of_module(file, module) | given
+            check_carried_over(hyper, where)
             weights = {name: file.tensor(weight) for name, weight in module_weights(file, module).items()}
-    hyper = DEFAULTS | hyper
-    config = config_of(hyper, where)
+    config = config_of(DEFAULTS | hyper)
     _note_ties(config, weights)
     state_dict = translate_weights(weights, config, where, cluster_order)
     return TransformerXLForCausalLM.from_pretrained(None, config=config, state_dict=state_dict)
@@ -89,7 +94,9 @@ def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         kind = HYPER_PARAMETERS.get(name)
         if kind is None:
-            raise ValueError(f"`{name}`={shown(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}.")
+            raise ValueError(
+                f"`{name}`={shown(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
+            )
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             expected = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise ValueError(f"`{name}`={shown(value)} must be of type {expected}.")
@@ -98,28 +105,29 @@ def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def config_of(hyper: dict[str, Any], where: str) -> TransformerXLConfig:
-    """The configuration of a model with the original's hyper-parameters; weights are tied until they are seen not to be.
+def check_carried_over(hyper: dict[str, Any], where: str) -> None:
+    """Raise a `ValueError` for what the original code can do, and this package does otherwise or not."""
+    attn_type, ext_len, samples = (hyper.get(name, 0) for name in ("attn_type", "ext_len", "sample_softmax"))
+    if attn_type != 0:
+        raise ValueError(
+            f"{where!r} has `attn_type`={attn_type}, which is {INSTEAD.get(attn_type, 'unknown')}: only 0, "
+            "Transformer-XL's own attention, is carried over."
+        )
+    if ext_len != 0:
+        raise ValueError(
+            f"{where!r} has `ext_len`={ext_len}: a segment cannot be read again as context here. It was an option of the "
+            'run, not of the weights: convert with {"ext_len": 0} in the JSON file of --config, and a longer `mem_len`.'
+        )
+    if samples > 0:
+        raise ValueError(
+            f"{where!r} was trained with `sample_softmax`={samples}, whose losses are estimates even in evaluation: only "
+            "the full or adaptive softmax is carried over."
+        )
 
-    Raises:
-        ValueError: for what the original code can do, and this package does otherwise or not.
-    """
-    if hyper["attn_type"] != 0:
-        raise ValueError(
-            f"{where!r} has `attn_type`={hyper['attn_type']}, which is "
-            f"{INSTEAD.get(hyper['attn_type'], 'unknown')}: only 0, Transformer-XL's own attention, is carried over."
-        )
-    if hyper["ext_len"] != 0:
-        raise ValueError(
-            f"{where!r} has `ext_len`={hyper['ext_len']}: a segment cannot be read again as context here. It was an option "
-            'of the run, not of the weights: convert with {"ext_len": 0} in the JSON file of --config, and give `mem_len` '
-            "the length."
-        )
-    if hyper["sample_softmax"] > 0:
-        raise ValueError(
-            f"{where!r} was trained with `sample_softmax`={hyper['sample_softmax']}, whose losses are estimates even in "
-            "evaluation: only the full or adaptive softmax is carried over."
-        )
+
+def config_of(hyper: dict[str, Any]) -> TransformerXLConfig:
+    """The configuration of a model with all of the original's hyper-parameters; weights are tied until they are seen not to
+    be."""
     return TransformerXLConfig(
         vocab_size=hyper["n_token"],
         hidden_size=hyper["d_model"],
@@ -164,7 +172,18 @@ def _hyper_of_module(file: TorchFile, module: Inert) -> dict[str, Any]:
             owner = child
         return owner
 
-    own = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "ext_len", "mem_len", "clamp_len")
+    own = (
+        "n_token",
+        "n_layer",
+        "n_head",
+        "d_model",
+        "d_head",
+        "d_embed",
+        "tgt_len",
+        "ext_len",
+        "mem_len",
+        "clamp_len",
+    )
     hyper = {name: module[name] for name in (*own, "same_length", "attn_type", "sample_softmax")}
     embedding = part(module, "word_emb")
     cutoffs = embedding["cutoffs"]
@@ -190,23 +209,28 @@ def _hyper_of_module(file: TorchFile, module: Inert) -> dict[str, Any]:
 
 def _hyper_of_weights(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
     """What the shapes of a state dict tell."""
-    if "r_r_bias" in weights:
-        attn_type = 0
-    elif "layers.0.dec_attn.q_net.weight" in weights:
-        attn_type = 3 if "r_emb" in weights else 2
-    else:
-        attn_type = 1
+    first = "layers.0.dec_attn"
+    if f"{first}.qkv_net.weight" not in weights and f"{first}.q_net.weight" not in weights:
+        raise ValueError(f"{where!r} is refused: its weights are not those of a MemTransformerLM.")
+    if f"{first}.q_net.weight" in weights:
+        return {"attn_type": 3 if "r_emb" in weights else 2}  # refused with a reason of its own
+    if "r_emb" in weights:
+        return {"attn_type": 1}
     indices = range(len(weights))
     tables = [weights[name] for i in indices if (name := f"word_emb.emb_layers.{i}.weight") in weights]
     layers = [i for i in indices if f"layers.{i}.dec_attn.layer_norm.weight" in weights]
     inner = weights.get("layers.0.pos_ff.CoreNet.0.bias")
     bias = weights.get("r_w_bias")
-    if inner is None or bias is None or bias.dim() != 2 or not tables or any(table.dim() != 2 for table in tables):
-        if attn_type == 0:
-            raise ValueError(f"{where!r} is refused: its weights are not those of a MemTransformerLM.")
-        return {"attn_type": attn_type}  # refused with a reason of its own
+    norm = weights.get(f"{first}.layer_norm.weight")
+    vectors, matrices = (norm, inner), (bias, *tables)
+    if (
+        any(vector is None or vector.dim() != 1 for vector in vectors)
+        or any(matrix is None or matrix.dim() != 2 for matrix in matrices)
+        or not tables
+    ):
+        raise ValueError(f"{where!r} is refused: its biases, norms or embeddings are missing, or of no such shape.")
     ends = torch.tensor([len(table) for table in tables]).cumsum(0).tolist()
-    width, hidden_size = tables[0].shape[1], weights["layers.0.dec_attn.layer_norm.weight"].shape[0]
+    width, hidden_size = tables[0].shape[1], len(norm)
     if len(tables) > 1:
         div_val = width // max(tables[1].shape[1], 1)
     else:  # a projection where none is needed stands in one cluster of `div_val` above 1
@@ -221,7 +245,7 @@ def _hyper_of_weights(weights: dict[str, torch.Tensor], where: str) -> dict[str,
         "d_embed": width,
         "div_val": div_val,
         "cutoffs": ends[:-1],
-        "attn_type": attn_type,
+        "attn_type": 0,
     }
 
 
@@ -249,4 +273,4 @@ def _note_ties(config: TransformerXLConfig, weights: dict[str, torch.Tensor]) ->
         ]
 
 
-__all__ = ["HYPER_PARAMETERS", "checked_hyper_parameters", "config_of", "load_original"]
+__all__ = ["HYPER_PARAMETERS", "check_carried_over", "checked_hyper_parameters", "config_of", "load_original"]

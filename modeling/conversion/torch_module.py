@@ -5,7 +5,9 @@ Tensors become [`Weight`] records, whose sizes and strides are checked against t
 """
 
 import mmap
+import struct
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,7 +19,12 @@ from transformers_xl.modeling.conversion.safe_pickle import MAX_BYTES, Inert, Na
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how files from before torch 1.6 begin
 MAX_DIMENSIONS = 4
-MAX_DESCRIBED = 3  # bytes of all tensors for a byte of the file; tied weights are there under two names
+MAX_SHARING = 3  # bytes of all tensors for a byte of the file; tied weights are there under two names
+# what Python's zipfile raises, one or the other, for damaged files
+ZIP_ERRORS = (
+    zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, OverflowError, RuntimeError, ValueError,
+    struct.error,
+)  # fmt: skip
 STORAGES = {
     "torch.FloatStorage": torch.float32,
     "torch.DoubleStorage": torch.float64,
@@ -70,7 +77,6 @@ class TorchFile:
         self.storages: dict[str, Storage] = {}
         self.read_storages: dict[str, torch.Tensor] = {}
         self.zip: zipfile.ZipFile | None = None
-        self.described = 0
         with self.path.open("rb") as file:
             if not file.read(1):
                 self.refuse("it is empty")
@@ -131,9 +137,6 @@ class TorchFile:
         # more numbers than the storage has would be a view that repeats them, and would become large when it is copied
         if prod(size) and (last >= storage.count or prod(size) > storage.count):
             raise ValueError(f"a tensor of shape {size} does not fit into its {storage.count} numbers")
-        self.described += prod(size) * storage.dtype.itemsize
-        if self.described > MAX_DESCRIBED * len(self.data):
-            raise ValueError("its tensors share their numbers so often that copies of them would be many times the file")
         return Weight(storage, offset, size, stride)
 
     def rebuild_parameter(self, args: tuple) -> Weight:
@@ -147,7 +150,7 @@ class TorchFile:
         try:
             self.zip = zipfile.ZipFile(self.path)
             entries = self.zip.infolist()
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, UnicodeDecodeError) as error:
+        except ZIP_ERRORS as error:
             self.refuse(f"it is a damaged zip file ({error})", error)
         names = [entry.filename for entry in entries]
         if len(set(names)) < len(names):
@@ -159,7 +162,9 @@ class TorchFile:
                 self.refuse(f"its zip entry {shown(entry.filename)} is compressed, which torch never does")
         if sum(entry.file_size for entry in entries) > len(self.data):
             self.refuse("its zip entries are larger than the file")
-        roots = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+        roots = [
+            name.removesuffix("data.pkl") for name in names if name.count("/") == 1 and name.endswith("/data.pkl")
+        ]
         if len(roots) != 1:
             self.refuse("it is a zip file, but none of torch.save: it has no data.pkl")
         self.root = roots[0]
@@ -179,8 +184,25 @@ class TorchFile:
         assert self.zip is not None
         try:
             return self.zip.read(self.root + name)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, KeyError, EOFError, ValueError) as error:
+        except ZIP_ERRORS as error:
             self.refuse(f"its zip entry {shown(name)} is damaged ({error})", error)
+
+    def check_sharing(self, weights: Iterable[Weight]) -> None:
+        """Refuse a small file that would become a large model, because its weights share their numbers."""
+        described = sum(prod(weight.size) * weight.storage.dtype.itemsize for weight in weights)
+        if described > MAX_SHARING * len(self.data):
+            self.refuse(f"its weights share their numbers: they would be {described:,} bytes, of {len(self.data):,}")
+
+    def check_sums(self) -> None:
+        """Refuse a zip file in which a bit has changed; torch does not look where it maps the file into memory."""
+        if self.zip is not None:
+            for entry in self.zip.namelist():
+                try:
+                    with self.zip.open(entry) as stream:
+                        while stream.read(2**20):
+                            pass
+                except ZIP_ERRORS as error:
+                    self.refuse(f"its zip entry {shown(entry)} is damaged ({error})", error)
 
     def read_pickle(self) -> Any:
         reader = self.reader(self.data)
@@ -230,8 +252,8 @@ def is_state_dict(value: Any) -> bool:
 
 
 def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a state dict, by `torch.load(weights_only=True)`, which does not compare the length of a tensor with
-    what is in the file: that was done before.
+    """The tensors of a state dict, by `torch.load(weights_only=True)`. What they say of their sizes was checked before:
+    older releases of torch believe it.
 
     Raises:
         ValueError: the file is damaged, or no state dict.
@@ -239,6 +261,8 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
     with TorchFile(path) as file:
         if not is_state_dict(file.value):
             file.refuse("it holds something else than tensors by name")
+        file.check_sharing(file.value.values())
+        file.check_sums()
         mapped = file.zip is not None
     try:
         return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
@@ -262,6 +286,7 @@ def module_weights(file: TorchFile, module: Inert) -> dict[str, Weight]:
         for name, child in (current["_modules"] or {}).items():
             if isinstance(child, Inert):
                 pending.append((f"{prefix}{name}.", child))
+    file.check_sharing(weights.values())
     return weights
 
 

@@ -13,14 +13,14 @@ from transformers.utils import cached_file
 from transformers_xl.configuration.configuration_transfo_xl import TransfoXLConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import translate_weights
+from transformers_xl.modeling.conversion.safe_pickle import shown
 from transformers_xl.modeling.conversion.torch_module import load_weights
 from transformers_xl.modeling.conversion.vocabulary import HF_FILES, read_vocabulary
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# what the tokenizer's own files say wins over the pickle, as in transformers 4.x
-TOKENIZER_FIELDS = ("special", "min_freq", "max_size", "lower_case", "delimiter", "never_split")
+TOKENIZER_ARGUMENTS = {"lower_case": bool, "unk_token": str, "eos_token": str, "additional_special_tokens": list}
 
 
 def _hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def _file(name: str, filename: str, hub: dict[str, Any]) -> str | None:
 
 
 def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments with which the library's `from_pretrained(None)` makes the model of a `transfo-xl` folder or repository;
-    None for any other. `kwargs` are those that the user gave, `cluster_order` among them.
+    """The arguments with which the library's `from_pretrained(None)` makes the model of a `transfo-xl` folder or
+    repository; None for any other. `kwargs` are those that the user gave, `cluster_order` among them.
 
     Raises:
         ValueError: a file holds what such a checkpoint cannot hold; it is named, with the reason.
@@ -54,14 +54,16 @@ def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None
     kwargs = dict(kwargs)
     config = kwargs.pop("config", None)
     if not isinstance(config, PreTrainedConfig):
-        fields = {*TransformerXLConfig.__dataclass_fields__, *TransformerXLConfig.attribute_map, "num_labels"} - {"dtype"}
+        fields = {*TransformerXLConfig.__dataclass_fields__, *TransformerXLConfig.attribute_map, "num_labels"} - {
+            "dtype"
+        }
         overrides = {field: kwargs.pop(field) for field in [*kwargs] if field in fields}
         config = TransfoXLConfig.from_pretrained(name if config is None else config, **hub, **overrides)
     order = kwargs.pop("cluster_order", None) or described.get("cluster_order", "natural")
     files = _weight_files(name, hub, kwargs.pop("use_safetensors", None), kwargs.pop("variant", None))
     weights: dict[str, torch.Tensor] = {}
     for path in files:
-        weights |= _read(path)
+        weights |= read_weights(path)
     state_dict = translate_weights(weights, config, files[0], order)
     if kwargs.get("generation_config") is None and _file(name, "generation_config.json", hub):
         kwargs["generation_config"] = GenerationConfig.from_pretrained(name, **hub)
@@ -98,7 +100,12 @@ def _shards(name: str, index: str, hub: dict[str, Any]) -> list[str]:
     return paths
 
 
-def _read(path: str) -> dict[str, torch.Tensor]:
+def read_weights(path: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file, safetensors or of torch.
+
+    Raises:
+        ValueError: the file is no such file; it is named, with the reason.
+    """
     if not path.endswith(".safetensors"):
         return load_weights(path)
     try:
@@ -127,14 +134,35 @@ class TransfoXLTokenizer:
         if not paths:
             raise OSError(f"{str(name)!r} holds no vocabulary: one of {', '.join(HF_FILES)} is needed.")
         vocabulary = read_vocabulary(paths[0])
-        settings = _file(name, "tokenizer_config.json", hub)
-        if settings is not None:
-            try:
-                given = json.loads(Path(settings).read_text(encoding="utf-8"))
-                vocabulary |= {field: given[field] for field in TOKENIZER_FIELDS if given.get(field) is not None}
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                raise ValueError(f"{settings!r} is refused: it is no JSON object ({error}).") from error
-        return WordTokenizer.from_legacy(vocabulary)
+        # what the tokenizer was made with won over what it had pickled, and so did the defaults
+        arguments = {"lower_case": False, **_tokenizer_arguments(_file(name, "tokenizer_config.json", hub))}
+        if arguments.get("unk_token") not in vocabulary["sym2idx"]:
+            arguments.pop("unk_token", None)
+        try:
+            tokenizer = WordTokenizer.from_legacy(vocabulary, **arguments)
+        except ValueError as error:
+            raise ValueError(f"{paths[0]!r} is refused: {error}") from error
+        for attribute in ("padding_side", "truncation_side", "model_max_length"):
+            if attribute in kwargs:
+                setattr(tokenizer, attribute, kwargs[attribute])
+        return tokenizer
+
+
+def _tokenizer_arguments(path: str | None) -> dict[str, Any]:
+    """What a `tokenizer_config.json` says that the tokenizer's rules depend on."""
+    if path is None:
+        return {}
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        chosen = {name: given[name] for name in TOKENIZER_ARGUMENTS if given.get(name) is not None}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path!r} is refused: it is no JSON object ({error}).") from error
+    for name, value in chosen.items():
+        if isinstance(value, dict):  # a token, written with its flags
+            value = chosen[name] = value.get("content")
+        if not isinstance(value, TOKENIZER_ARGUMENTS[name]):
+            raise ValueError(f"{path!r} is refused: its `{name}` is {shown(value)}.")
+    return chosen
 
 
 def register() -> None:
@@ -144,4 +172,4 @@ def register() -> None:
     TransformerXLPreTrainedModel._legacy_arguments = staticmethod(legacy_arguments)
 
 
-__all__ = ["TransfoXLTokenizer", "legacy_arguments", "register"]
+__all__ = ["TransfoXLTokenizer", "legacy_arguments", "read_weights", "register"]

@@ -70,7 +70,9 @@ def _checked(fields: dict) -> dict[str, Any]:
         if type(symbol) is not str or type(index) is not int:
             raise ValueError(f"symbol {shown(symbol)} has the id {shown(index)}: it takes a string and an integer")
         if not 0 <= index < len(ids):
-            raise ValueError(f"symbol {shown(symbol)} has the id {index}, past the {len(ids)} symbols of the vocabulary")
+            raise ValueError(
+                f"symbol {shown(symbol)} has the id {index}, past the {len(ids)} symbols of the vocabulary"
+            )
         if by_id[index] is not None:
             raise ValueError(f"{shown(by_id[index])} and {shown(symbol)} have the same id {index}")
         by_id[index] = symbol

@@ -39,7 +39,7 @@ def reason_to_skip(case: dict) -> str | None:
 
 def load(case: dict, tensors: dict[str, torch.Tensor], where: str) -> TransformerXLForCausalLM:
     hyper = DEFAULTS | case["hyper"] | {"dropout": 0.0}
-    config = config_of(hyper, where)
+    config = config_of(hyper)
     config.tie_word_embeddings = hyper["tie_weight"]
     if config.has_projections:
         config.tie_projs = hyper["tie_projs"] or [False] * len(config.clusters)
