@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -123,7 +123,7 @@ def _from_original(source: Path, vocab: Path | None, given: dict, cluster_order:
     return model, _tokenizer(model, vocab, split="spaces", add_eos=True)
 
 
-def _tokenizer(model, vocab: Path | None, split: str, add_eos: bool):
+def _tokenizer(model, vocab: Path | None, split: Literal["moses", "spaces"], add_eos: bool):
     """The tokenizer of a vocabulary: words parted by Moses' rules, or by spaces, with `<eos>` at line ends where it has
     one."""
     if vocab is None:

@@ -121,7 +121,8 @@ def translate_weights(
 
 def _vocabulary_weights(old: OldWeights, config: TransformerXLConfig, cluster_order: str) -> dict[str, torch.Tensor]:
     """Those of the embedding and of the head."""
-    ours, clusters = {}, config.clusters
+    ours: dict[str, torch.Tensor] = {}
+    clusters = config.clusters
     has_head = old.has("crit.")
     # with `div_val` 1 the old code had one table for all clusters
     tables = clusters if config.div_val > 1 else [(config.vocab_size, clusters[0][1])]

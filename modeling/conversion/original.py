@@ -83,7 +83,11 @@ def load_original(
             hyper = _hyper_of_module(file, module) | given
             check_carried_over(hyper, where)
             weights = {name: file.tensor(weight) for name, weight in module_weights(file, module).items()}
-    config = config_of(DEFAULTS | hyper)
+    hyper = DEFAULTS | hyper
+    missing = [name for name in HYPER_PARAMETERS if name not in hyper]
+    if missing:
+        raise ValueError(f"{where!r} is refused: its module has no attribute {missing[0]!r}.")
+    config = config_of(hyper)
     _note_ties(config, weights)
     state_dict = translate_weights(weights, config, where, cluster_order)
     return TransformerXLForCausalLM.from_pretrained(None, config=config, state_dict=state_dict)
@@ -100,8 +104,10 @@ def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             expected = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise ValueError(f"`{name}`={shown(value)} must be of type {expected}.")
-        if kind is list and any(type(item) is not int for item in value):
-            raise ValueError(f"`{name}` must hold integers alone.")
+        if kind is list and (len(value) > 64 or any(type(item) is not int for item in value)):
+            raise ValueError(f"`{name}` must hold integers alone, at most 64.")
+        if any(type(number) is int and abs(number) >= 2**31 for number in (value if kind is list else [value])):
+            raise ValueError(f"`{name}` holds {shown(value)}, more than any such model has.")
     return given
 
 
@@ -152,7 +158,7 @@ def config_of(hyper: dict[str, Any]) -> TransformerXLConfig:
 
 
 def _unwrapped(file: TorchFile) -> Inert:
-    module = file.value
+    module: Any = file.value
     while isinstance(module, Inert) and module.name.removeprefix("utils.") in WRAPPERS:
         module = (module["_modules"] or {}).get("module")
     if not isinstance(module, Inert) or module.name != "mem_transformer.MemTransformerLM":

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -97,7 +97,7 @@ class TorchFile:
         if self.zip is not None:
             self.zip.close()
 
-    def refuse(self, reason: str, cause: Exception | None = None):
+    def refuse(self, reason: str, cause: Exception | None = None) -> NoReturn:
         raise ValueError(f"{self.where!r} is refused: {reason}.") from cause
 
     def reader(self, data) -> PickleReader:

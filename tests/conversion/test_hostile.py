@@ -382,6 +382,8 @@ def test_an_index_that_points_elsewhere(tmp_path: Path):
         ({"n_layer": 0}, "num_hidden_layers"),
         ({"d_model": 10**9}, "shape"),
         ({"tie_projs": [True]}, "tie_projs"),
+        ({"div_val": 10**400}, "div_val"),
+        ({"cutoffs": list(range(1, 80))}, "cutoffs"),
     ],
 )
 def test_a_config_that_no_checkpoint_has(fields: dict, reason: str, tmp_path: Path):
@@ -431,6 +433,34 @@ def test_deep_json(tmp_path: Path):
     path.write_text("[" * 200_000)
     with pytest.raises(ValueError, match="no JSON"):
         read_vocabulary(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda top: top.__dict__.pop("d_embed"), "d_embed"),
+        (lambda top: top.__dict__.update(d_head=5.5), "d_head"),
+        (lambda top: top.__dict__.update(mem_len=2**40), "mem_len"),
+        (lambda top: top.__dict__.update(n_layer=2**30), "layers.2"),
+        (lambda top: top.word_emb.__dict__.update(div_val=10**70), "div_val"),
+        (lambda top: top.word_emb.__dict__.update(cutoffs=list(range(1, 99))), "cutoffs"),
+        (lambda top: top.word_emb.__dict__.update(cutoffs="all"), "cutoffs"),
+        (lambda top: top._modules.pop("layers"), "layers"),
+        (lambda top: top._modules.update(layers=top.word_emb), "dec_attn"),
+        (lambda top: top._modules.pop("drop"), "drop"),
+        (lambda top: top.layers[1].pos_ff.__dict__.update(pre_lnorm=True), "pre-norm"),
+        (lambda top: top._modules.update(again=top), "without end"),
+    ],
+)
+def test_a_module_that_is_none(change, reason: str, tmp_path: Path):
+    path = tmp_path / "model.pt"
+    with naive.original_classes():
+        module = naive.module(naive.random_weights(naive.HYPER), naive.HYPER)
+        change(module)
+        torch.save(module, path)
+    with pytest.raises(ValueError, match=reason) as raised:
+        load_original(path)
+    assert str(path) in str(raised.value)
 
 
 def test_storages_of_another_kind(tmp_path: Path):
