@@ -9,6 +9,7 @@ from transformers_xl.cli.compare import compare
 from transformers_xl.cli.convert import convert
 from transformers_xl.cli.evaluate import evaluate
 from transformers_xl.cli.generate import generate
+from transformers_xl.cli.tokenizer import tokenizer
 from transformers_xl.cli.train import train
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 for command in (train, evaluate, generate, compare, convert):
     app.command(no_args_is_help=True)(command)
+app.add_typer(tokenizer, name="tokenizer")
 
 if __name__ == "__main__":
     app()

@@ -34,6 +34,7 @@ from transformers_xl.modeling import (
 )
 from transformers_xl.modeling.conversion import transfo_xl
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ def register() -> None:
     _registered = True
     for model_type, variant in VARIANTS.items():
         AutoConfig.register(model_type, variant.config_class)
-        AutoTokenizer.register(variant.config_class, tokenizer_class=ByteTokenizer)
+        # a folder's tokenizer_config.json names its class, which has to be known; the first is what a config stands for
+        AutoTokenizer.register(variant.config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer)
         for auto_class, model_class in (
             (AutoModel, variant.model_class),
             (AutoModelForCausalLM, variant.causal_lm_class),

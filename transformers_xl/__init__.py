@@ -37,6 +37,7 @@ _NAMES = {
     "MemoryCache": "modeling.memory",
     "MemoryConfig": "configuration.configuration_memory",
     "MemoryTrainer": "training.trainer",
+    "WordTokenizer": "tokenization.tokenization_words",
 }
 for _name, _file in _VARIANTS.items():
     _NAMES[f"{_name}Config"] = f"configuration.configuration_{_file}"
