@@ -122,7 +122,9 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             right = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
         # Python's integers have no end, and powers of them are computed
         numbers = value if isinstance(value, list | tuple) else [value]
-        right = right and len(numbers) <= 64 and all(type(number) is not int or abs(number) < 2**31 for number in numbers)
+        right = (
+            right and len(numbers) <= 64 and all(type(number) is not int or abs(number) < 2**31 for number in numbers)
+        )
         if not right:
             raise ValueError(
                 f"`{name}`={value!r} in the `config.json` of a `transfo-xl` model is not like {default!r}."
