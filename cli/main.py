@@ -6,6 +6,7 @@ Commands import torch and transformers when they run, not when they are listed: 
 import typer
 
 from transformers_xl.cli.compare import compare
+from transformers_xl.cli.convert import convert
 from transformers_xl.cli.evaluate import evaluate
 from transformers_xl.cli.generate import generate
 from transformers_xl.cli.measure_curve import context_curve
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, evaluate, generate, compare, recl, context_curve, speed, push, report):
+for command in (train, evaluate, generate, compare, convert, recl, context_curve, speed, push, report):
     app.command(no_args_is_help=True)(command)
 app.add_typer(tokenizer, name="tokenizer")
 
