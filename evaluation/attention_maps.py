@@ -47,10 +47,11 @@ class AttentionAtlas:
         return np.divide(distances, weight, out=np.full_like(weight, np.nan), where=weight > 0)
 
     def furthest(self, count: int = 3) -> list[tuple[int, int]]:
-        """The row and head, each counted from 0, of the heads with the largest mean distance, the furthest first."""
-        far = np.nan_to_num(self.mean_distance, nan=-1.0)
-        order = np.argsort(-far, axis=None, kind="stable")[:count]
-        return [(int(row), int(head)) for row, head in zip(*np.unravel_index(order, far.shape), strict=True)]
+        """The row and head, each counted from 0, of the heads with the largest mean distance, the furthest first; those
+        that looked at nothing are left out."""
+        far = self.mean_distance
+        looked = [(int(row), int(head)) for row, head in np.argwhere(~np.isnan(far))]
+        return sorted(looked, key=lambda place: -far[place])[:count]
 
 
 @dataclass(frozen=True)
