@@ -197,10 +197,11 @@ class WordTokenizer(PreTrainedTokenizerFast):
             "unk_token": [unk_token, at_unk_idx, held.get("_unk_token"), "<unk>", "<UNK>"],
             "eos_token": [eos_token, held.get("_eos_token"), "<eos>"],
         }
-        named = {}
+        named: dict[str, str] = {}
         for name, tokens in candidates.items():
             # what a safe reader of pickles could not build is no text
-            named |= {name: token for token in reversed(tokens) if isinstance(token, str) and token in ids}
+            found = next((token for token in tokens if isinstance(token, str) and token in ids), None)
+            named |= {} if found is None else {name: found}
         additional = additional_special_tokens or held.get("_additional_special_tokens") or ["<formula>"]
         return cls._build(
             ids,
