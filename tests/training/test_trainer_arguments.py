@@ -48,7 +48,7 @@ NO_INFLUENCE = {
     "eval_steps": BY_STEPS,
     "eval_strategy": BY_STEPS,
     "eval_use_gather_object": {"eval_use_gather_object": True, **BY_STEPS},
-    "fp16_full_eval": {"fp16_full_eval": True, "eval_strategy": "steps", "eval_steps": 1},
+    "fp16_full_eval": {"fp16_full_eval": True, "bf16_full_eval": False, "eval_strategy": "steps", "eval_steps": 1},
     "fsdp_config": {"fsdp_config": None},
     "full_determinism": {"full_determinism": True},
     "greater_is_better": {"greater_is_better": False, "metric_for_best_model": "loss", **BY_STEPS},

@@ -60,7 +60,7 @@ def train(tmp_path, dataset, eval_dataset=None, model=None, callbacks=None, **fi
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_everything_at_once_equals_a_loop_by_hand(tmp_path, bf16: bool):
-    """Three epochs, accumulation with a last smaller group, clipping, a schedule, evaluation in between; mixed precision."""
+    """Three epochs, accumulation with a last smaller group, clipping, a schedule, evaluation in between."""
     ids, held_out = text(LANES * SEGMENT * 5 + 1), text(LANES * SEGMENT * 3 + 1, seed=1)
     trainer = train(
         tmp_path, TextStream(ids, SEGMENT, LANES), TextStream(held_out, SEGMENT, LANES), num_train_epochs=3, bf16=bf16,
@@ -265,10 +265,13 @@ class Events(TrainerCallback):
 def test_callbacks_are_called_and_early_stopping_stops(tmp_path):
     ids = text(LANES * SEGMENT * 4 + 1)
     events = Events()
+    stopping = {
+        "learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
+        "metric_for_best_model": "loss", "load_best_model_at_end": True,
+    }  # fmt: skip
     trainer = train(
-        tmp_path, TextStream(ids, SEGMENT, LANES), TextStream(ids, SEGMENT, LANES), num_train_epochs=5, learning_rate=0.0,
-        callbacks=[events, EarlyStoppingCallback(2)], eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
-        metric_for_best_model="loss", load_best_model_at_end=True,
+        tmp_path, TextStream(ids, SEGMENT, LANES), TextStream(ids, SEGMENT, LANES), num_train_epochs=5,
+        callbacks=[events, EarlyStoppingCallback(2)], **stopping,
     )  # fmt: skip
     assert (events.steps, events.ends, len(events.evaluations)) == (3, 1, 3)
     assert trainer.state.best_global_step == 1
@@ -278,9 +281,7 @@ def test_callbacks_are_called_and_early_stopping_stops(tmp_path):
         again = MemoryTrainer(
             small_model(),
             arguments(
-                tmp_path, use_cpu=True, num_train_epochs=1, learning_rate=0.0, eval_strategy="steps", eval_steps=1,
-                save_strategy="steps", save_steps=1, metric_for_best_model="loss", load_best_model_at_end=True,
-                restore_callback_states_from_checkpoint=restored,
+                tmp_path, use_cpu=True, num_train_epochs=1, restore_callback_states_from_checkpoint=restored, **stopping
             ),
             train_dataset=TextStream(ids, SEGMENT, LANES), eval_dataset=TextStream(ids, SEGMENT, LANES),
             callbacks=[events, EarlyStoppingCallback(2)],
@@ -291,30 +292,25 @@ def test_callbacks_are_called_and_early_stopping_stops(tmp_path):
 
 
 def test_a_search_begins_every_trial_without_memory(tmp_path):
-    """Two trials of equal parameters end with the same loss, and the batch size cannot leave the lanes."""
-    pytest.importorskip("optuna", reason="part of the extra dev")
+    """Trials of equal parameters end with the same loss, and the batch size cannot leave the lanes."""
     stream = TextStream(text(LANES * SEGMENT * 4 + 1), SEGMENT, LANES)
+    trainer = MemoryTrainer(
+        model_init=lambda: small_model(), args=arguments(tmp_path, use_cpu=True, num_train_epochs=1, eval_strategy="epoch"),
+        train_dataset=stream, eval_dataset=stream,
+    )  # fmt: skip
+    rates, found = iter([0.05, 0.2, 0.05]), []
 
-    def search(space, trials: int) -> list[float]:
-        trainer = MemoryTrainer(
-            model_init=small_model, args=arguments(tmp_path, use_cpu=True, num_train_epochs=1, eval_strategy="epoch"),
-            train_dataset=stream, eval_dataset=stream,
-        )  # fmt: skip
-        found = []
-        best = trainer.hyperparameter_search(
-            space, lambda metrics: found.append(metrics["eval_loss"]) or found[-1], trials, backend="optuna"
-        )
-        assert best.objective == min(found)
-        return found
+    def objective(metrics: dict[str, float]) -> float:
+        found.append(metrics["eval_loss"])
+        return found[-1]
 
-    rates = iter([0.05, 0.2, 0.05])
-    first, second, third = search(
-        lambda trial: {"learning_rate": trial.suggest_categorical("rate", [next(rates)])}, 1
-    ) + [search(lambda trial, rate=rate: {"learning_rate": rate}, 1)[0] for rate in (0.2, 0.05)]
-    assert first == third
-    assert first != second
+    best = trainer.hyperparameter_search(lambda trial: {"learning_rate": next(rates)}, objective, 3, backend="optuna")
+    assert found[0] == found[2] != found[1]
+    assert best.objective == min(found)
     with pytest.raises(ValueError, match="lanes"):
-        search(lambda trial: {"per_device_train_batch_size": LANES + 1}, 1)
+        trainer.hyperparameter_search(
+            lambda trial: {"per_device_train_batch_size": LANES + 1}, objective, 1, backend="optuna"
+        )
 
 
 def test_memory_is_carried_in_every_epoch(tmp_path):
