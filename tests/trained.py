@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import set_seed
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 VOCAB, SEGMENT, LANES = 23, 6, 3
@@ -92,3 +93,35 @@ class Pairs(Dataset):
     def __getitem__(self, index: int) -> dict:
         labels = self.classes[index] if self.classify else self.ids[index]
         return {"input_ids": self.ids[index], "labels": labels}
+
+
+class Bare(Dataset):
+    """The segments of a stream and their targets, without a word on where it begins, and only `count` of them."""
+
+    def __init__(self, stream: TextStream, count: int | None = None, labels: bool = True):
+        self.stream, self.count = stream, len(stream) if count is None else count
+        self.columns = ("input_ids", "labels", "shift_labels") if labels else ("input_ids",)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict:
+        return {name: self.stream[index][name] for name in self.columns}
+
+
+class Flowing(IterableDataset):
+    """A dataset without a length."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return (self.dataset[index] for index in range(len(self.dataset)))
+
+
+def losses(trainer) -> torch.Tensor:
+    return torch.tensor([row["loss"] for row in trainer.state.log_history if "loss" in row])
+
+
+def flat(model) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

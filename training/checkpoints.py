@@ -26,12 +26,13 @@ def remove_unfinished(output_dir: Path) -> None:
         shutil.rmtree(folder)
 
 
-def write_manifest(folder: Path, stream: Mapping[str, int | str], resumable: bool) -> None:
-    """Declare the checkpoint complete: its files with their sizes, and the fields of its stream."""
+def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str | None = None) -> None:
+    """Declare the checkpoint complete: its files with their sizes, the fields of its stream, and why no training can go on
+    from it, if none can."""
     files = {
         str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
     }
-    manifest = {"resumable": resumable, "stream": dict(stream), "files": files}
+    manifest = {"obstacle": obstacle, "stream": dict(stream), "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
@@ -80,10 +81,10 @@ def check_resumable(folder: Path, stream: Mapping[str, int | str]) -> None:
             "last complete one of `output_dir`."
         )
     manifest = json.loads((folder / MANIFEST).read_text())
-    if not manifest["resumable"]:
+    if manifest["obstacle"]:
         raise ValueError(
-            f"`resume_from_checkpoint`={str(folder)!r} was written with `save_only_model=True`: it has no optimizer and no "
-            "memory to go on with. Load its weights with `from_pretrained`, and train without resuming."
+            f"`resume_from_checkpoint`={str(folder)!r}: {manifest['obstacle']}. Load its weights with `from_pretrained`, and "
+            "train without resuming."
         )
     stored = manifest["stream"]
     for name in [*stored, *(name for name in stream if name not in stored)]:

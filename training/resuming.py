@@ -14,6 +14,7 @@ from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     HubStrategy,
     TrainOutput,
+    has_length,
     rotate_checkpoints,
 )
 from transformers.utils import PushInProgress
@@ -51,6 +52,7 @@ class ResumableTrainer(Trainer):
     memory: dict[str, Memory]
     _resumes_in_mid_epoch = False
     _was_stopped = False
+    _passes = 0
 
     def train(self, resume_from_checkpoint: str | Path | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, from the beginning or from a checkpoint.
@@ -63,7 +65,7 @@ class ResumableTrainer(Trainer):
             ValueError: there is no complete checkpoint, or it stopped in another stream: the field is named.
         """
         self.memory.clear()
-        self._was_stopped = False
+        self._was_stopped, self._passes = False, 0
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
@@ -86,6 +88,7 @@ class ResumableTrainer(Trainer):
         if self._was_stopped:
             self.control.should_training_stop = True
             return
+        self._passes += 1
         self._resumes_in_mid_epoch = kwargs["steps_trained_in_current_epoch"] > 0
         super()._run_epoch(*args, **kwargs)
 
@@ -141,7 +144,7 @@ class ResumableTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             stream = stream_of(self.train_dataset, self.args)
-            write_manifest(folder, stream, resumable=not self.args.save_only_model)
+            write_manifest(folder, stream, self._obstacle())
             publish(checkpoint)
         self.accelerator.wait_for_everyone()
 
@@ -150,6 +153,14 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             best_checkpoint = self.state.best_model_checkpoint
             rotate_checkpoints(str(run_dir), self.args.save_total_limit, best_checkpoint, use_mtime=True)
+
+    def _obstacle(self) -> str | None:
+        """Why no training can go on from a checkpoint of this moment, None if one can."""
+        if self.args.save_only_model:
+            return "`save_only_model=True` left out the optimizer and the memory"
+        if self._passes > 1 and not has_length(self.train_dataset):
+            return "the dataset has no length and was read more than once, so that its position is not known"
+        return None
 
     def _collect_callback_states(self) -> None:
         states: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trained import LANES, SEGMENT, arguments, small_model, text
+from trained import LANES, SEGMENT, Flowing, arguments, small_model, text
 from transformers.trainer_utils import get_last_checkpoint
 
 from transformers_xl import MemoryTrainer
@@ -192,6 +192,21 @@ def test_nothing_to_resume(tmp_path, whole):
     trainer.train()
     with pytest.raises(ValueError, match="save_only_model"):
         build(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_the_position_in_an_iterable_dataset_is_known_in_its_first_pass(tmp_path):
+    """It has five batches: the checkpoint of step 2 resumes exactly, that of step 6 is refused."""
+    ends = []
+    for name, resumed in (("whole", None), ("resumed", "checkpoint-2"), ("refused", "checkpoint-6")):
+        trainer = build(tmp_path / name, max_steps=7, gradient_accumulation_steps=1, eval_strategy="no")
+        trainer.train_dataset = Flowing(trainer.train_dataset)
+        if name == "refused":
+            with pytest.raises(ValueError, match="has no length"):
+                trainer.train(tmp_path / "whole" / resumed)
+        else:
+            trainer.train(resumed and tmp_path / "whole" / resumed)
+            ends.append(ends_of(trainer))
+    assert equal(*ends)
 
 
 def test_a_training_that_is_over_may_go_on_for_longer(tmp_path, whole):

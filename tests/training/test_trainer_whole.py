@@ -6,44 +6,24 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import Dataset, IterableDataset
-from trained import LANES, SEGMENT, VOCAB, arguments, by_hand, segments, small_model, text
+from trained import (
+    LANES,
+    SEGMENT,
+    VOCAB,
+    Bare,
+    Flowing,
+    arguments,
+    by_hand,
+    flat,
+    losses,
+    segments,
+    small_model,
+    text,
+)  # fmt: skip
 from transformers import EarlyStoppingCallback, TrainerCallback, get_linear_schedule_with_warmup, set_seed
 
 from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM, MemoryTrainer
 from transformers_xl.streams.text_stream import TextStream
-
-
-class Bare(Dataset):
-    """The segments of a stream and their targets, without a word on where it begins, and only `count` of them."""
-
-    def __init__(self, stream: TextStream, count: int | None = None, labels: bool = True):
-        self.stream, self.count = stream, len(stream) if count is None else count
-        self.columns = ("input_ids", "labels", "shift_labels") if labels else ("input_ids",)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict:
-        return {name: self.stream[index][name] for name in self.columns}
-
-
-class Flowing(IterableDataset):
-    """A dataset without a length."""
-
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        return (self.dataset[index] for index in range(len(self.dataset)))
-
-
-def losses(trainer: MemoryTrainer) -> torch.Tensor:
-    return torch.tensor([row["loss"] for row in trainer.state.log_history if "loss" in row])
-
-
-def flat(model) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def train(tmp_path, dataset, eval_dataset=None, model=None, callbacks=None, **fields) -> MemoryTrainer:
