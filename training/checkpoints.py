@@ -83,8 +83,8 @@ def check_resumable(folder: Path, stream: Mapping[str, int | str]) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     if manifest["obstacle"]:
         raise ValueError(
-            f"`resume_from_checkpoint`={str(folder)!r}: {manifest['obstacle']}. Load its weights with `from_pretrained`, and "
-            "train without resuming."
+            f"`resume_from_checkpoint`={str(folder)!r}: {manifest['obstacle']}. Load its weights with `from_pretrained`, "
+            "and train without resuming."
         )
     stored = manifest["stream"]
     for name in [*stored, *(name for name in stream if name not in stored)]:

@@ -51,6 +51,7 @@ class ResumableTrainer(Trainer):
 
     memory: dict[str, Memory]
     _resumes_in_mid_epoch = False
+    _resumed_from: Path | None = None  # until all of it is restored
     _was_stopped = False
     _passes = 0
 
@@ -65,7 +66,7 @@ class ResumableTrainer(Trainer):
             ValueError: there is no complete checkpoint, or it stopped in another stream: the field is named.
         """
         self.memory.clear()
-        self._was_stopped, self._passes = False, 0
+        self._resumed_from, self._was_stopped, self._passes = None, False, 0
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
@@ -74,7 +75,7 @@ class ResumableTrainer(Trainer):
                     "train without resuming."
                 )
         if resume_from_checkpoint:
-            folder = Path(resume_from_checkpoint)
+            self._resumed_from = folder = Path(resume_from_checkpoint)
             check_resumable(folder, stream_of(self.train_dataset, self.args))
             state = json.loads((folder / TRAINER_STATE_NAME).read_text())
             control = state["stateful_callbacks"]["TrainerControl"]["args"]
@@ -92,11 +93,18 @@ class ResumableTrainer(Trainer):
         self._resumes_in_mid_epoch = kwargs["steps_trained_in_current_epoch"] > 0
         super()._run_epoch(*args, **kwargs)
 
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        if self._resumed_from is not None:  # there was no step left to take
+            self._resumes_in_mid_epoch = True
+            self._load_rng_state(str(self._resumed_from))
+        return super()._finalize_training(*args, **kwargs)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Called by the library on every process, with all else in place and before the first step."""
         super()._load_rng_state(checkpoint)
         if checkpoint is None:
             return
+        self._resumed_from = None
         memory, logging = load_memory(memory_file(Path(checkpoint), self.args.process_index), self.args.device)
         if memory is not None and self._resumes_in_mid_epoch:
             self.memory["train"] = memory
