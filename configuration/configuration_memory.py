@@ -1,7 +1,8 @@
 """The fields that every model with segment memory shares."""
 
+import copy
 import difflib
-from typing import Any
+from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -53,6 +54,9 @@ class MemoryConfig(PreTrainedConfig):
             Whether the language modeling head has a bias.
         dropout (`float`, *optional*, defaults to 0.1):
             Probability of dropout after the embedding, in the feed-forward, and on the output of every sub-layer.
+        variational_dropout (`bool`, *optional*, defaults to `False`):
+            Whether that dropout drops the same features at all positions of a row's segment, and others in the next segment
+            (https://arxiv.org/abs/1512.05287). Dropout on the attention weights stays as it is.
         attention_dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropout on the attention weights (`dropatt`).
         recompute_attention (`bool`, *optional*, defaults to `False`):
@@ -62,6 +66,9 @@ class MemoryConfig(PreTrainedConfig):
             Epsilon of the layer norms.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal distribution that weights start from.
+        norm_initializer_range (`float`, *optional*, defaults to 0.0):
+            Standard deviation of the normal distribution around 1 that the gains of the layer norms start from; 0.02 in
+            the code of Transformer-XL.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the head uses the weights of the embedding.
     """
@@ -94,10 +101,12 @@ class MemoryConfig(PreTrainedConfig):
     attention_bias: bool = False
     lm_head_bias: bool = True
     dropout: float | int = 0.1
+    variational_dropout: bool = False
     attention_dropout: float | int = 0.0
     recompute_attention: bool = False
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
+    norm_initializer_range: float | int = 0.0
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -156,6 +165,19 @@ class MemoryConfig(PreTrainedConfig):
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
+        if self.norm_initializer_range < 0:
+            raise ValueError(f"`norm_initializer_range`={self.norm_initializer_range} must not be negative.")
+
+    def with_mem_len(self, mem_len: int) -> Self:
+        """A copy with another length of the memory.
+
+        Raises:
+            ValueError: the model cannot run with it.
+        """
+        changed = copy.copy(self)
+        changed.mem_len = mem_len
+        changed.validate_architecture()
+        return changed
 
     @property
     def sliding_window(self) -> int:

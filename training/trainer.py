@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
-from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory
+from transformers_xl.training.averaging import AveragedEvaluation, check_averaging
+from transformers_xl.training.memory_length import MemoryLengthWarmup, check_memory_warmup
+from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
 
 
 @dataclass
@@ -18,14 +20,31 @@ class MemoryTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the defaults that a stream of consecutive segments needs: its order is kept, a batch that
     would not fill all rows is dropped, and every column of the stream reaches the model.
 
-    `value_learning_rate` is the peak learning rate of the values of product-key memories, which few tokens reach each;
-    `learning_rate` when not given. The schedule is that of all parameters.
+    Args:
+        group_learning_rates: peak learning rates of groups of parameters that the model names, as `{"values": 1e-3}`;
+            `learning_rate` for the rest. Product-key memories have `"keys"` and `"values"`, adaptive spans `"spans"`, the
+            halting unit of the Universal Transformer `"ponder"`, the halting networks of the Depth-adaptive one
+            `"halting"`, and the auxiliary classifiers of the vanilla one `"auxiliary"`. The schedule is that of all parameters.
+        average_weights: `"ema"` or `"swa"`: evaluate, and end with, an average of the weights after each step.
+        average_decay: what an exponential average (`"ema"`) keeps of itself at a step.
+        average_start: the first step whose weights count, or below 1 a share of the training.
+        average_in_the_end: whether the trained model is the average; with `False` only evaluation uses it.
+        initial_mem_len: length of the model's memory in the first step, in positions; it grows to `mem_len`.
+        mem_len_warmup_steps: steps in which it grows, or below 1 a share of the training.
     """
+
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "group_learning_rates"]
 
     train_sampling_strategy: str = "sequential"
     dataloader_drop_last: bool = True
     remove_unused_columns: bool = False
-    value_learning_rate: float | None = None
+    group_learning_rates: dict[str, float] | str | None = None
+    average_weights: str | None = None
+    average_decay: float = 0.999
+    average_start: float = 0.0
+    average_in_the_end: bool = True
+    initial_mem_len: int | None = None
+    mem_len_warmup_steps: float = 0.0
 
 
 class Memory(NamedTuple):
@@ -53,7 +72,7 @@ class SpanTrimming(TrainerCallback):
             trim_spans()
 
 
-class MemoryTrainer(Trainer):
+class MemoryTrainer(AveragedEvaluation, Trainer):
     """A `Trainer` whose model reads each batch with the memory of the batch before.
 
     Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals
@@ -77,10 +96,15 @@ class MemoryTrainer(Trainer):
         _check_lanes("train_dataset", kwargs.get("train_dataset"), args.train_batch_size, args.world_size)
         for dataset in _datasets(kwargs.get("eval_dataset")):
             _check_lanes("eval_dataset", dataset, args.eval_batch_size, args.world_size)
-        _check_values(model, args)
+        check_groups(model, args)
+        check_averaging(args)
+        check_memory_warmup(model, args)
         super().__init__(model, args, **kwargs)
         self.add_callback(TrainingProgress)
         self.add_callback(SpanTrimming)
+        if getattr(args, "mem_len_warmup_steps", 0) > 0:
+            self.add_callback(MemoryLengthWarmup(args.initial_mem_len, args.mem_len_warmup_steps))
+        self.start_averaging()
         if args.label_names is None:
             self.label_names = ["shift_labels"]
         self.memory: dict[str, Memory] = {}
@@ -89,15 +113,11 @@ class MemoryTrainer(Trainer):
         if self.optimizer is not None:
             return self.optimizer
         optimizer = super().create_optimizer(model)
-        rate = getattr(self.args, "value_learning_rate", None)
-        if rate is not None:
-            values = {memory.values.weight for memory in _memories(self.model if model is None else model)}
-            for group in list(optimizer.param_groups):
-                moved = [parameter for parameter in group["params"] if parameter in values]
-                if moved:
-                    group["params"] = [parameter for parameter in group["params"] if parameter not in values]
-                    optimizer.add_param_group({**group, "params": moved, "lr": rate})
+        move_groups(optimizer, self.model if model is None else model, self.args)
         return optimizer
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        return decayed_names(model, super().get_decay_parameter_names(model))
 
     def compute_loss(
         self,
@@ -163,25 +183,6 @@ def _check_arguments(args: TrainingArguments) -> None:
         raise ValueError(
             f"`n_gpu`={args.n_gpu} in one process would spread the rows of a memory over devices (DataParallel): start one "
             f"process per device with `torchrun --nproc_per_node {args.n_gpu}`, or set `CUDA_VISIBLE_DEVICES=0`."
-        )
-
-
-def _memories(model: nn.Module | None) -> list[ProductKeyMemory]:
-    return [] if model is None else [module for module in model.modules() if isinstance(module, ProductKeyMemory)]
-
-
-def _check_values(model: nn.Module | None, args: TrainingArguments) -> None:
-    rate, memories = getattr(args, "value_learning_rate", None), _memories(model)
-    if rate is not None and rate <= 0:
-        raise ValueError(f"`value_learning_rate`={rate} must be above 0; leave it out for `learning_rate`.")
-    if rate is not None and model is not None and not memories:
-        raise ValueError(
-            f"`value_learning_rate`={rate} is that of product-key memories, and `model` has none: leave it out."
-        )
-    if any(memory.values.sparse for memory in memories):
-        raise ValueError(
-            "`sparse_values`=True makes sparse gradients, which the Trainer's optimizers and its gradient clipping refuse: "
-            "set `sparse_values=False`, or train in a loop of your own with `torch.optim.SparseAdam`."
         )
 
 
