@@ -1,9 +1,9 @@
 """Bits per byte for a growing memory: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.1, at small scale.
 
-Trains one Transformer-XL with a memory of M (`transformers-xl train`), and predicts the held-out end of the text with memories
-of 0, M/4, M/2, M, 2M and 4M: as it is, and with distances above M taken for M (`clamp_len`), which the model has never seen.
-All are read in segments of M/4, so that no token sees more of its own segment than the shortest memory holds.
-Writes `results/memory_length.json` and prints the table of the README.
+Trains one Transformer-XL with a memory of M (`transformers-xl train`), and predicts the held-out end of the text with
+memories of 0, M/4, M/2, M, 2M and 4M: as it is, and with the distances above M, which it has never seen, taken for M
+(`clamp_len`). All are read in segments of M/4, so that no token sees more of its own segment than the shortest memory
+holds. Writes `results/memory_length.json` and prints the table of the README.
 """
 
 import argparse
@@ -37,9 +37,7 @@ def train(args: argparse.Namespace, folder: Path) -> dict:
     subprocess.run([sys.executable, "-m", "transformers_xl.cli.main", *command], check=True)
     metrics = json.loads((folder / "training_metrics.json").read_text())
     kept = ("arguments", "parameters", "train_bytes", "held_out_bytes", "train_seconds")
-    return {
-        "command": " ".join(["transformers-xl", *command[:1], args.text.name, *command[2:3], "model", *command[4:]])
-    } | {name: metrics[name] for name in kept}
+    return {name: metrics[name] for name in kept}
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
@@ -51,7 +49,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     rows = [{"mem_len": 0, "bits_per_byte": bits_per_byte(model, held_out, memory=False, **options)}]
     print(rows[-1], flush=True)
     for mem_len in (args.mem_len // 4, args.mem_len // 2, args.mem_len, 2 * args.mem_len, 4 * args.mem_len):
-        model.set_mem_len(mem_len)
+        model.resize_memory(mem_len)
         row = {"mem_len": mem_len}
         for name, clamp_len in (("bits_per_byte", -1), ("bits_per_byte_clamped", args.mem_len)):
             model.config.clamp_len = clamp_len
@@ -77,7 +75,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--mem-len", type=int, default=128, help="M, in bytes")
     parser.add_argument("--segment", type=int, default=64, help="bytes per training segment")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--lanes", type=int, default=16)
     parser.add_argument("--eval-fraction", type=float, default=0.05)
     parser.add_argument("--eval-lanes", type=int, default=4)

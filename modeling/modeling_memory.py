@@ -45,7 +45,7 @@ class MemoryPreTrainedModel(PreTrainedModel):
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             module.init_weights(self.config)  # our layers that hold raw parameters
 
-    def set_mem_len(self, mem_len: int) -> None:
+    def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
 
         `mems` from before may be handed on: what is longer is cut, what is shorter grows. A `MemoryCache` keeps the lengths

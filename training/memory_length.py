@@ -53,12 +53,12 @@ class MemoryLengthWarmup(TrainerCallback, ExportableState):
         **kwargs: Any,
     ) -> None:
         if model is not None and self.mem_len is not None:
-            model.set_mem_len(self.mem_len)
+            model.resize_memory(self.mem_len)
 
     def set_length(self, state: TrainerState, model: nn.Module) -> None:
         steps = self.steps if self.steps >= 1 else self.steps * state.max_steps
         done = min(1.0, state.global_step / max(1.0, steps))
-        model.set_mem_len(self.start + int((self.mem_len - self.start) * done))
+        model.resize_memory(self.start + int((self.mem_len - self.start) * done))
 
 
 def check_memory_warmup(model: nn.Module | None, args: TrainingArguments) -> None:
@@ -71,7 +71,7 @@ def check_memory_warmup(model: nn.Module | None, args: TrainingArguments) -> Non
         )
     if start is None or model is None:
         return
-    if not hasattr(model, "set_mem_len"):
+    if not hasattr(model, "resize_memory"):
         raise ValueError(
             f"`initial_mem_len`={start}, but `model` is a {type(model).__name__}, whose memory has no length."
         )

@@ -25,7 +25,9 @@ def check_groups(model: nn.Module | None, args: TrainingArguments) -> None:
 
     Without `model` (it is made later, for a search of hyper-parameters) only the rates are looked at.
     """
-    rates: dict[str, float] = getattr(args, "group_learning_rates", None) or {}
+    rates = getattr(args, "group_learning_rates", None) or {}
+    if not isinstance(rates, dict):
+        raise ValueError(f"`group_learning_rates`={rates!r} must be a dictionary of rates by group, or JSON of one.")
     for name, rate in rates.items():
         if not isinstance(rate, (int, float)) or rate <= 0:
             raise ValueError(
@@ -52,7 +54,7 @@ def check_groups(model: nn.Module | None, args: TrainingArguments) -> None:
 def decayed_names(model: nn.Module, names: list[str]) -> list[str]:
     """Those of the parameters `names` that weight decay is for: matrices. Spans and gates are vectors, as biases and gains
     of norms are, and not the smaller the better."""
-    dims = {name: parameter.dim() for name, parameter in model.named_parameters()}
+    dims = {name: parameter.dim() for name, parameter in model.named_parameters(remove_duplicate=False)}
     return [name for name in names if dims[name] > 1]
 
 

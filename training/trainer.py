@@ -24,7 +24,7 @@ class MemoryTrainingArguments(TrainingArguments):
         group_learning_rates: peak learning rates of groups of parameters that the model names, as `{"values": 1e-3}`;
             `learning_rate` for the rest. Product-key memories have `"keys"` and `"values"`, adaptive spans `"spans"`, the
             halting unit of the Universal Transformer `"ponder"`, the halting networks of the Depth-adaptive one
-            `"halting"`, and the auxiliary classifiers of the vanilla one `"auxiliary"`. The schedule is that of all parameters.
+            `"halting"`, and the auxiliary classifiers of the vanilla one `"auxiliary"`. The schedule is that of all.
         average_weights: `"ema"` or `"swa"`: evaluate, and end with, an average of the weights after each step.
         average_decay: what an exponential average (`"ema"`) keeps of itself at a step.
         average_start: the first step whose weights count, or below 1 a share of the training.
