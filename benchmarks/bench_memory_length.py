@@ -31,6 +31,7 @@ def train(args: argparse.Namespace, folder: Path) -> dict:
     options = {
         "hidden-size": args.hidden_size, "layers": args.layers, "mem-len": args.mem_len, "segment-length": args.segment,
         "steps": args.steps, "batch-size": args.lanes, "eval-fraction": args.eval_fraction, "seed": args.seed,
+        "learning-rate": args.learning_rate, "warmup-steps": args.warmup_steps,
     }  # fmt: skip
     command = ["train", str(args.text), "-o", str(folder)]
     command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
@@ -76,6 +77,8 @@ def main() -> None:
     parser.add_argument("--mem-len", type=int, default=128, help="M, in bytes")
     parser.add_argument("--segment", type=int, default=64, help="bytes per training segment")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--warmup-steps", type=int, default=50)
     parser.add_argument("--lanes", type=int, default=16)
     parser.add_argument("--eval-fraction", type=float, default=0.05)
     parser.add_argument("--eval-lanes", type=int, default=4)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
+
+from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 
 
 class MemoryLengthWarmup(TrainerCallback, ExportableState):
@@ -25,11 +26,12 @@ class MemoryLengthWarmup(TrainerCallback, ExportableState):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: nn.Module | None = None,
+        model: MemoryPreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
         if model is not None:
-            saved = state.stateful_callbacks.get(type(self).__name__, {}) if state.global_step else {}
+            callbacks: Any = state.stateful_callbacks  # by name, as they were saved
+            saved = callbacks.get(type(self).__name__, {}) if state.global_step else {}
             self.mem_len = saved.get("attributes", {}).get("mem_len") or model.config.mem_len
             self.set_length(state, model)
 
@@ -38,7 +40,7 @@ class MemoryLengthWarmup(TrainerCallback, ExportableState):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: nn.Module | None = None,
+        model: MemoryPreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
         if model is not None:
@@ -49,19 +51,20 @@ class MemoryLengthWarmup(TrainerCallback, ExportableState):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: nn.Module | None = None,
+        model: MemoryPreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
         if model is not None and self.mem_len is not None:
             model.resize_memory(self.mem_len)
 
-    def set_length(self, state: TrainerState, model: nn.Module) -> None:
+    def set_length(self, state: TrainerState, model: MemoryPreTrainedModel) -> None:
         steps = self.steps if self.steps >= 1 else self.steps * state.max_steps
         done = min(1.0, state.global_step / max(1.0, steps))
-        model.resize_memory(self.start + int((self.mem_len - self.start) * done))
+        whole = self.mem_len or model.config.mem_len
+        model.resize_memory(self.start + int((whole - self.start) * done))
 
 
-def check_memory_warmup(model: nn.Module | None, args: TrainingArguments) -> None:
+def check_memory_warmup(model: Any, args: TrainingArguments) -> None:
     """Raise a `ValueError` where a memory cannot grow as the arguments say."""
     start, steps = getattr(args, "initial_mem_len", None), getattr(args, "mem_len_warmup_steps", 0)
     if (start is None) != (steps == 0) or steps < 0:

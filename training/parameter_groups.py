@@ -58,11 +58,11 @@ def decayed_names(model: nn.Module, names: list[str]) -> list[str]:
     return [name for name in names if dims[name] > 1]
 
 
-def move_groups(optimizer: torch.optim.Optimizer, model: nn.Module, args: TrainingArguments) -> None:
+def move_groups(optimizer: torch.optim.Optimizer, model: nn.Module | None, args: TrainingArguments) -> None:
     """Give the groups of `args.group_learning_rates` parameter groups of their own, whose peak rates they are. Schedules
     are those of all parameters."""
     check_groups(model, args)
-    groups = learning_rate_groups(model)
+    groups = {} if model is None else learning_rate_groups(model)
     for name, rate in (getattr(args, "group_learning_rates", None) or {}).items():
         members, split = set(groups[name]), []
         for group in list(optimizer.param_groups):

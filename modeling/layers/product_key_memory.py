@@ -100,7 +100,7 @@ class ProductKeyMemory(nn.Module):
         init.normal_(self.values.weight, mean=0.0, std=config.hidden_size**-0.5)
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
-        return {"keys": [self.keys], "values": [self.values.weight]}
+        return {"keys": [self.keys], "values": [*self.values.parameters()]}
 
     def best_slots(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The highest scores of queries `(N, heads, memory_key_dim)`, best first, and their slots, `(N, heads, k)`."""
