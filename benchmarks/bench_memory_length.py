@@ -9,6 +9,7 @@ holds. Writes `results/memory_length.json` and prints the table of the README.
 import argparse
 import json
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -76,10 +77,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--mem-len", type=int, default=128, help="M, in bytes")
     parser.add_argument("--segment", type=int, default=64, help="bytes per training segment")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--warmup-steps", type=int, default=50)
-    parser.add_argument("--lanes", type=int, default=16)
+    parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--eval-fraction", type=float, default=0.05)
     parser.add_argument("--eval-lanes", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
@@ -91,6 +92,7 @@ def main() -> None:
         rows = measure(args, folder)
     result = {
         "training": training,
+        "training_cpu_seconds": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime),
         "evaluation": {"segment_length": args.mem_len // 4, "lanes": args.eval_lanes},
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

@@ -22,9 +22,7 @@ IDS = np.random.default_rng(0).integers(0, VOCAB, LANES * SEGMENT * STEPS + 1)
 def small_model(**fields) -> Model:
     set_seed(0)
     defaults = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    # without memory: a checkpoint that does not hold it resumes all the same
-    memory = {"mem_len": 0, "same_length": False}
-    return Model(TransformerXLConfig(vocab_size=VOCAB, dropout=0.1, **(defaults | memory | fields)))
+    return Model(TransformerXLConfig(vocab_size=VOCAB, dropout=0.1, **(defaults | {"mem_len": 8} | fields)))
 
 
 def trainer_of(tmp_path, model: Model | None = None, trainer_class=MemoryTrainer, **fields) -> MemoryTrainer:

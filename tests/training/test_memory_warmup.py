@@ -76,7 +76,8 @@ def test_the_end_of_a_training_is_the_whole_memory(tmp_path):
 def test_a_model_from_a_checkpoint_grows_on(tmp_path):
     """Its config has the length of its step; the training knows what it was bound for."""
     fields = {"initial_mem_len": 2, "mem_len_warmup_steps": 6, "save_strategy": "steps", "save_steps": 4}
-    trainer_of(tmp_path, small_model(), **fields).train()
+    whole = trainer_of(tmp_path, small_model(), **fields)
+    whole.train()
     checkpoint = tmp_path / "checkpoint-4"
     model = TransformerXLForCausalLM.from_pretrained(checkpoint)
     assert model.config.mem_len == 8
@@ -84,6 +85,8 @@ def test_a_model_from_a_checkpoint_grows_on(tmp_path):
         trainer = trainer_of(tmp_path / "resumed", resumed, **fields)
         assert lengths_of(trainer, resume_from_checkpoint=str(checkpoint)) == [10, 12, 14, 14]
         assert trainer.model.config.mem_len == 14
+        for ours, theirs in zip(trainer.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
