@@ -27,14 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.streams.text_stream import TextStream
-from transformers_xl.training.callbacks import CheckpointCallback
 from transformers_xl.training.checkpoints import UNFINISHED, incompleteness, last_checkpoint
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
@@ -42,30 +39,7 @@ VOCAB, SEGMENT, LANES = 23, 6, 4
 TIMED = ("runtime", "per_second", "preparation_time")
 
 
-class Averaging(CheckpointCallback):
-    """An exponential moving average of the weights, kept in the checkpoint."""
-
-    def __init__(self):
-        self.average: AveragedModel | None = None
-
-    def on_train_begin(self, args, state, control, model=None, **kwargs) -> None:
-        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-
-    def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
-        self.average.update_parameters(model)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in self.average.state_dict().items()}
-
-    def on_checkpoint(self, args, state, folder, model) -> None:
-        if args.should_save:
-            save_file(self.tensors(), folder / "average.safetensors")
-
-    def on_resume(self, args, state, folder, model) -> None:
-        self.average.load_state_dict(load_file(folder / "average.safetensors"))
-
-
-def build_trainer(folder: Path, processes: int) -> tuple[MemoryTrainer, Averaging]:
+def build_trainer(folder: Path, processes: int) -> MemoryTrainer:
     set_seed(0)
     ids = np.random.default_rng(0).integers(0, VOCAB, LANES * SEGMENT * 11 + 1)
     config = TransformerXLConfig(
@@ -77,13 +51,11 @@ def build_trainer(folder: Path, processes: int) -> tuple[MemoryTrainer, Averagin
         per_device_train_batch_size=LANES // processes, per_device_eval_batch_size=LANES // processes,
         gradient_accumulation_steps=2, num_train_epochs=3, learning_rate=0.01, lr_scheduler_type="cosine", warmup_steps=2,
         logging_steps=4, eval_strategy="epoch", save_steps=1, save_total_limit=2,
-        ddp_backend="gloo" if processes > 1 else None,
+        average_weights="ema", average_decay=0.9, average_in_the_end=False, ddp_backend="gloo" if processes > 1 else None,
     )  # fmt: skip
-    averaging = Averaging()
     stream, held_out = TextStream(ids, SEGMENT, LANES), TextStream(ids[:60], SEGMENT, LANES, keep_tail=True)
     model = TransformerXLForCausalLM(config)
-    trainer = MemoryTrainer(model, args, train_dataset=stream, eval_dataset=held_out, callbacks=[averaging])
-    return trainer, averaging
+    return MemoryTrainer(model, args, train_dataset=stream, eval_dataset=held_out)
 
 
 def digest(value) -> str:
@@ -113,7 +85,7 @@ def digest(value) -> str:
 
 def run_training(folder: Path, processes: int) -> None:
     """Train to the end, from the last complete checkpoint if there is one, and write what the training ends with."""
-    trainer, averaging = build_trainer(folder, processes)
+    trainer = build_trainer(folder, processes)
     trainer.train(resume_from_checkpoint=True if last_checkpoint(folder) else None)
     log = [
         {name: value for name, value in row.items() if not any(word in name for word in TIMED)}
@@ -122,7 +94,7 @@ def run_training(folder: Path, processes: int) -> None:
     ]
     ends = {
         "weights": trainer.model.state_dict(),
-        "average": averaging.tensors(),
+        "average": trainer.weight_average.tensors,
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.lr_scheduler.state_dict(),
         "random": [random.getstate(), np.random.get_state(), torch.get_rng_state()],

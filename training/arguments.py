@@ -29,18 +29,35 @@ class MemoryTrainingArguments(TrainingArguments):
     would not fill all rows is dropped, every column of the stream reaches the model, and a resumed training goes on with
     the callbacks as they were.
 
-    `value_learning_rate` is the peak learning rate of the values of product-key memories, which few tokens reach each;
-    `learning_rate` when not given. The schedule is that of all parameters.
+    Args:
+        group_learning_rates: peak learning rates of groups of parameters that the model names, as `{"values": 1e-3}`;
+            `learning_rate` for the rest. Product-key memories have `"keys"` and `"values"`, adaptive spans `"spans"`, the
+            halting unit of the Universal Transformer `"ponder"`, the halting networks of the Depth-adaptive one
+            `"halting"`, and the auxiliary classifiers of the vanilla one `"auxiliary"`. The schedule is that of all.
+        average_weights: `"ema"` or `"swa"`: evaluate, and end with, an average of the weights after each step.
+        average_decay: what an exponential average (`"ema"`) keeps of itself at a step.
+        average_start: the first step whose weights count, or below 1 a share of the training.
+        average_in_the_end: whether the trained model is the average; with `False` only evaluation uses it.
+        initial_mem_len: length of the model's memory in the first step, in positions; it grows to `mem_len`.
+        mem_len_warmup_steps: steps in which it grows, or below 1 a share of the training.
 
     Raises:
         ValueError: `deepspeed` is given. What else cannot work `MemoryTrainer` refuses, from any `TrainingArguments`.
     """
 
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "group_learning_rates"]
+
     train_sampling_strategy: str = "sequential"
     dataloader_drop_last: bool = True
     remove_unused_columns: bool = False
     restore_callback_states_from_checkpoint: bool = True
-    value_learning_rate: float | None = None
+    group_learning_rates: dict[str, float] | str | None = None
+    average_weights: str | None = None
+    average_decay: float = 0.999
+    average_start: float = 0.0
+    average_in_the_end: bool = True
+    initial_mem_len: int | None = None
+    mem_len_warmup_steps: float = 0.0
 
     def __post_init__(self) -> None:
         if self.deepspeed:  # before the library looks for the package

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -50,6 +50,7 @@ class ResumableTrainer(Trainer):
     """What `MemoryTrainer` does about checkpoints; `memory` holds the memories, under `"train"` and `"eval"`."""
 
     memory: dict[str, Memory]
+    push_in_progress: Any
     _resumes_in_mid_epoch = False
     _resumed_from: Path | None = None  # until all of it is restored
     _was_stopped = False
@@ -68,7 +69,7 @@ class ResumableTrainer(Trainer):
         self.memory.clear()
         self._resumed_from, self._was_stopped, self._passes = None, False, 0
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = last_checkpoint(str(self.args.output_dir))
             if resume_from_checkpoint is None:
                 raise ValueError(
                     f"`resume_from_checkpoint`=True, but `output_dir`={self.args.output_dir!r} has no complete checkpoint: "
@@ -113,7 +114,7 @@ class ResumableTrainer(Trainer):
         self._total_loss_scalar -= self.accelerator.gather(self._tr_loss).mean().item()
         self._globalstep_last_logged = int(logging["last_logged_step"])
         for callback in self._checkpoint_callbacks():
-            callback.on_resume(self.args, self.state, Path(checkpoint), self.model)
+            callback.on_resume(self.args, self.state, Path(checkpoint), cast(nn.Module, self.model))
 
     def _checkpoint_callbacks(self) -> list[CheckpointCallback]:
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, CheckpointCallback)]
@@ -141,7 +142,7 @@ class ResumableTrainer(Trainer):
             }
             save_memory(memory_file(folder, self.args.process_index), self.memory.get("train"), logging)
         for callback in self._checkpoint_callbacks():
-            callback.on_checkpoint(self.args, self.state, folder, self.model)
+            callback.on_checkpoint(self.args, self.state, folder, cast(nn.Module, self.model))
         best = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
         if self.state.best_global_step and (best == checkpoint or best.is_dir()):
             self.state.best_model_checkpoint = str(best)
@@ -175,10 +176,11 @@ class ResumableTrainer(Trainer):
         for callback in [*self.callback_handler.callbacks, self.control]:
             if isinstance(callback, ExportableState):
                 states.setdefault(type(callback).__name__, []).append(callback.state())
-        self.state.stateful_callbacks = {name: each[0] if len(each) == 1 else each for name, each in states.items()}
+        stored: Any = {name: each[0] if len(each) == 1 else each for name, each in states.items()}
+        self.state.stateful_callbacks = stored  # a dictionary; the library annotates it as a list
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        folder = Path(output_dir or str(self.args.output_dir))
         super()._save(str(folder), state_dict)
         if self.args.should_save:
             # the library's record of the arguments is a pickle, and goes to the Hub with the model
@@ -193,24 +195,23 @@ class ResumableTrainer(Trainer):
         if pushing and not self.args.hub_always_push:
             return
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        output_dir = str(self.args.output_dir)
         # copied, because the checkpoint may be removed while it is pushed
         for pattern in PUBLISHED:
             for file in Path(checkpoint_folder).glob(pattern):
                 if not file.name.startswith("memory-"):
-                    shutil.copy(file, self.args.output_dir)
+                    shutil.copy(file, output_dir)
         job = hf_api().upload_folder(
-            repo_id=self.hub_model_id,
-            folder_path=self.args.output_dir,
+            repo_id=cast(str, self.hub_model_id),
+            folder_path=output_dir,
             commit_message=f"Training in progress, step {self.state.global_step}",
             token=self.args.hub_token,
             run_as_future=True,
             ignore_patterns=list(KEPT_BACK),
             revision=self.args.hub_revision,
         )
-        if pushing:
-            self.push_in_progress.jobs.append(job)
-        else:
-            self.push_in_progress = PushInProgress([job])
+        jobs: Any = [*self.push_in_progress.jobs, job] if pushing else [job]
+        self.push_in_progress = PushInProgress(jobs)
 
 
 __all__ = ["ResumableTrainer"]

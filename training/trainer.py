@@ -9,16 +9,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
-from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
+from transformers_xl.training.averaging import AveragedEvaluation, check_averaging
 from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, TrainingProgress
 from transformers_xl.training.label_smoothing import check_smoothing, smoothed_labels
+from transformers_xl.training.memory_length import MemoryLengthWarmup, check_memory_warmup
 from transformers_xl.training.memory_state import Memory, match_rows
+from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
 from transformers_xl.training.resuming import ResumableTrainer
 from transformers_xl.training.rows import check_dataset, datasets_of
 
 
-class MemoryTrainer(ResumableTrainer):
+class MemoryTrainer(AveragedEvaluation, ResumableTrainer):
     """A `Trainer` whose model reads each batch with the memory of the batch before.
 
     Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals
@@ -44,7 +46,9 @@ class MemoryTrainer(ResumableTrainer):
         check_dataset("train_dataset", kwargs.get("train_dataset"), args.train_batch_size, args, training=True)
         for dataset in datasets_of(kwargs.get("eval_dataset")):
             check_dataset("eval_dataset", dataset, args.eval_batch_size, args, training=False)
-        _check_values(model, args)
+        check_groups(model, args)
+        check_averaging(args)
+        check_memory_warmup(model, args)
         check_smoothing(model, args.label_smoothing_factor)
         self.memory: dict[str, Memory] = {}
         super().__init__(model, args, **kwargs)
@@ -53,21 +57,20 @@ class MemoryTrainer(ResumableTrainer):
         self._labels_of_model = self.label_names
         self.add_callback(TrainingProgress)
         self.add_callback(SpanTrimming)
+        if getattr(args, "mem_len_warmup_steps", 0) > 0:
+            self.add_callback(MemoryLengthWarmup(args.initial_mem_len, args.mem_len_warmup_steps))
+        self.start_averaging()
         self.add_callback(SavingAfterEpoch)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is not None:
             return self.optimizer
         optimizer = super().create_optimizer(model)
-        rate = getattr(self.args, "value_learning_rate", None)
-        if rate is not None:
-            values = {memory.values.weight for memory in _memories(self.model if model is None else model)}
-            for group in list(optimizer.param_groups):
-                moved = [parameter for parameter in group["params"] if parameter in values]
-                if moved:
-                    group["params"] = [parameter for parameter in group["params"] if parameter not in values]
-                    optimizer.add_param_group({**group, "params": moved, "lr": rate})
+        move_groups(optimizer, self.model if model is None else model, self.args)
         return optimizer
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        return decayed_names(model, super().get_decay_parameter_names(model))
 
     def _get_dataloader(
         self, dataset: Dataset, description: str, batch_size: int, *args: Any, is_training: bool = False, **kwargs: Any
@@ -99,7 +102,8 @@ class MemoryTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Any]:
-        return super().compute_loss(partial(self.read, model), dict(inputs), return_outputs, num_items_in_batch)
+        reader: Any = partial(self.read, model)
+        return super().compute_loss(reader, dict(inputs), return_outputs, num_items_in_batch)
 
     def read(self, model: nn.Module, **inputs: Any) -> Any:
         """The output of `model` for a batch, read with the memory of the batch before, which it replaces."""
@@ -137,7 +141,8 @@ class MemoryTrainer(ResumableTrainer):
             # what the loss is taken of: metrics compare predictions with their own targets
             self.label_names = ["shift_labels"] if "shift_labels" in inputs else self._labels_of_model
         if not all(inputs.get(name) is not None for name in self.label_names):
-            model = partial(self.read, model)  # the library calls the model itself, where it takes no loss
+            reader: Any = partial(self.read, model)
+            model = reader  # the library calls the model itself, where it takes no loss
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -149,25 +154,6 @@ class MemoryTrainer(ResumableTrainer):
                 return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
             self.memory.pop("eval", None)
-
-
-def _memories(model: nn.Module | None) -> list[ProductKeyMemory]:
-    return [] if model is None else [module for module in model.modules() if isinstance(module, ProductKeyMemory)]
-
-
-def _check_values(model: nn.Module | None, args: TrainingArguments) -> None:
-    rate, memories = getattr(args, "value_learning_rate", None), _memories(model)
-    if rate is not None and rate <= 0:
-        raise ValueError(f"`value_learning_rate`={rate} must be above 0; leave it out for `learning_rate`.")
-    if rate is not None and model is not None and not memories:
-        raise ValueError(
-            f"`value_learning_rate`={rate} is that of product-key memories, and `model` has none: leave it out."
-        )
-    if any(memory.values.sparse for memory in memories):
-        raise ValueError(
-            "`sparse_values`=True makes sparse gradients, which the Trainer's optimizers and its gradient clipping refuse: "
-            "set `sparse_values=False`, or train in a loop of your own with `torch.optim.SparseAdam`."
-        )
 
 
 __all__ = ["Memory", "MemoryTrainer", "MemoryTrainingArguments", "SpanTrimming", "TrainingProgress"]

@@ -11,8 +11,6 @@ from transformers_xl import (
     AdaptiveSpanConfig,
     AdaptiveSpanForCausalLM,
     MemoryTrainer,
-    PKMTransformerConfig,
-    PKMTransformerForCausalLM,
     TransformerXLForCausalLM,
     TransformerXLForSequenceClassification,
     VanillaTransformerConfig,
@@ -121,43 +119,6 @@ def test_the_library_trainer_fine_tunes(tmp_path, model_class):
     assert predictions.shape[0] == len(dataset)
     if model_class is TransformerXLForSequenceClassification:
         assert (predictions.argmax(-1) == dataset.classes.numpy()).mean() > 0.9
-
-
-def memory_model(**fields) -> PKMTransformerForCausalLM:
-    set_seed(0)
-    config = PKMTransformerConfig(
-        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, mem_len=8,
-        num_memory_keys=8, memory_key_dim=4, memory_heads=2, memory_topk=4, dropout=0.0, **fields,
-    )  # fmt: skip
-    return PKMTransformerForCausalLM(config)
-
-
-@pytest.mark.parametrize("rate", [None, 0.5])
-def test_values_of_a_product_key_memory_have_their_own_learning_rate(tmp_path, rate):
-    """By plain SGD a step is the gradient times the rate, for the values and for all others."""
-    model, stream = memory_model(), TextStream(text(40), SEGMENT, LANES)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainer = MemoryTrainer(model, arguments(tmp_path, max_steps=1, value_learning_rate=rate), train_dataset=stream)
-    trainer.train()
-    batch = default_data_collator([stream[lane] for lane in range(LANES)])
-    other = memory_model().train()
-    other(batch["input_ids"], shift_labels=batch["shift_labels"]).loss.backward()
-    for name, parameter in other.named_parameters():
-        expected = (rate or 0.05) if name.endswith("mlp.values.weight") else 0.05
-        step = before[name] - dict(model.named_parameters())[name].detach()
-        torch.testing.assert_close(step, expected * parameter.grad, atol=1e-6, rtol=1e-4)
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {0.05, rate or 0.05}
-
-
-def test_value_learning_rates_that_cannot_be_meant(tmp_path):
-    stream = TextStream(text(40), SEGMENT, LANES)
-    for model, fields, name in (
-        (small_model(), {"value_learning_rate": 0.1}, "value_learning_rate"),
-        (memory_model(), {"value_learning_rate": 0.0}, "value_learning_rate"),
-        (memory_model(sparse_values=True), {}, "sparse_values"),
-    ):
-        with pytest.raises(ValueError, match=f"`{name}`"):
-            MemoryTrainer(model, arguments(tmp_path, max_steps=1, **fields), train_dataset=stream)
 
 
 @pytest.mark.parametrize("trainer_class", [MemoryTrainer, Trainer])
