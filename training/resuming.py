@@ -1,7 +1,6 @@
 """A `Trainer` whose checkpoints hold the memory, and from which a training goes on as if it had never stopped."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +11,10 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
-    HubStrategy,
     TrainOutput,
     has_length,
     rotate_checkpoints,
 )
-from transformers.utils import PushInProgress
-from transformers.utils.hub import hf_api
 
 from transformers_xl.training.callbacks import CheckpointCallback
 from transformers_xl.training.checkpoints import (
@@ -31,19 +27,6 @@ from transformers_xl.training.checkpoints import (
 )
 from transformers_xl.training.memory_state import Memory, load_memory, memory_file, save_memory
 from transformers_xl.training.rows import stream_of
-
-# what a checkpoint has for others than the training that goes on from it
-PUBLISHED = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*config.json",
-    "token*",
-    "vocab*",
-    "*.py",
-    "*.model",
-    "merges.txt",
-)
-KEPT_BACK = ("memory-*", "*.bin", "*.pt", "*.pth", "_*", f"{PREFIX_CHECKPOINT_DIR}-*")
 
 
 class ResumableTrainer(Trainer):
@@ -186,32 +169,6 @@ class ResumableTrainer(Trainer):
             # the library's record of the arguments is a pickle, and goes to the Hub with the model
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             (folder / "training_args.json").write_text(self.args.to_json_string() + "\n")
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push what a checkpoint has for others. The library's own push would write a pickle of the arguments first."""
-        if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
-            return
-        pushing = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if pushing and not self.args.hub_always_push:
-            return
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        output_dir = str(self.args.output_dir)
-        # copied, because the checkpoint may be removed while it is pushed
-        for pattern in PUBLISHED:
-            for file in Path(checkpoint_folder).glob(pattern):
-                if not file.name.startswith("memory-"):
-                    shutil.copy(file, output_dir)
-        job = hf_api().upload_folder(
-            repo_id=cast(str, self.hub_model_id),
-            folder_path=output_dir,
-            commit_message=f"Training in progress, step {self.state.global_step}",
-            token=self.args.hub_token,
-            run_as_future=True,
-            ignore_patterns=list(KEPT_BACK),
-            revision=self.args.hub_revision,
-        )
-        jobs: Any = [*self.push_in_progress.jobs, job] if pushing else [job]
-        self.push_in_progress = PushInProgress(jobs)
 
 
 __all__ = ["ResumableTrainer"]

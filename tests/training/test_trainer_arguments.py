@@ -8,7 +8,7 @@ import torch
 from accelerate import ParallelismConfig
 from safetensors.torch import load_file
 from trained import LANES, QUIET, SEGMENT, Pairs, small_model, text
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 from transformers_xl import MemoryTrainer, TransformerXLForSequenceClassification
 from transformers_xl.streams.text_stream import TextStream
@@ -76,7 +76,7 @@ NO_INFLUENCE = {
     "per_device_eval_batch_size": {"per_device_eval_batch_size": LANES},
     "prediction_loss_only": {"prediction_loss_only": True, **BY_STEPS},
     "project": {"project": "memory"},
-    "push_to_hub": {"push_to_hub": False},  # True: test_pushes_hold_no_pickles
+    "push_to_hub": {"push_to_hub": False},  # True: tests/hub/test_trainer_push.py
     "report_to": {"report_to": "none"},
     "restore_callback_states_from_checkpoint": {"restore_callback_states_from_checkpoint": False},
     "resume_from_checkpoint": {"resume_from_checkpoint": "anything"},  # an argument of `train`
@@ -287,35 +287,6 @@ def test_smoothing_is_refused_without_a_softmax_over_the_vocabulary(tmp_path):
         MemoryTrainer(small_model(TransformerXLForSequenceClassification), args)
     with pytest.raises(ValueError, match="label_smoothing_factor.*no language model"):
         MemoryTrainer(args=args, model_init=lambda: small_model(TransformerXLForSequenceClassification))
-
-
-def test_pushes_hold_no_pickles(tmp_path, monkeypatch):
-    """Neither the push of every save nor the last one, and not the folder of the model."""
-    pushes = []
-
-    class Hub:
-        def create_repo(self, repo_id, **kwargs):
-            return SimpleNamespace(repo_id=repo_id)
-
-        def upload_folder(self, folder_path, ignore_patterns, commit_message, run_as_future, **kwargs):
-            files = [path.name for path in tmp_path.iterdir() if path.is_file()]
-            pushes.append((commit_message, files))
-            assert {"_*", "checkpoint-*"} <= set(ignore_patterns)
-            return SimpleNamespace(done=lambda: True, result=lambda: None)
-
-    for module in ("transformers.trainer", "transformers_xl.training.resuming"):
-        monkeypatch.setattr(f"{module}.hf_api", Hub)
-    monkeypatch.setattr(Trainer, "create_model_card", lambda *args, **kwargs: None)
-    trainer = trained(tmp_path, push_to_hub=True, hub_model_id="somebody/model", **BY_STEPS)
-    trainer.push_to_hub()
-    messages = [message for message, _ in pushes]
-    assert messages == [f"Training in progress, step {step + 1}" for step in range(STEPS)] + ["End of training"]
-    for _, files in pushes:
-        assert "model.safetensors" in files
-        assert not [
-            name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl")) or name.startswith("memory")
-        ]
-    assert (tmp_path / "training_args.json").is_file()
 
 
 def test_an_iterable_dataset_has_no_workers(tmp_path):
