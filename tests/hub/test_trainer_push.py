@@ -60,6 +60,8 @@ def test_every_save_is_pushed_and_the_end(hub, tmp_path: Path):
     assert commit.oid == hub.repos[REPO].sha("main")
     assert hub.messages(REPO) == [*pushed, "Done"]
     names = set(hub.files(REPO))
+    assert "training_args.json" in names & set(states[1])
+    assert not [path.name for path in (tmp_path / "run").iterdir() if path.suffix == ".bin"]
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl")) or "checkpoint" in name]
     assert b"memory" in hub.files(REPO)["README.md"]
     loaded = AutoModelForCausalLM.from_pretrained(REPO)

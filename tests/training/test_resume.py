@@ -230,7 +230,7 @@ def test_memory_is_stored_as_it_is(tmp_path):
 
 def test_what_a_checkpoint_holds(whole):
     """Pickles are the library's own, which it reads with `weights_only=True`."""
-    names = {path.name for path in (whole[0] / "checkpoint-2").iterdir() if path.suffix != ".py"}  # and its code
+    names = {path.name for path in (whole[0] / "checkpoint-2").iterdir() if path.suffix != ".py"}  # beside its code
     assert names == {
         "config.json", "generation_config.json", "model.safetensors", "training_args.json", "optimizer.pt", "scheduler.pt",
         "rng_state.pth", "memory-0.safetensors", "trainer_state.json", "checkpoint.json",
