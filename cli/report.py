@@ -41,6 +41,8 @@ def report(
         from transformers_xl.streams.files import read_ids
 
         ids, size = read_ids(text, tokenizer)
+        if len(ids) < 2:
+            raise ValueError(f"`text` has {len(ids)} token: give a text with at least one more, which it can predict.")
         share = min(tokens, len(ids)) / len(ids)
         ids = ids[:tokens]
         if hasattr(tokenizer, "decode_bytes"):

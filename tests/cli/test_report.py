@@ -130,15 +130,19 @@ def test_fewer_tokens_of_the_text(text_file: Path, tmp_path: Path):
 def test_what_cannot_be_written_is_refused_before_any_work(text_file: Path, tmp_path: Path):
     model, taken, folder = save("transformer_xl", tmp_path / "model"), tmp_path / "taken.html", tmp_path / "folder"
     taken.write_text("mine")
+    short = text_file.parent / "short.txt"
+    short.write_text("a")
     folder.mkdir()
     (folder / "mine.png").write_text("mine")
     for arguments, word in (
         (("--out", taken), "`out`"),
+        (("--out", tmp_path / "page.html", "--text", short), "`text`"),
         (("--out", folder), "`out`"),
         (("--out", tmp_path / "page.html", "--pictures", taken), "`pictures`"),
         (("--out", tmp_path / "page.html", "--pictures", folder), "`pictures`"),
     ):
-        result = run("report", model, "--text", text_file, *arguments)
+        text = () if "--text" in arguments else ("--text", text_file)
+        result = run("report", model, *text, *arguments)
         assert result.exit_code == 2, result.output
         assert word in result.output
         assert "Traceback" not in result.output
