@@ -16,11 +16,12 @@ from transformers_xl.training.label_smoothing import check_smoothing, smoothed_l
 from transformers_xl.training.memory_length import MemoryLengthWarmup, check_memory_warmup
 from transformers_xl.training.memory_state import Memory, match_rows
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
+from transformers_xl.training.pushing import HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
 from transformers_xl.training.rows import check_dataset, datasets_of
 
 
-class MemoryTrainer(AveragedEvaluation, ResumableTrainer):
+class MemoryTrainer(AveragedEvaluation, HubPushes, ResumableTrainer):
     """A `Trainer` whose model reads each batch with the memory of the batch before.
 
     Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals
