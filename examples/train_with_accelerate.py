@@ -1,7 +1,9 @@
 """Training with memory in a loop of your own: Accelerate without the Trainer, on one process or many, resumed exactly.
 
 python examples/train_with_accelerate.py --text my.txt
-accelerate launch --config_file examples/accelerate/ddp.yaml examples/train_with_accelerate.py my.txt --resume
+accelerate launch --config_file examples/accelerate/ddp.yaml examples/train_with_accelerate.py my.txt
+
+The same command goes on where it stopped.
 """
 
 import json
@@ -36,8 +38,7 @@ class Memory:
         reset = batch.pop("reset")
         if reset.all():  # an epoch begins
             self.mems = self.mems_mask = None
-        reset = reset if reset.any() else None
-        outputs = model(**batch, reset=reset, mems=self.mems, mems_mask=self.mems_mask)
+        outputs = model(**batch, reset=reset if reset.any() else None, mems=self.mems, mems_mask=self.mems_mask)
         self.mems, self.mems_mask = outputs.mems, outputs.mems_mask
         return outputs
 
@@ -47,7 +48,8 @@ class Memory:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, Path(folder, self.file))
 
     def load(self, models: list, folder: str) -> None:
-        tensors = load_file(Path(folder, self.file), device=str(PartialState().device))
+        saved = load_file(Path(folder, self.file))
+        tensors = {name: tensor.to(PartialState().device) for name, tensor in saved.items()}
         self.mems_mask = tensors.pop("mask", None)
         self.mems = tuple(tensors[name] for name in sorted(tensors)) or None
 
@@ -55,9 +57,6 @@ class Memory:
 def save_checkpoint(accelerator: Accelerator, output: Path, progress: dict) -> None:
     """A checkpoint gets its name when all of it is written; then the one before goes."""
     new, folder = output / "unfinished", output / f"checkpoint-{progress['step']}"
-    if accelerator.is_main_process:
-        shutil.rmtree(new, ignore_errors=True)
-    accelerator.wait_for_everyone()
     accelerator.save_state(new)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -85,38 +84,29 @@ def train(
     output: Path = Path("build/train_with_accelerate"),
     lanes: int = 16,
     segment_length: int = 64,
-    mem_len: int = 128,
     hidden_size: int = 128,
     dropout: float = 0.1,
     steps: int = 300,
     accumulation: int = 1,
     save_every: int = 100,
-    resume: bool = False,
 ) -> None:
     """`lanes` are the rows of a batch over all processes: the same lanes, the same run. Lengths are in bytes."""
     # every step has as many batches, also where they reach into the next epoch
     plugin = GradientAccumulationPlugin(num_steps=accumulation, sync_with_dataloader=False)
-    accelerator, tokenizer = Accelerator(gradient_accumulation_plugin=plugin), ByteTokenizer()
-    processes = accelerator.num_processes
+    # `cpu`: without a device Accelerate would take the processes of torchrun for so many runs of one process
+    accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=not torch.accelerator.is_available())
+    processes, tokenizer = accelerator.num_processes, ByteTokenizer()
     saved = max(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), default=None)
     if lanes % processes:
         raise ValueError(f"`lanes`={lanes} must be a multiple of the {processes} processes.")
-    if saved and not resume:
-        raise ValueError(f"`output`={str(output)!r} holds {saved.name}: add --resume, or choose another folder.")
     ids, held_out = split_held_out(read_ids([text], tokenizer, progress=False)[0], fraction=0.1)
     stream = TextStream(ids, segment_length, lanes)
     test = TextStream(held_out, segment_length, lanes, keep_tail=True)
     # with generators of their own: a loader that begins, also where a run is resumed, would draw from dropout's
     loaders = [DataLoader(data, lanes // processes, generator=torch.Generator()) for data in (stream, test)]
     set_seed(0)
-    sizes = {
-        "hidden_size": hidden_size,
-        "intermediate_size": 4 * hidden_size,
-        "num_hidden_layers": 4,
-        "mem_len": mem_len,
-    }
-    config = TransformerXLConfig(vocab_size=len(tokenizer), num_attention_heads=4, dropout=dropout, **sizes)
-    model = TransformerXLForCausalLM(config)
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "mem_len": 2 * segment_length}
+    model = TransformerXLForCausalLM(TransformerXLConfig(vocab_size=len(tokenizer), dropout=dropout, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # a prepared schedule moves on by one for every process
     scheduler = get_cosine_schedule_with_warmup(optimizer, steps // 10 * processes, steps * processes)
@@ -125,12 +115,11 @@ def train(
     memory, identity = Memory(), stream.identity | {"processes": processes}
     accelerator.register_save_state_pre_hook(memory.save)
     accelerator.register_load_state_pre_hook(memory.load)
-    step = batches = 0
     if saved:
         progress = json.loads((saved / "progress.json").read_text())
         check_identity(progress["identity"], identity)
         accelerator.load_state(saved)
-        step, batches = progress["step"], progress["batches"]
+    step, batches = (progress["step"], progress["batches"]) if saved else (0, 0)
     while step < steps:
         for batch in skip_first_batches(loader, batches % len(loader)):
             with accelerator.accumulate(model):
