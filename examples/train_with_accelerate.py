@@ -68,7 +68,7 @@ def save_checkpoint(accelerator: Accelerator, output: Path, progress: dict) -> N
 
 @torch.no_grad()
 def bits_per_byte(accelerator: Accelerator, model, loader: DataLoader) -> float:
-    memory, sums = Memory(), torch.zeros(2, device=accelerator.device)
+    memory, sums = Memory(), torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     model.eval()
     for batch in loader:
         logits, targets = memory.read(model, batch).logits.float(), batch["shift_labels"]
@@ -93,8 +93,8 @@ def train(
     """`lanes` are the rows of a batch over all processes: the same lanes, the same run. Lengths are in bytes."""
     # every step has as many batches, also where they reach into the next epoch
     plugin = GradientAccumulationPlugin(num_steps=accumulation, sync_with_dataloader=False)
-    # `cpu`: without a device Accelerate would take the processes of torchrun for so many runs of one process
-    accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=not torch.accelerator.is_available())
+    # `cpu`: without a GPU Accelerate would take the processes of torchrun for so many runs of one process
+    accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=not torch.cuda.is_available())
     processes, tokenizer = accelerator.num_processes, ByteTokenizer()
     saved = max(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), default=None)
     if lanes % processes:

@@ -36,7 +36,7 @@ def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch):
     """Accelerate keeps one state for a process; `end_training` would take the rest of the tests for the same run."""
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
@@ -157,7 +157,7 @@ def test_a_half_written_checkpoint_is_not_taken_for_one(text: Path, tmp_path: Pa
     assert (output / "unfinished").is_dir()
     assert {path.name: path.read_bytes() for path in before.iterdir()} == contents
     monkeypatch.undo()
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run(text, output, steps=5)
     assert [path.name for path in output.glob("*check*")] == ["checkpoint-5"]
     assert not (output / "unfinished").exists()

@@ -1,5 +1,11 @@
 """Many processes: by Accelerate's dealing of batches every lane stays on its process and row, however many they are."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -75,3 +81,21 @@ def test_the_position_of_a_stream_that_accelerate_has_read_ahead():
     again = STREAMS["streaming"]()
     again.load_state_dict(used)
     assert [batch["input_ids"].tolist() for batch in batches_of_a_rank(again, 1, 2)] == expected[4:]
+
+
+@pytest.mark.slow
+def test_two_processes_get_the_rows_of_their_lanes(tmp_path: Path):
+    """In earnest, by both of Accelerate's ways to deal a stream: the first process hands out, or each reads all."""
+    script = Path(__file__).with_name("dealt_rows.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    whole = list(DataLoader(StreamingText(DOCUMENTS[:6], 3, 4, keep_tail=True), batch_size=4))
+    for rank, ways in enumerate(found):
+        for way, batches in ways.items():
+            assert len(batches) == len(whole), way
+            for ours, expected in zip(batches, whole, strict=True):
+                for name, column in expected.items():
+                    assert ours[name] == column[2 * rank : 2 * rank + 2].int().tolist(), (way, name)
