@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 READY := $(VENV)/.ready
-FOLDERS := benchmarks cli configuration docs evaluation examples modeling streams tests tokenization training transformers_xl
-PACKAGE := cli configuration evaluation modeling streams tokenization training
+FOLDERS := benchmarks cli configuration docs evaluation examples hub modeling streams tests tokenization training transformers_xl
+PACKAGE := cli configuration evaluation hub modeling streams tokenization training
 
 .PHONY: help setup quickstart test lint format typing bench gpu-check clean
 

@@ -32,7 +32,9 @@ from transformers_xl.modeling import (
     modeling_universal_transformer,
     modeling_vanilla_transformer,
 )
+from transformers_xl.modeling.conversion import transfo_xl
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ def register() -> None:
     _registered = True
     for model_type, variant in VARIANTS.items():
         AutoConfig.register(model_type, variant.config_class)
-        AutoTokenizer.register(variant.config_class, tokenizer_class=ByteTokenizer)
+        # a folder's tokenizer_config.json names its class, which has to be known; the first is what a config stands for
+        AutoTokenizer.register(variant.config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer)
         for auto_class, model_class in (
             (AutoModel, variant.model_class),
             (AutoModelForCausalLM, variant.causal_lm_class),
@@ -239,3 +242,4 @@ def register() -> None:
         ):
             if model_class is not None:
                 auto_class.register(variant.config_class, model_class)
+    transfo_xl.register()

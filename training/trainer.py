@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers import TrainerCallback, TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
 from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory
+from transformers_xl.training.pushing import HubPushes
 
 
 @dataclass
@@ -53,7 +54,7 @@ class SpanTrimming(TrainerCallback):
             trim_spans()
 
 
-class MemoryTrainer(Trainer):
+class MemoryTrainer(HubPushes):
     """A `Trainer` whose model reads each batch with the memory of the batch before.
 
     Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals

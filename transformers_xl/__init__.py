@@ -37,6 +37,7 @@ _NAMES = {
     "MemoryCache": "modeling.memory",
     "MemoryConfig": "configuration.configuration_memory",
     "MemoryTrainer": "training.trainer",
+    "WordTokenizer": "tokenization.tokenization_words",
 }
 for _name, _file in _VARIANTS.items():
     _NAMES[f"{_name}Config"] = f"configuration.configuration_{_file}"
@@ -63,3 +64,4 @@ def __dir__() -> list[str]:
 # register when they load a model.
 if _Path(getattr(_sys, "argv", [""])[0]).stem != "transformers-xl":
     _importlib.import_module(f"{__name__}.modeling.auto").register()
+    _importlib.import_module(f"{__name__}.hub.saving").install()  # code goes beside the weights that are saved

@@ -59,19 +59,9 @@ class GeometricHalting(nn.Module):
 HALTING_NETWORKS = {"sequence": MultinomialHalting, "multinomial": MultinomialHalting, "geometric": GeometricHalting}
 
 
-def prediction_scores(
-    logits: list[torch.Tensor], targets: torch.Tensor, oracle: str, ignore_index: int = -100
-) -> torch.Tensor:
-    """What each layer's prediction is worth, `(N, B, T)`: the log-likelihood of the target in nats (`"likelihood"`), or
-    1 where the target is the most likely token (`"correctness"`); 0 where there is no target."""
-    is_target = targets != ignore_index
-    readable = targets.where(is_target, 0)
-    with torch.no_grad():
-        if oracle == "correctness":
-            scores = torch.stack([(each.argmax(-1) == readable).to(each.dtype) for each in logits])
-        else:
-            scores = torch.stack([each.log_softmax(-1).gather(-1, readable[..., None]).squeeze(-1) for each in logits])
-    return scores * is_target
+def correctness(logits: list[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    """1 where the target is a layer's most likely token, else 0, `(N, B, T)`."""
+    return torch.stack([(each.argmax(-1) == targets).to(each.dtype) for each in logits])
 
 
 def smooth(scores: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -128,8 +118,8 @@ __all__ = [
     "HALTING_NETWORKS",
     "GeometricHalting",
     "MultinomialHalting",
+    "correctness",
     "oracle_layers",
-    "prediction_scores",
     "read_mean",
     "smooth",
 ]

@@ -1,0 +1,54 @@
+"""`transformers-xl tokenizer train`: a vocabulary of the words of text files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import check_output, clean_errors, written_whole
+
+tokenizer = typer.Typer(help="Make tokenizers.", no_args_is_help=True)
+
+
+@tokenizer.command("train", no_args_is_help=True)
+def train_tokenizer(
+    texts: Annotated[
+        list[Path],
+        Argument(exists=True, dir_okay=False, readable=True, help="Text files in UTF-8, read in this order."),
+    ],
+    output: Annotated[Path, Option("--output", "--out", "-o", help="Folder to write: the tokenizer, and its counts.")],
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
+    min_freq: Annotated[int, Option(help="Leave out words that occur less often.")] = 1,
+    max_size: Annotated[
+        int | None, Option(help="The most tokens, special ones included.", show_default="no limit")
+    ] = None,
+    lower_case: Annotated[bool, Option("--lower-case", help="Put all letters in lower case.")] = False,
+    split: Annotated[
+        str, Option(help="moses: text as people write it; spaces: text split already, as WikiText is; characters.")
+    ] = "moses",
+    add_eos: Annotated[bool, Option(help="The end of a line is the token <eos>.")] = True,
+    clusters: Annotated[int, Option(help="Clusters of the adaptive softmax to suggest cutoffs for.")] = 4,
+    div_val: Annotated[int, Option(help="Each cluster's vectors are narrower by this factor.")] = 1,
+) -> None:
+    """Make a word tokenizer from text files, and suggest where an adaptive softmax should cut its vocabulary."""
+    with clean_errors():
+        check_output(output, overwrite)
+        for name, value in (("clusters", clusters), ("div_val", div_val)):
+            if value < 1:
+                raise ValueError(f"`{name}`={value} must be 1 or more.")
+        typer.echo("starting ...", err=True)  # the import takes seconds
+        from transformers_xl.tokenization.tokenization_words import WordTokenizer
+
+        words = WordTokenizer.train_from_files(
+            texts, min_freq=min_freq, max_size=max_size, lower_case=lower_case, split=split, add_eos=add_eos
+        )
+        cutoffs = words.suggest_cutoffs(clusters, div_val)
+        with written_whole(output) as folder:
+            words.save_pretrained(folder)
+        typer.echo(f"{len(words):,} tokens; {words.unknown_share:.3%} of the text is <unk>")
+        typer.echo(f"cutoffs for {clusters} clusters at the least expected cost: {cutoffs}")
+        typer.echo(f"wrote {output}")
+
+
+__all__ = ["tokenizer"]
