@@ -4,9 +4,14 @@ Transformer-XL (Dai et al., 2019, https://arxiv.org/abs/1901.02860) trains on co
 batch row continuing where it stopped at the step before (`LMOrderedIterator` in the original code).
 """
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+
+from transformers_xl.streams.identity import digest_of
+from transformers_xl.streams.segments import check_sizes, segment_item, token_row
 
 
 class TextStream(Dataset):
@@ -46,14 +51,8 @@ class TextStream(Dataset):
         keep_tail: bool = False,
         pad_token_id: int = 0,
     ):
-        ids = np.asarray(ids)
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(
-                f"`ids` has shape {ids.shape} and dtype {ids.dtype}: give one row of integers, all texts joined."
-            )
-        for name, value in (("segment_length", segment_length), ("lanes", lanes)):
-            if value < 1:
-                raise ValueError(f"`{name}`={value} must be at least 1.")
+        ids = token_row("ids", ids)
+        check_sizes(segment_length, lanes)
         # every lane needs a token and a target in evaluation, a full segment and the target behind it in training
         needed = lanes + 1 if keep_tail else lanes * segment_length + 1
         if len(ids) < needed:
@@ -81,24 +80,24 @@ class TextStream(Dataset):
             raise IndexError(f"item {index} of a stream of {len(self)}")
         segment, lane = divmod(index, self.lanes)
         start = self.starts[lane] + segment * self.segment_length
-        stop = min(start + self.segment_length, self.starts[lane + 1])
-        input_ids = self._filled(start, stop, self.pad_token_id)
-        item = {
-            "input_ids": input_ids,
-            "labels": self._filled(start, stop, -100),
-            "shift_labels": self._filled(start + 1, stop + 1, -100),
-            "reset": torch.tensor(segment == 0),
-        }
-        if self.keep_tail:
-            item["attention_mask"] = (torch.arange(self.segment_length) < stop - start).long()
-        return item
+        # with `keep_tail` a lane may be a segment shorter than the longest
+        stop = max(start, min(start + self.segment_length, self.starts[lane + 1]))
+        tokens, targets = self.ids[start:stop], self.ids[start + 1 : stop + 1]
+        return segment_item(
+            tokens, targets, self.segment_length, segment == 0, self.pad_token_id, with_mask=self.keep_tail
+        )
 
-    def _filled(self, start: int, stop: int, fill: int) -> torch.Tensor:
-        """Tokens `start` to `stop`, filled up on the right to `segment_length`; nothing where `stop` is before `start`."""
-        row = torch.full((self.segment_length,), fill, dtype=torch.long)
-        tokens = self.ids[start : max(start, stop)].astype(np.int64)
-        row[: len(tokens)] = torch.from_numpy(tokens)
-        return row
+    @cached_property
+    def identity(self) -> dict[str, int | str]:
+        """What must be the same for a run to go on: `text` (a SHA-256 of its ids, read once), `lanes`, `segment_length`,
+        `documents` and `keep_tail`."""
+        return {
+            "text": digest_of([self.ids]),
+            "lanes": self.lanes,
+            "segment_length": self.segment_length,
+            "documents": "one endless text",
+            "keep_tail": self.keep_tail,
+        }
 
 
 __all__ = ["TextStream"]

@@ -1,0 +1,148 @@
+"""Training with memory in a loop of your own: Accelerate without the Trainer, on one process or many, resumed exactly.
+
+python examples/train_with_accelerate.py --text my.txt
+accelerate launch --config_file examples/accelerate/ddp.yaml examples/train_with_accelerate.py my.txt
+
+The same command goes on where it stopped.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import torch
+import typer
+from accelerate import Accelerator, PartialState, skip_first_batches
+from accelerate.utils import GradientAccumulationPlugin, set_seed
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from transformers import get_cosine_schedule_with_warmup
+
+from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.streams.files import read_ids, split_held_out
+from transformers_xl.streams.identity import check_identity
+from transformers_xl.streams.text_stream import TextStream
+
+
+class Memory:
+    """What the lanes of this process remember. Every process saves its own: `register_for_checkpointing` would write
+    that of the first process only, as a pickle that is read without restriction."""
+
+    def __init__(self):
+        self.mems = self.mems_mask = None
+        self.file = f"memory_{PartialState().process_index}.safetensors"
+
+    def read(self, model, batch: dict[str, torch.Tensor]):
+        reset = batch.pop("reset")
+        if reset.all():  # an epoch begins
+            self.mems = self.mems_mask = None
+        outputs = model(**batch, reset=reset if reset.any() else None, mems=self.mems, mems_mask=self.mems_mask)
+        self.mems, self.mems_mask = outputs.mems, outputs.mems_mask
+        return outputs
+
+    def save(self, models: list, weights: list, folder: str) -> None:
+        tensors = {f"{index:04}": memory for index, memory in enumerate(self.mems or ())}
+        tensors |= {} if self.mems_mask is None else {"mask": self.mems_mask}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, Path(folder, self.file))
+
+    def load(self, models: list, folder: str) -> None:
+        saved = load_file(Path(folder, self.file))
+        tensors = {name: tensor.to(PartialState().device) for name, tensor in saved.items()}
+        self.mems_mask = tensors.pop("mask", None)
+        self.mems = tuple(tensors[name] for name in sorted(tensors)) or None
+
+
+def save_checkpoint(accelerator: Accelerator, output: Path, progress: dict) -> None:
+    """A checkpoint gets its name when all of it is written; then the one before goes."""
+    new, folder = output / "unfinished", output / f"checkpoint-{progress['step']}"
+    accelerator.save_state(new)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (new / "progress.json").write_text(json.dumps(progress))
+        new.rename(folder)
+        for old in set(output.glob("checkpoint-*")) - {folder}:
+            shutil.rmtree(old)
+
+
+@torch.no_grad()
+def bits_per_byte(accelerator: Accelerator, model, loader: DataLoader) -> float:
+    memory, sums = Memory(), torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    model.eval()
+    for batch in loader:
+        logits, targets = memory.read(model, batch).logits.float(), batch["shift_labels"]
+        nats = F.cross_entropy(logits.transpose(1, 2), targets, reduction="sum")
+        sums += torch.stack([nats, (targets != -100).sum()])
+    model.train()
+    nats, tokens = accelerator.reduce(sums).tolist()
+    return nats / math.log(2) / tokens
+
+
+def train(
+    text: Path,
+    output: Path = Path("build/train_with_accelerate"),
+    lanes: int = 16,
+    segment_length: int = 64,
+    hidden_size: int = 128,
+    dropout: float = 0.1,
+    steps: int = 300,
+    accumulation: int = 1,
+    save_every: int = 100,
+) -> None:
+    """`lanes` are the rows of a batch over all processes: the same lanes, the same run. Lengths are in bytes."""
+    # every step has as many batches, also where they reach into the next epoch
+    plugin = GradientAccumulationPlugin(num_steps=accumulation, sync_with_dataloader=False)
+    # `cpu`: without a GPU Accelerate would take the processes of torchrun for so many runs of one process
+    accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=not torch.cuda.is_available())
+    processes, tokenizer = accelerator.num_processes, ByteTokenizer()
+    saved = max(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), default=None)
+    if lanes % processes:
+        raise ValueError(f"`lanes`={lanes} must be a multiple of the {processes} processes.")
+    ids, held_out = split_held_out(read_ids([text], tokenizer, progress=False)[0], fraction=0.1)
+    stream = TextStream(ids, segment_length, lanes)
+    test = TextStream(held_out, segment_length, lanes, keep_tail=True)
+    # with generators of their own: a loader that begins, also where a run is resumed, would draw from dropout's
+    loaders = [DataLoader(data, lanes // processes, generator=torch.Generator()) for data in (stream, test)]
+    set_seed(0)
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "mem_len": 2 * segment_length}
+    model = TransformerXLForCausalLM(TransformerXLConfig(vocab_size=len(tokenizer), dropout=dropout, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # a prepared schedule moves on by one for every process
+    scheduler = get_cosine_schedule_with_warmup(optimizer, steps // 10 * processes, steps * processes)
+    model, optimizer, scheduler, loader, test_loader = accelerator.prepare(model, optimizer, scheduler, *loaders)
+    set_seed(0, device_specific=True)  # every process has its own dropout
+    memory, identity = Memory(), stream.identity | {"processes": processes}
+    accelerator.register_save_state_pre_hook(memory.save)
+    accelerator.register_load_state_pre_hook(memory.load)
+    if saved:
+        progress = json.loads((saved / "progress.json").read_text())
+        check_identity(progress["identity"], identity)
+        accelerator.load_state(saved)
+    step, batches = (progress["step"], progress["batches"]) if saved else (0, 0)
+    while step < steps:
+        for batch in skip_first_batches(loader, batches % len(loader)):
+            with accelerator.accumulate(model):
+                loss = memory.read(model, batch).loss
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.25)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            batches, step = batches + 1, step + accelerator.sync_gradients
+            if accelerator.sync_gradients and (step == steps or step % save_every == 0):
+                nats, bits = accelerator.reduce(loss.detach(), "mean"), bits_per_byte(accelerator, model, test_loader)
+                accelerator.print(f"step {step}: loss {nats:.4f} nats, held out {bits:.4f} bits per byte", flush=True)
+                save_checkpoint(accelerator, output, {"step": step, "batches": batches, "identity": identity})
+            if step == steps:
+                break
+    weights = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        accelerator.unwrap_model(model).save_pretrained(output / "model", state_dict=weights)
+        tokenizer.save_pretrained(output / "model")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    typer.run(train)

@@ -1,0 +1,131 @@
+"""Documents as a stream: many texts, of any lengths, side by side, each from an empty memory."""
+
+import heapq
+import warnings
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from transformers_xl.streams.identity import digest_of
+from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+
+
+class DocumentStream(Dataset):
+    """Documents of token ids, dealt to `lanes` lanes that are read side by side.
+
+    A document begins at the start of a segment, with `reset`, and runs on in its lane; its last segment is padded on the
+    right. Nothing is predicted across documents: the last token of each has no target (let the tokenizer append an end of
+    text where the model is to learn to stop), and its first is the target of none.
+
+    Documents go, the longest first, to the lane that is shortest so far, and are read in their given order there: lanes are
+    about equally long, and are the same whenever the documents, `lanes` and `segment_length` are. Items are step-major, as
+    those of [`~transformers_xl.streams.text_stream.TextStream`], and have the same columns, `attention_mask` always.
+
+    Args:
+        documents: token ids of each document `(tokens,)`; empty ones are left out.
+        segment_length: tokens per segment.
+        lanes: number of lanes: batch size per process x processes.
+        keep_tail: what happens when the lanes end at different times. `False`, for training: the stream ends with the
+            shortest lane, so that every row always has something to learn, and `left_out` tokens behind it are not read; a
+            warning says when they are more than a tenth. `True`, for evaluation: every token is read once, and a lane
+            that has run out gives segments that are all padding, without `reset`.
+        pad_token_id: what the padding is filled with; it is masked everywhere.
+
+    Raises:
+        ValueError: a document is not one row of integers, there are fewer documents than lanes, or a number is below 1.
+    """
+
+    def __init__(
+        self,
+        documents: Iterable[np.ndarray | torch.Tensor | list[int]],
+        segment_length: int,
+        lanes: int = 1,
+        keep_tail: bool = False,
+        pad_token_id: int = 0,
+    ):
+        check_sizes(segment_length, lanes)
+        rows = (token_row(f"documents[{index}]", document) for index, document in enumerate(documents))
+        self.documents = [row for row in rows if len(row)]
+        if len(self.documents) < lanes:
+            raise ValueError(
+                f"`lanes`={lanes} is more than the {len(self.documents)} documents that are not empty: use fewer lanes, or "
+                "join the documents to one text, as a `TextStream`."
+            )
+        self.segment_length = segment_length
+        self.lanes = lanes
+        self.keep_tail = keep_tail
+        self.pad_token_id = pad_token_id
+        sizes = [-(-len(document) // segment_length) for document in self.documents]
+        self.lane_documents = _deal(sizes, lanes)
+        # in each lane, the segment behind the last one of each document
+        self.lane_ends = [np.cumsum([sizes[index] for index in lane]) for lane in self.lane_documents]
+        lane_lengths = [int(ends[-1]) for ends in self.lane_ends]
+        self.segments = max(lane_lengths) if keep_tail else min(lane_lengths)
+        total = sum(map(len, self.documents))
+        if self.left_out > total / 10:
+            warnings.warn(
+                f"{self.left_out:,} of {total:,} tokens are left out, because the lanes end at different times: use fewer "
+                f"`lanes` than {lanes}, or cut the longest documents.",
+                stacklevel=2,
+            )
+
+    @cached_property
+    def left_out(self) -> int:
+        """Tokens behind the end of the shortest lane, which a stream without `keep_tail` does not read."""
+        unread = 0
+        for documents, ends in zip(self.lane_documents, self.lane_ends, strict=True):
+            for index, end in zip(documents, ends.tolist(), strict=True):
+                size = len(self.documents[index])
+                begin = end - -(-size // self.segment_length)
+                unread += max(0, size - max(0, self.segments - begin) * self.segment_length)
+        return unread
+
+    def __len__(self) -> int:
+        return self.segments * self.lanes
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of a stream of {len(self)}")
+        segment, lane = divmod(index, self.lanes)
+        ends = self.lane_ends[lane]
+        place = int(np.searchsorted(ends, segment, side="right"))
+        if place == len(ends):  # the lane has run out
+            nothing = np.empty(0, dtype=np.int64)
+            return segment_item(nothing, nothing, self.segment_length, False, self.pad_token_id)
+        begin = int(ends[place - 1]) if place else 0
+        document = self.documents[self.lane_documents[lane][place]]
+        start = (segment - begin) * self.segment_length
+        stop = start + self.segment_length
+        return segment_item(
+            document[start:stop], document[start + 1 : stop + 1], self.segment_length, start == 0, self.pad_token_id
+        )
+
+    @cached_property
+    def identity(self) -> dict[str, int | str]:
+        """What must be the same for a run to go on: `text` (a SHA-256 of all ids, read once), `lanes`, `segment_length`,
+        `documents` (their number, and the beginning of a SHA-256 of their lengths) and `keep_tail`."""
+        lengths = np.array([len(document) for document in self.documents])
+        return {
+            "text": digest_of(self.documents),
+            "lanes": self.lanes,
+            "segment_length": self.segment_length,
+            "documents": f"{len(lengths)}, of lengths {digest_of([lengths])[:16]}",
+            "keep_tail": self.keep_tail,
+        }
+
+
+def _deal(sizes: list[int], lanes: int) -> list[list[int]]:
+    """Indices of the documents of each lane: the longest first, to the shortest lane so far; then in their order."""
+    heap = [(0, lane) for lane in range(lanes)]
+    dealt: list[list[int]] = [[] for _ in range(lanes)]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        length, lane = heap[0]
+        dealt[lane].append(index)
+        heapq.heapreplace(heap, (length + sizes[index], lane))
+    return [sorted(lane) for lane in dealt]
+
+
+__all__ = ["DocumentStream"]

@@ -1,0 +1,176 @@
+"""A stream of a text that is too long to hold, or has no end: read as it is needed, with a position to come back to."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from transformers_xl.streams.identity import check_identity
+from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+
+NOTHING = np.empty(0, dtype=np.int64)
+KEPT_STATES = 16
+
+
+class StreamingText(IterableDataset):
+    """Documents that come one after the other, read side by side in `lanes` lanes.
+
+    A lane that needs text takes the next document of `source`; lanes are asked in their order at every step, so that the
+    same source gives the same lanes for any number of processes. Items are step-major and have the columns of
+    [`~transformers_xl.streams.document_stream.DocumentStream`]; a step is `lanes` items, one batch over all processes.
+
+    Example:
+
+    ```python
+    dataset = datasets.load_dataset("text", data_files="big.txt", split="train", streaming=True)
+    stream = StreamingText(tokenize_dataset(dataset, tokenizer), segment_length=128, lanes=16)
+    ```
+
+    Args:
+        source: token ids of each document, as rows `(tokens,)` or as dictionaries with a `column` of them: a list, a
+            `datasets.IterableDataset`, whose `state_dict` is used, or anything that can be read more than once, with the
+            same result, which is read again up to a position.
+        segment_length: tokens per segment.
+        lanes: number of lanes: batch size per process x processes.
+        documents: `True`: a document begins at the start of a segment, with `reset`, and its last segment is padded.
+            `False`: a lane is one endless text, its documents put end to end; only its first segment has `reset`.
+        keep_tail: what happens when `source` ends. `False`, for training: the stream ends with the first lane that cannot
+            fill its row. `True`, for evaluation: every token is read once, and a lane that has run out gives padding.
+        pad_token_id: what the padding is filled with; it is masked everywhere.
+        column: the column of token ids where `source` gives dictionaries.
+
+    Raises:
+        ValueError: `source` is an iterator, which can be read only once; a document is not one row of integers; a number is
+            below 1; or a `DataLoader` reads it with workers, each of which would read all of it.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        segment_length: int,
+        lanes: int = 1,
+        documents: bool = True,
+        keep_tail: bool = False,
+        pad_token_id: int = 0,
+        column: str = "input_ids",
+    ):
+        check_sizes(segment_length, lanes)
+        if iter(source) is source:
+            raise ValueError(
+                f"`source` is a {type(source).__name__} that can be read only once: give a list, a "
+                "`datasets.IterableDataset`, or an object whose `__iter__` begins again."
+            )
+        self.source = source
+        self.segment_length = segment_length
+        self.lanes = lanes
+        self.documents = documents
+        self.keep_tail = keep_tail
+        self.pad_token_id = pad_token_id
+        self.column = column
+        self.epoch = 0
+        self._resume: dict[str, Any] | None = None
+        self._states: deque[dict[str, Any]] = deque(maxlen=KEPT_STATES)
+
+    @property
+    def identity(self) -> dict[str, int | str]:
+        """What must be the same for a run to go on. The `text` of a stream is not known before it has been read."""
+        return {
+            "text": "streamed",
+            "lanes": self.lanes,
+            "segment_length": self.segment_length,
+            "documents": "streamed, each from its start" if self.documents else "streamed, end to end",
+            "keep_tail": self.keep_tail,
+        }
+
+    def set_epoch(self, epoch: int) -> None:
+        """Hand the number of the epoch to `source`, which may shuffle by it. Accelerate calls this."""
+        self.epoch = epoch
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        if get_worker_info() is not None:
+            raise ValueError(
+                "`num_workers` of the DataLoader must be 0: each worker would read all of the stream, at a position of its "
+                "own. Tokenise in the source, where `datasets` has workers."
+            )
+        state, self._resume = self._resume, None
+        tokens, begins, step, taken, position = [NOTHING] * self.lanes, [True] * self.lanes, 0, 0, None
+        if state is not None:
+            tokens = [np.array(row, dtype=np.int64) for row in state["tokens"]]
+            begins, step, taken, position = list(state["begins"]), state["step"], state["taken"], state["source"]
+            self.set_epoch(state["epoch"])
+        if hasattr(self.source, "load_state_dict"):
+            # None too: a position that was loaded once would otherwise begin every later epoch of that number
+            self.source.load_state_dict(position)
+        rows = iter(self.source)
+        if position is None:
+            next(islice(rows, taken, taken), None)  # a source that knows no position is read up to it
+        self._states.clear()
+        self._remember(step, taken, position, tokens, begins)
+
+        # in an endless text the target of a segment's last token must be there too
+        needed = 1 if self.documents else self.segment_length + 1
+        while True:
+            for lane in range(self.lanes):
+                while len(tokens[lane]) < needed and (row := next(rows, None)) is not None:
+                    taken += 1
+                    document = token_row("source", row[self.column] if isinstance(row, Mapping) else row)
+                    tokens[lane] = np.concatenate([tokens[lane], document.astype(np.int64)])
+            lengths = [len(row) for row in tokens]
+            if max(lengths) == 0 or (not self.keep_tail and min(lengths) < needed):
+                return
+            items = []
+            for lane, row in enumerate(tokens):
+                here, targets = row[: self.segment_length], row[1 : self.segment_length + 1]
+                reset = begins[lane] and len(row) > 0
+                items.append(segment_item(here, targets, self.segment_length, reset, self.pad_token_id))
+                tokens[lane] = row[self.segment_length :]
+                begins[lane] = self.documents and len(tokens[lane]) == 0
+            step += 1
+            position = self.source.state_dict() if hasattr(self.source, "state_dict") else None
+            self._remember(step, taken, position, tokens, begins)
+            yield from items
+
+    def _remember(self, step: int, taken: int, position: Any, tokens: list[np.ndarray], begins: list[bool]) -> None:
+        # rows of tokens are replaced, never changed
+        state = {"tokens": list(tokens), "begins": list(begins), "epoch": self.epoch}
+        self._states.append({"step": step, "taken": taken, "source": position, **state})
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """The position behind `step` steps of this epoch, as plain numbers and lists that JSON can hold.
+
+        Args:
+            step: how many steps have been used. What reads ahead has taken more from the stream: Accelerate's loaders are
+                one batch further than the loop. `None`: all that were taken.
+
+        Raises:
+            ValueError: the position is not among the last 16.
+        """
+        if self._resume is not None:
+            return self._resume
+        known = {state["step"]: state for state in self._states}
+        step = max(known, default=0) if step is None else step
+        if step not in known:
+            raise ValueError(
+                f"`step`={step} is not among the last positions of the stream, {sorted(known)}: ask while it is read, and "
+                "for a step near the last."
+            )
+        state = known[step]
+        return {**state, "tokens": [row.tolist() for row in state["tokens"]], "identity": self.identity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on from a position that `state_dict` gave; the one after it begins afresh.
+
+        Raises:
+            ValueError: the stream has other lanes, lengths or documents; the message names the field.
+        """
+        check_identity(state["identity"], self.identity)
+        self._resume = state
+
+
+__all__ = ["StreamingText"]

@@ -1,0 +1,68 @@
+"""Tokens on disk: what was tokenised once is read from a file the next time."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+
+def tokenizer_digest(tokenizer) -> str:
+    """SHA-256 of all that a tokenizer saves: two that are equal tokenise alike."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return file_digest(path for path in sorted(Path(folder).rglob("*")) if path.is_file())
+
+
+def file_digest(paths: Iterable[Path]) -> str:
+    """SHA-256 of the contents of files, in their order."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def cached_arrays(
+    folder: str | os.PathLike | None, key: dict[str, Any], make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """The arrays that `make` gives, from a safetensors file in `folder` if an equal `key` has been written there.
+
+    The file gets its name when it is whole: an interrupted write leaves none, and two processes may write at once. One that
+    cannot be read is written anew. Arrays from the file are mapped into memory, not read.
+
+    Args:
+        folder: where the files are; None: no cache.
+        key: all that the arrays depend on, for JSON.
+        make: makes the arrays.
+    """
+    if folder is None:
+        return make()
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = Path(folder) / f"tokens-{name[:32]}.safetensors"
+    try:
+        # through torch, whose tensors are views of the mapped file
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118  it is no dictionary
+    except (FileNotFoundError, SafetensorError):
+        arrays = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.stem}-{os.getpid()}")
+    try:
+        with new.open("wb") as file:
+            file.write(save(arrays))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+    return arrays
+
+
+__all__ = ["cached_arrays", "file_digest", "tokenizer_digest"]
