@@ -1,5 +1,6 @@
 """What a user of the installed wheel expects to work. Run outside of the checkout; the argument is the wheel."""
 
+import os
 import sys
 import tempfile
 import zipfile
@@ -22,6 +23,7 @@ tokenizer = transformers_xl.ByteTokenizer()
 with tempfile.TemporaryDirectory() as folder:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    assert {"modeling_transformer_xl.py", "tokenization_bytes.py"} <= set(os.listdir(folder))  # the code that it needs
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     text = AutoTokenizer.from_pretrained(folder)("installed", return_tensors="pt")
 assert torch.equal(loaded(**text).logits, model(**text).logits)

@@ -2,7 +2,7 @@
 
 To predict one token with such a context, the vanilla Transformer reads the whole window again; Transformer-XL reads
 segments of 128 with a memory of that length. Times both per token, the vanilla model with attention in plain steps and by
-SDPA.
+SDPA. `transformers-xl speed` does the same with a model of your own.
 Writes `results/moving_window.json`.
 """
 
@@ -10,9 +10,6 @@ import argparse
 import json
 import platform
 import statistics
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +20,7 @@ from transformers_xl import (
     VanillaTransformerConfig,
     VanillaTransformerForCausalLM,
 )
+from transformers_xl.evaluation.speed import segment_reader, take_turns, window_reader
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT = 128
@@ -31,26 +29,17 @@ SIZE = {
 }  # fmt: skip
 
 
-@torch.inference_mode()
 def measure(attention: int, repeats: int) -> dict[str, float]:
     """Seconds per predicted token with a context of `attention` tokens, taken in turns."""
     window, segment = torch.randint(256, (1, attention)), torch.randint(256, (1, SEGMENT))
-    runs: dict[str, Callable[[], object]] = {}
+    runs = {}
     for implementation in ("eager", "sdpa"):
         config = VanillaTransformerConfig(segment_length=attention, **SIZE)
         vanilla = VanillaTransformerForCausalLM._from_config(config, attn_implementation=implementation).eval()
-        runs[f"moving window, {implementation}"] = partial(vanilla, window, logits_to_keep=1)
+        runs[f"moving window, {implementation}"] = window_reader(vanilla, window)
     reader = TransformerXLForCausalLM(TransformerXLConfig(mem_len=attention, **SIZE)).eval()
-    cache = reader(torch.randint(256, (1, attention)), use_cache=True).past_key_values
-    runs["segments with memory"] = partial(reader, segment, past_key_values=cache)
-
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    row = {"attention": attention} | {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    runs["segments with memory"] = segment_reader(reader, window, segment)
+    row = {"attention": attention} | {name: statistics.median(run) for name, run in take_turns(runs, repeats).items()}
     row["segments with memory"] /= SEGMENT
     for implementation in ("eager", "sdpa"):
         row[f"ratio, {implementation}"] = row[f"moving window, {implementation}"] / row["segments with memory"]

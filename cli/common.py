@@ -23,18 +23,21 @@ def import_models() -> dict:
     """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
     from transformers.utils import logging
 
+    from transformers_xl.hub.saving import install
     from transformers_xl.modeling.auto import VARIANTS, register
 
     logging.disable_progress_bar()
     register()
+    install()
     return VARIANTS
 
 
-def load_model(folder: Path) -> tuple:
-    """The causal language model in a folder, on the GPU where there is one, and its tokenizer.
+def load_model(folder: Path, any_kind: bool = False) -> tuple:
+    """The causal language model in a folder, on the GPU where there is one, and its tokenizer. `any_kind` also takes those
+    of transformers.
 
     Raises:
-        ValueError: the folder holds no model of this package.
+        ValueError: the folder holds no model of this package, or no language model.
         OSError: a file is missing in the folder.
     """
     variants = import_models()
@@ -46,7 +49,7 @@ def load_model(folder: Path) -> tuple:
             f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
         )
     config = AutoConfig.from_pretrained(folder)
-    if config.model_type not in variants:
+    if not any_kind and config.model_type not in variants:
         raise ValueError(f"`model`={str(folder)!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
     model = AutoModelForCausalLM.from_pretrained(folder, config=config)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -41,6 +41,10 @@ class ComplexOrderTransformerConfig(MemoryConfig):
                 raise ValueError(f"`{name}`={getattr(self, name)!r} must be one of {choices}.")
 
     @property
+    def token_width(self) -> int:
+        return self.hidden_size // 2
+
+    @property
     def embedding_width(self) -> int:
         """Amplitudes, frequencies and phases: a token does not know its position yet."""
         return self.hidden_size // 2 * 3

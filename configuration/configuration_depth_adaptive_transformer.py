@@ -82,6 +82,11 @@ class DepthAdaptiveTransformerConfig(MemoryConfig):
             raise ValueError(f"`oracle_sigma`={self.oracle_sigma} must be above 0; a small one counts no neighbours.")
         if self.halting is not None and self.num_hidden_layers == 1:
             raise ValueError(f"`halting`={self.halting!r} chooses a layer: give `num_hidden_layers` of at least 2.")
+        if self.halting is not None and self.halting_oracle == "correctness" and self.is_adaptive:
+            raise ValueError(
+                "`halting_oracle`='correctness' asks for the most likely word of every token, which an adaptive softmax "
+                "(`cutoffs`, `div_val`, `embedding_size`) does not make in training: take `halting_oracle='likelihood'`."
+            )
         self.exits_early()
 
     def exits_early(self) -> bool:

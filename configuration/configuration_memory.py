@@ -1,7 +1,9 @@
 """The fields that every model with segment memory shares."""
 
+import copy
 import difflib
-from typing import Any
+import itertools
+from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -53,6 +55,9 @@ class MemoryConfig(PreTrainedConfig):
             Whether the language modeling head has a bias.
         dropout (`float`, *optional*, defaults to 0.1):
             Probability of dropout after the embedding, in the feed-forward, and on the output of every sub-layer.
+        variational_dropout (`bool`, *optional*, defaults to `False`):
+            Whether that dropout drops the same features at all positions of a row's segment, and others in the next segment
+            (https://arxiv.org/abs/1512.05287). Dropout on the attention weights stays as it is.
         attention_dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropout on the attention weights (`dropatt`).
         recompute_attention (`bool`, *optional*, defaults to `False`):
@@ -62,8 +67,24 @@ class MemoryConfig(PreTrainedConfig):
             Epsilon of the layer norms.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal distribution that weights start from.
+        norm_initializer_range (`float`, *optional*, defaults to 0.0):
+            Standard deviation of the normal distribution around 1 that the gains of the layer norms start from; 0.02 in
+            the code of Transformer-XL.
+        proj_initializer_range (`float`, *optional*, defaults to 0.01):
+            Standard deviation of the normal distribution that the projections of an adaptive input and softmax start from.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the head uses the weights of the embedding.
+        cutoffs (`list[int]`, *optional*, defaults to `[]`):
+            Adaptive input and softmax (https://arxiv.org/abs/1809.10853, https://arxiv.org/abs/1609.04309): the first id of
+            each cluster of rarer words, ids being sorted by frequency. Words of a cluster cost less the rarer they are.
+            Empty: a plain softmax.
+        div_val (`int`, *optional*, defaults to 1):
+            Cluster i has vectors of width `embedding_size // div_val**i`.
+        embedding_size (`int`, *optional*):
+            Width of the vectors of the most frequent words (`d_embed`), brought to that of the model by a projection;
+            `hidden_size` when not given.
+        tie_projs (`bool` or `list[bool]`, *optional*, defaults to `True`):
+            Whether the projections of the head are those of the embedding, for all clusters or for each.
     """
 
     model_type = "memory_transformer"
@@ -74,6 +95,7 @@ class MemoryConfig(PreTrainedConfig):
         "n_head": "num_attention_heads",
         "d_head": "head_dim",
         "d_inner": "intermediate_size",
+        "d_embed": "embedding_size",
     }
 
     vocab_size: int = 32000
@@ -94,11 +116,18 @@ class MemoryConfig(PreTrainedConfig):
     attention_bias: bool = False
     lm_head_bias: bool = True
     dropout: float | int = 0.1
+    variational_dropout: bool = False
     attention_dropout: float | int = 0.0
     recompute_attention: bool = False
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
+    norm_initializer_range: float | int = 0.0
+    proj_initializer_range: float | int = 0.01
     tie_word_embeddings: bool = True
+    cutoffs: list[int] | tuple[int, ...] = ()
+    div_val: int = 1
+    embedding_size: int | None = None
+    tie_projs: bool | list[bool] = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -111,6 +140,7 @@ class MemoryConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.use_final_norm is None:
             self.use_final_norm = self.norm_position == "pre"
+        self.cutoffs = list(self.cutoffs)
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -153,9 +183,67 @@ class MemoryConfig(PreTrainedConfig):
         for name, choices in (("norm_position", ("pre", "post")), ("initial_memory", ("empty", "zeros"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"`{name}`={getattr(self, name)!r} must be one of {choices}.")
+        self._validate_clusters()
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
+        for name in ("norm_initializer_range", "proj_initializer_range"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}`={getattr(self, name)} must not be negative.")
+
+    def with_mem_len(self, mem_len: int) -> Self:
+        """A copy with another length of the memory.
+
+        Raises:
+            ValueError: the model cannot run with it.
+        """
+        changed = copy.copy(self)
+        changed.mem_len = mem_len
+        changed.validate_architecture()
+        return changed
+
+    def _validate_clusters(self) -> None:
+        ends = [0, *self.cutoffs, self.vocab_size]
+        if any(end <= start for start, end in itertools.pairwise(ends)):
+            raise ValueError(
+                f"`cutoffs`={self.cutoffs} must rise from above 0 to below `vocab_size`={self.vocab_size}: leave out 0 and "
+                "the size itself."
+            )
+        if self.div_val < 1:
+            raise ValueError(f"`div_val`={self.div_val} must be at least 1, which gives all clusters the same width.")
+        if self.embedding_size is not None and self.embedding_size < 1:
+            raise ValueError(f"`embedding_size`={self.embedding_size} must be at least 1.")
+        if self.clusters[-1][1] < 1:
+            raise ValueError(
+                f"`div_val`={self.div_val} leaves words of the last of {len(self.clusters)} clusters a width of 0: take a "
+                "smaller one, or a larger `embedding_size`."
+            )
+        if isinstance(self.tie_projs, list) and len(self.tie_projs) != len(self.clusters):
+            raise ValueError(
+                f"`tie_projs`={self.tie_projs} must have one value for each of the {len(self.clusters)} clusters."
+            )
+
+    @property
+    def token_width(self) -> int:
+        """Width of what a token enters the model with."""
+        return self.hidden_size
+
+    @property
+    def clusters(self) -> list[tuple[int, int]]:
+        """Number of words of each cluster, and the width of their vectors."""
+        ends = [0, *self.cutoffs, self.vocab_size]
+        width = self.embedding_size or self.token_width
+        return [(end - start, width // self.div_val**i) for i, (start, end) in enumerate(itertools.pairwise(ends))]
+
+    @property
+    def has_projections(self) -> bool:
+        """Whether vectors of words are brought to the width of the model by a projection."""
+        return self.div_val > 1 or self.embedding_size not in (None, self.token_width)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether words come in clusters, or through a projection."""
+        return bool(self.cutoffs) or self.has_projections
 
     @property
     def sliding_window(self) -> int:

@@ -32,6 +32,7 @@ from transformers_xl.modeling import (
     modeling_universal_transformer,
     modeling_vanilla_transformer,
 )
+from transformers_xl.modeling.conversion import transfo_xl
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
@@ -241,3 +242,4 @@ def register() -> None:
         ):
             if model_class is not None:
                 auto_class.register(variant.config_class, model_class)
+    transfo_xl.register()

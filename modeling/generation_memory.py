@@ -189,8 +189,9 @@ class MemoryGeneration:
     ) -> MemoryCache:
         if not isinstance(mems, MemoryCache):
             check_memory(self.config, rows, None, mems, mems_mask)
+            like = torch.empty(0, dtype=self.dtype, device=self.device)
             with torch.no_grad():
-                return self.model.make_cache(mems, mems_mask, self.model.embed_tokens.weight, static)
+                return self.model.make_cache(mems, mems_mask, like, static)
         if mems.static != static:
             raise ValueError(
                 "`mems` was made with another `cache_implementation`: continue with the one it was made with."

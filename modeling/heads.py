@@ -7,6 +7,7 @@ from transformers.utils import auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.generation_memory import MemoryGeneration
+from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.window import last
@@ -30,8 +31,14 @@ class MemoryHead:
         """The library's loss of `kwargs`: logits, labels and so on. A variant adds its own terms."""
         return self.loss_function(**kwargs)
 
-    def head_output(self, outputs: MemoryModelOutput, loss: torch.Tensor | None, logits: torch.Tensor | None):
-        carried = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+    def head_output(
+        self,
+        outputs: MemoryModelOutput,
+        loss: torch.Tensor | None,
+        logits: torch.Tensor | None,
+        left_out: tuple[str, ...] = ("last_hidden_state",),
+    ) -> MemoryHeadOutput:
+        carried = {name: value for name, value in outputs.items() if name not in left_out}
         return self.output_class(loss=loss, logits=logits, **carried)
 
 
@@ -42,10 +49,51 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
 
     def build_head(self, config: MemoryConfig) -> None:
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.lm_head = self.build_classifier(config)
+        if config.is_adaptive:
+            self._tied_weights_keys = tied_weights(config)
+
+    def build_classifier(self, config: MemoryConfig) -> nn.Module:
+        """What turns hidden states into logits."""
+        return output_layer(config, bias=config.lm_head_bias)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        if all_submodels or not self.config.is_adaptive:
+            return super().get_expanded_tied_weights_keys(all_submodels)
+        return dict(self._tied_weights_keys)  # without asking whether words are tied: projections may be without them
+
+    def further_classifiers(self) -> list[nn.ModuleList]:
+        """What predicts words besides `lm_head`, and grows with the vocabulary."""
+        return []
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        for classifiers in self.further_classifiers():
+            for index, classifier in enumerate(classifiers):
+                if isinstance(classifier, nn.Linear):
+                    classifiers[index] = self._get_resized_lm_head(classifier, embedding.num_embeddings)
+        return embedding
 
     def finish_training(self) -> None:
         """Drop what exists in training only: nothing, unless the variant says otherwise."""
+
+    def head_loss(
+        self,
+        outputs: MemoryModelOutput,
+        logits: torch.Tensor | None = None,
+        shift_labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        if logits is None:
+            nats = token_nats(self.lm_head, outputs.last_hidden_state, shift_labels)
+            return mean_nats(nats, shift_labels, num_items_in_batch)
+        kwargs |= {"logits": logits, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
+        return super().head_loss(outputs, labels=None, vocab_size=self.vocab_size, **kwargs)
+
+    def shows_logits(self, targets: torch.Tensor | None) -> bool:
+        """Whether a call makes logits: an adaptive softmax learns without them."""
+        return not (self.training and targets is not None and self.config.is_adaptive)
 
     def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
         """Logits of the tokens to keep, `(batch, kept, vocab_size)`."""
@@ -106,13 +154,11 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         """What `forward` returns of the model's `inputs` and of what each token is to predict, `(batch, length)`. A variant
         that reads or learns otherwise overrides it."""
         outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
-        logits = self.predict(outputs, logits_to_keep)
+        logits = self.predict(outputs, logits_to_keep) if self.shows_logits(targets) else None
         loss = None
         if targets is not None:
             targets = targets.contiguous()  # the library's loss views it
-            loss = self.head_loss(
-                outputs, logits=logits, labels=None, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
-            )
+            loss = self.head_loss(outputs, logits=logits, shift_labels=targets, **kwargs)
         return self.head_output(outputs, loss, logits)
 
 
@@ -166,7 +212,7 @@ class MemoryForTokenClassification(MemoryHead):
 
     def build_head(self, config: MemoryConfig) -> None:
         self.num_labels = config.num_labels
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
 
     def features(self, outputs: MemoryModelOutput) -> torch.Tensor:

@@ -16,11 +16,17 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.absolute_positions import positions_in_row
-from transformers_xl.modeling.layers.complex_embedding import AmplitudeDropout, ComplexOrderEmbedding, at_positions
+from transformers_xl.modeling.layers.complex_embedding import (
+    AdaptiveComplexOrderEmbedding,
+    AmplitudeDropout,
+    ComplexOrderEmbedding,
+    at_positions,
+)
 from transformers_xl.modeling.layers.complex_layers import (
     ComplexAttention,
     ComplexFeedForward,
     ComplexLayerNorm,
+    ModulusAdaptiveSoftmax,
     ModulusLinear,
 )
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
@@ -50,18 +56,14 @@ class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     _can_record_outputs = {"hidden_states": ComplexOrderTransformerLayer, "attentions": ComplexAttention}
     _is_stateful = True
 
-    def _get_resized_embeddings(
-        self,
-        old_embeddings: nn.Embedding,
-        new_num_tokens: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        mean_resizing: bool = True,
-    ) -> nn.Embedding:
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
         """Words have frequencies and phases too."""
-        further = old_embeddings.word_tables() if isinstance(old_embeddings, ComplexOrderEmbedding) else []
-        resized = super()._get_resized_embeddings(old_embeddings, new_num_tokens, pad_to_multiple_of, mean_resizing)
+        further = self.get_input_embeddings().word_tables()
+        resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         for table in further:
-            super()._get_resized_embeddings(table, resized.num_embeddings, mean_resizing=mean_resizing)
+            self._get_resized_embeddings(table, resized.num_embeddings, mean_resizing=mean_resizing)
         return resized
 
 
@@ -79,10 +81,12 @@ class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTraine
 
     def __init__(self, config: ComplexOrderTransformerConfig):
         super().__init__(config)
-        self.embed_tokens = ComplexOrderEmbedding(config)
-        self.dropout = AmplitudeDropout(config.dropout)
+        self.dropout = AmplitudeDropout(config)
         self.norm = ComplexLayerNorm(config) if config.use_final_norm else None
         self.post_init()
+
+    def build_embedding(self, config: ComplexOrderTransformerConfig) -> nn.Module:
+        return AdaptiveComplexOrderEmbedding(config) if config.is_adaptive else ComplexOrderEmbedding(config)
 
     def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (torch.zeros(like.shape[0], dtype=torch.long, device=like.device),)
@@ -111,9 +115,10 @@ class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTraine
 class ComplexOrderTransformerForCausalLM(MemoryForCausalLM, ComplexOrderTransformerPreTrainedModel, GenerationMixin):
     model_class = ComplexOrderTransformerModel
 
-    def build_head(self, config: ComplexOrderTransformerConfig) -> None:
-        self.vocab_size = config.vocab_size
-        self.lm_head = ModulusLinear(config.hidden_size // 2, config.vocab_size, bias=config.lm_head_bias)
+    def build_classifier(self, config: ComplexOrderTransformerConfig) -> nn.Module:
+        if config.is_adaptive:
+            return ModulusAdaptiveSoftmax(config, bias=config.lm_head_bias)
+        return ModulusLinear(config.token_width, config.vocab_size, bias=config.lm_head_bias)
 
 
 @auto_docstring(

@@ -19,10 +19,11 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
+from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, token_nats
 from transformers_xl.modeling.layers.depth_halting import (
     HALTING_NETWORKS,
+    correctness,
     oracle_layers,
-    prediction_scores,
     read_mean,
 )
 from transformers_xl.modeling.layers.halting import HaltingAttention, HaltingLayer, gather, scatter, skips_halted
@@ -147,8 +148,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         self.exit_classifiers, self.halting = None, None
         if not config.shared_classifier:
             self.exit_classifiers = nn.ModuleList(
-                nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
-                for _ in range(config.num_hidden_layers - 1)
+                self.build_classifier(config) for _ in range(config.num_hidden_layers - 1)
             )
         if config.halting is not None:
             self.halting = HALTING_NETWORKS[config.halting](config)
@@ -157,21 +157,18 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
     def _is_stateful(self) -> bool:
         return bool(self.config.layer_states)  # a mean cannot be taken back
 
-    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        for index, classifier in enumerate(self.exit_classifiers or []):
-            self.exit_classifiers[index] = self._get_resized_lm_head(classifier, embeddings.num_embeddings)
-        return embeddings
+    def further_classifiers(self) -> list[nn.ModuleList]:
+        return [] if self.exit_classifiers is None else [self.exit_classifiers]
 
     def readable(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """What predicts, of the output of a layer before the last: behind the final norm, where there is one."""
         return hidden_states if self.model.norm is None else self.model.norm(hidden_states)
 
-    def exit_logits(self, number: int, hidden_states: torch.Tensor) -> torch.Tensor:
-        """What the classifier of layer `number` predicts from readable states."""
+    def classifier(self, number: int) -> nn.Module:
+        """What predicts behind layer `number`, from readable states."""
         if self.exit_classifiers is None or number == self.config.num_hidden_layers:
-            return self.lm_head(hidden_states)
-        return self.exit_classifiers[number - 1](hidden_states)
+            return self.lm_head
+        return self.exit_classifiers[number - 1]
 
     def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
         if self.exit_classifiers is None:
@@ -182,9 +179,9 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         for number in range(1, self.config.num_hidden_layers + 1):
             here = exit_layers == number
             if torch.compiler.is_compiling():  # a graph has no shapes that depend on values
-                logits = torch.where(here[..., None], self.exit_logits(number, hidden_states), logits)
+                logits = torch.where(here[..., None], self.classifier(number)(hidden_states), logits)
             else:
-                here_logits = self.exit_logits(number, gather(hidden_states, here))
+                here_logits = self.classifier(number)(gather(hidden_states, here))
                 logits = scatter(here_logits.to(logits.dtype), here, logits)
         return logits
 
@@ -197,7 +194,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         if not 0 < number < layers:
             return None
         threshold = thresholds[number - 1] if isinstance(thresholds, list) else thresholds
-        logits = self.exit_logits(number, self.readable(hidden_states))
+        logits = self.classifier(number)(self.readable(hidden_states))
         confidence = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).amax(-1)
         return torch.where(confidence >= threshold, number, layers)
 
@@ -220,13 +217,14 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
             return super().read(inputs, targets, logits_to_keep, exit_rule=exit_rule, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
-        outputs, loss = self.training_loss(inputs, targets, items, output_hidden_states=True, **kwargs)
-        hidden_states = outputs.hidden_states if wants_states else None
-        return self.output_class(**{**outputs, "loss": loss, "hidden_states": hidden_states})
+        kwargs |= {"output_hidden_states": True, "return_dict": True}
+        outputs, logits, loss = self.training_loss(inputs, targets, items, **kwargs)
+        left_out = () if wants_states else ("hidden_states",)
+        return self.head_output(outputs, loss, logits, ("last_hidden_state", *left_out))
 
     def training_loss(
         self, inputs: dict, targets: torch.Tensor, items: torch.Tensor | int | None, **kwargs
-    ) -> tuple[MemoryHeadOutput, torch.Tensor]:
+    ) -> tuple[DepthAdaptiveTransformerModelOutput, torch.Tensor | None, torch.Tensor]:
         """Of one reading at full depth, or of `num_exit_paths` along random exits, whose first one gives the output; what
         `halting` learns from is always read at full depth. Sections 2.2 and 3."""
         config, exit_loss = self.config, targets.new_zeros((), dtype=torch.float32)
@@ -237,39 +235,59 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
                 "several times: train with `mems`."
             )
         if config.exit_training == "aligned" or self.halting is not None:
-            full = super().read(inputs, **kwargs)
-            logits = self.layer_logits(full)
+            full = self.model(**inputs, **kwargs)
+            logits = self.layer_logits(full) if self.shows_logits(targets) else [None] * config.num_hidden_layers
+            nats = self.layer_nats(full, logits, targets)
         if self.halting is not None:
-            exit_loss = self.exit_loss(full, logits, targets, inputs["attention_mask"], items)
+            right = correctness(logits, targets) if config.halting_oracle == "correctness" else -nats.detach()
+            exit_loss = self.exit_loss(full, right, targets, inputs["attention_mask"], items)
             exit_loss = config.halting_loss_weight * exit_loss
         if config.exit_training == "aligned":
-            return full, self.aligned_loss(logits, targets, items) + exit_loss
-        paths = [self.read_path(inputs, **kwargs) for _ in range(config.num_exit_paths)]
-        losses = [self.token_loss(path.logits, targets, items) for path in paths]
-        return paths[0], torch.stack(losses).mean() + exit_loss
+            return full, logits[-1], self.aligned_loss(nats, targets, items) + exit_loss
+        kwargs["exit_rule"] = self.random_exit_layer
+        paths = [self.model(**inputs, **kwargs) for _ in range(config.num_exit_paths)]
+        predicted = [self.predict(path) if self.shows_logits(targets) else None for path in paths]
+        losses = [
+            mean_nats(self.path_nats(path, each, targets), targets, items)
+            for path, each in zip(paths, predicted, strict=True)
+        ]
+        return paths[0], predicted[0], torch.stack(losses).mean() + exit_loss
 
-    def read_path(self, inputs: dict, **kwargs) -> MemoryHeadOutput:
-        return super().read(inputs, exit_rule=self.random_exit_layer, **kwargs)
-
-    def token_loss(
-        self, logits: torch.Tensor, targets: torch.Tensor, items: torch.Tensor | int | None
+    def path_nats(
+        self, path: DepthAdaptiveTransformerModelOutput, logits: torch.Tensor | None, targets: torch.Tensor
     ) -> torch.Tensor:
-        return self.loss_function(
-            logits=logits, labels=None, shift_labels=targets.contiguous(), vocab_size=self.vocab_size,
-            num_items_in_batch=items,
-        )  # fmt: skip
+        """`-log p` of the targets by the layers after which their tokens left, `(batch, length)`."""
+        if logits is not None or self.exit_classifiers is None:
+            return token_nats(self.lm_head, path.last_hidden_state, targets, logits)
+        left = [targets.where(path.exit_layers == n, -100) for n in range(1, self.config.num_hidden_layers + 1)]
+        return sum(token_nats(self.classifier(n), path.last_hidden_state, t) for n, t in enumerate(left, start=1))
 
-    def layer_logits(self, outputs: MemoryHeadOutput) -> list[torch.Tensor]:
-        """What each layer predicts, of the output of a call at full depth with its hidden states."""
-        logits = [self.exit_logits(n, self.readable(h)) for n, h in enumerate(outputs.hidden_states[1:-1], start=1)]
-        return [*logits, outputs.logits]  # type: ignore[list-item]  # a language model's output has them
+    def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
+        """What the classifier of each layer reads, of a call at full depth with its hidden states."""
+        return [*map(self.readable, outputs.hidden_states[1:-1]), outputs.hidden_states[-1]]
+
+    def layer_logits(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
+        """What each layer predicts, of a call at full depth with its hidden states."""
+        return [self.classifier(n)(states) for n, states in enumerate(self.prediction_states(outputs), start=1)]
+
+    def layer_nats(
+        self,
+        outputs: DepthAdaptiveTransformerModelOutput,
+        logits: list[torch.Tensor] | list[None],
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """`-log p` of the targets by each layer, `(layers, batch, length)`."""
+        predictions = zip(self.prediction_states(outputs), logits, strict=True)
+        return torch.stack(
+            [token_nats(self.classifier(n), states, targets, each) for n, (states, each) in enumerate(predictions, 1)]
+        )
 
     def aligned_loss(
-        self, logits: list[torch.Tensor], targets: torch.Tensor, items: torch.Tensor | int | None = None
+        self, nats: torch.Tensor, targets: torch.Tensor, items: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """`sum_n w_n loss_n / sum_n w_n` over the layers. Section 2.2."""
-        losses = torch.stack([self.token_loss(each, targets, items) for each in logits])
-        numbers = torch.arange(1, len(logits) + 1, device=losses.device)
+        """`sum_n w_n loss_n / sum_n w_n` over the layers, of `layer_nats`. Section 2.2."""
+        losses = torch.stack([mean_nats(each, targets, items) for each in nats])
+        numbers = torch.arange(1, len(nats) + 1, device=losses.device)
         weights = {"uniform": torch.ones_like(numbers), "linear": numbers, "inverse": 1 / numbers}
         weight = weights[self.config.exit_loss_weights]
         return (weight * losses).sum() / weight.sum()
@@ -286,14 +304,14 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
     def exit_loss(
         self,
         outputs: MemoryHeadOutput,
-        logits: list[torch.Tensor],
+        scores: torch.Tensor,
         targets: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         items: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """`-log q(n*)`, the mean over the tokens that have a target, n* by the oracle. Section 3."""
+        """`-log q(n*)`, the mean over the tokens that have a target; n* by the oracle, of what each layer's prediction is
+        worth, `(layers, batch, length)`. Section 3."""
         config = self.config
-        scores = prediction_scores(logits, targets, config.halting_oracle)
         sigma = None if config.halting == "sequence" else config.oracle_sigma
         best = oracle_layers(scores, config.oracle_penalty, sigma)
         nats = -self.exit_log_probs(outputs, attention_mask).gather(-1, best[..., None] - 1).squeeze(-1)

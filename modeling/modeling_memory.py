@@ -3,13 +3,15 @@
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers import initialization as init
 from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_ids, check_inputs, check_memory
+from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
+from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
@@ -39,8 +41,54 @@ class MemoryPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        if isinstance(module, nn.LayerNorm) and self.config.norm_initializer_range > 0:
+            init.normal_(module.weight, mean=1.0, std=self.config.norm_initializer_range)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             module.init_weights(self.config)  # our layers that hold raw parameters
+
+    def resize_memory(self, mem_len: int) -> None:
+        """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
+
+        `mems` from before may be handed on: what is longer is cut, what is shorter grows. A `MemoryCache` keeps the lengths
+        it was made with. A model whose windows are its own (adaptive span, Longformer with given windows, Tensorized
+        Transformer) sees no farther than these, however long the memory.
+
+        Raises:
+            ValueError: the model cannot run with this length.
+        """
+        self.config.with_mem_len(mem_len)
+        self.config.mem_len = mem_len
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """The library's, and for clusters of words: the last one grows or shrinks.
+
+        Raises:
+            ValueError: nothing would be left of the last cluster.
+        """
+        embedding = self.get_input_embeddings()
+        if not isinstance(embedding, AdaptiveEmbedding):
+            return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        size = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
+        size += -size % (pad_to_multiple_of or 1)
+        start = embedding.starts[-1]
+        if size <= start:
+            raise ValueError(
+                f"`new_num_tokens`={size} leaves nothing of the last cluster, which begins at {start}: keep more words, or "
+                "build a model with other `cutoffs`."
+            )
+        embedding.tables[-1] = self._get_resized_embeddings(
+            embedding.tables[-1], size - start, mean_resizing=mean_resizing
+        )
+        for module in self.modules():
+            if isinstance(module, AdaptiveSoftmax):
+                module.clusters[-1] = self._get_resized_lm_head(
+                    module.clusters[-1], size - start, mean_resizing=mean_resizing
+                )
+        self.config.vocab_size = self.vocab_size = size
+        self.tie_weights()
+        return embedding
 
 
 class MemoryModel:
@@ -56,13 +104,17 @@ class MemoryModel:
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
-        self.embed_tokens: nn.Embedding = ScaledEmbedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.dropout = Dropout(config.dropout)
+        self.embed_tokens = self.build_embedding(config)
+        self.dropout = Dropout(config)
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
         self.gradient_checkpointing = False
         self.post_init()
+
+    def build_embedding(self, config: MemoryConfig) -> nn.Module:
+        """What turns ids into `inputs_embeds`."""
+        return token_embedding(config)
 
     def build_layers(self, config: MemoryConfig) -> nn.ModuleList:
         """The layers in the order in which they run."""

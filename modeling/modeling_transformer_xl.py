@@ -3,6 +3,9 @@
 Segment-level recurrence with relative positions. It is the backbone itself: the other variants are diffs against it.
 """
 
+import os
+from collections.abc import Callable
+
 from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
@@ -29,6 +32,20 @@ class TransformerXLPreTrainedModel(MemoryPreTrainedModel):
     config: TransformerXLConfig
     _no_split_modules = ["TransformerXLLayer"]
     _can_record_outputs = {"hidden_states": TransformerXLLayer, "attentions": RelativeAttention}
+    # what loads the model of a folder of transformers 4.x; `auto` hooks it in, a copy of the code on the Hub has none
+    _legacy_arguments: Callable[..., dict | None] | None = None
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *model_args, **kwargs):
+        """As in transformers; folders and repositories of the old `transfo-xl` load too."""
+        read_legacy = cls._legacy_arguments
+        legacy = None if read_legacy is None else read_legacy(pretrained_model_name_or_path, kwargs)
+        if legacy is None:
+            return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        result = super().from_pretrained(None, *model_args, **legacy)
+        model = result[0] if isinstance(result, tuple) else result
+        model.name_or_path = model.config.name_or_path = str(pretrained_model_name_or_path)
+        return result
 
 
 @auto_docstring(custom_intro="Transformer-XL without a head.")

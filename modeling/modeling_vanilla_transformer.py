@@ -16,10 +16,11 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions, positions_in_row
+from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, token_nats
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.outputs import MemoryHeadOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
 class VanillaTransformerLayer(MemoryLayer):
@@ -54,8 +55,11 @@ class AuxiliaryClassifiers(nn.Module):
         predicting = layers if config.intermediate_losses != "none" else 1
         self.second_token = self.classifiers(config, predicting if config.num_targets == 2 else 0)
 
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"auxiliary": [*self.parameters()]}
+
     def classifiers(self, config: VanillaTransformerConfig, count: int) -> nn.ModuleList:
-        return nn.ModuleList([nn.Linear(config.hidden_size, config.vocab_size) for _ in range(count)])
+        return nn.ModuleList([output_layer(config, bias=True) for _ in range(count)])
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the vanilla Transformer.")
@@ -110,6 +114,9 @@ class VanillaTransformerForCausalLM(MemoryForCausalLM, VanillaTransformerPreTrai
         self.auxiliary = None
         self.config.intermediate_losses, self.config.num_targets = "none", 1
 
+    def further_classifiers(self) -> list[nn.ModuleList]:
+        return [] if self.auxiliary is None else [self.auxiliary.next_token, self.auxiliary.second_token]
+
     def layer_weights(self) -> list[float]:
         """Weight of each layer's loss at this point of the training. Section 3, "Intermediate layer losses"."""
         layers, kind = self.config.num_hidden_layers, self.config.intermediate_losses
@@ -137,38 +144,40 @@ class VanillaTransformerForCausalLM(MemoryForCausalLM, VanillaTransformerPreTrai
             return super().read(inputs, targets, logits_to_keep, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
-        outputs = super().read(inputs, output_hidden_states=True, **kwargs)
-        loss = self.training_loss(outputs, targets, items)
-        hidden_states = outputs.hidden_states if wants_states else None
-        return self.output_class(**{**outputs, "loss": loss, "hidden_states": hidden_states})
+        outputs = self.model(**inputs, **(kwargs | {"output_hidden_states": True, "return_dict": True}))
+        logits = self.predict(outputs) if self.shows_logits(targets) else None
+        loss = self.training_loss(outputs, logits, targets, items)
+        left_out = () if wants_states else ("hidden_states",)
+        return self.head_output(outputs, loss, logits, ("last_hidden_state", *left_out))
 
     def training_loss(
-        self, outputs: MemoryHeadOutput, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+        self,
+        outputs: MemoryModelOutput,
+        logits: torch.Tensor | None,
+        targets: torch.Tensor,
+        items: torch.Tensor | int | None,
     ) -> torch.Tensor:
         """Sum over layers of weight x (loss of the next token + `second_target_weight` x loss of the one after it)."""
-        length = outputs.logits.shape[1]
+        length = outputs.last_hidden_state.shape[1]
         first, second = targets[:, :length], nn.functional.pad(targets[:, 1:], (0, 1), value=-100)[:, :length]
         if not self.config.every_position_loss:
             is_last = torch.arange(length, device=first.device) == length - 1
             first, second = first.where(is_last, -100), second.where(is_last, -100)
 
-        def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return self.loss_function(
-                logits=logits, labels=None, shift_labels=target.contiguous(), vocab_size=self.vocab_size,
-                num_items_in_batch=num_items_in_batch,
-            )  # fmt: skip
+        def loss(classifier: nn.Module, states: torch.Tensor, target: torch.Tensor, logits=None) -> torch.Tensor:
+            return mean_nats(token_nats(classifier, states, target, logits), target, items)
 
-        total = loss(outputs.logits, first)
+        total = loss(self.lm_head, outputs.last_hidden_state, first, logits)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
         for layer, (weight, states) in enumerate(zip(weights, outputs.hidden_states[1:], strict=True)):
             if weight == 0.0:
                 continue
             if layer < last:
                 states = states if self.model.norm is None else self.model.norm(states)
-                total = total + weight * loss(self.auxiliary.next_token[layer](states), first)
+                total = total + weight * loss(self.auxiliary.next_token[layer], states, first)
             if self.config.num_targets == 2:
                 classifier = self.auxiliary.second_token[layer - last - 1]
-                total = total + weight * self.config.second_target_weight * loss(classifier(states), second)
+                total = total + weight * self.config.second_target_weight * loss(classifier, states, second)
         return total
 
     def prepare_inputs_for_generation(self, input_ids: torch.LongTensor, **kwargs) -> dict:

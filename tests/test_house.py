@@ -20,9 +20,9 @@ MAY_IMPORT = {
     "modeling": {"configuration", "modeling.layers", "modeling.ops"},
     "modeling.conversion": {"configuration", "modeling", "tokenization"},
     "streams": {"tokenization"},
-    "training": {"streams", "modeling", "modeling.layers", "configuration"},
+    "training": {"streams", "modeling", "modeling.layers", "configuration", "hub"},
     "evaluation": {"streams", "modeling", "modeling.layers", "configuration"},
-    "hub": {"modeling"},
+    "hub": {"configuration", "modeling", "tokenization"},
     "cli": set(PACKAGES) | {"modeling.conversion"},
 }
 # inside of `modeling`: the backbone and the variants import the backbone, never a variant; only `auto` knows them all
@@ -94,7 +94,8 @@ def test_imports_point_downward(path: Path):
     for module in own_imports(path):
         target = room(module)
         if here == "modeling" and path.name == "auto.py":
-            assert target in MAY_IMPORT["modeling"] | {"modeling", "tokenization"}, f"auto imports {module}"
+            known = MAY_IMPORT["modeling"] | {"modeling", "modeling.conversion", "tokenization"}
+            assert target in known, f"auto imports {module}"
             continue
         assert target == here or target in MAY_IMPORT[here], f"{relative(path)} imports {module}"
         variant = re.fullmatch(r"modeling_(\w+)", path.stem)

@@ -12,7 +12,9 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
+from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding
 from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 
 
 def at_positions(waves: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -26,16 +28,16 @@ def at_positions(waves: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([amplitude * part.to(waves.dtype) for part in (angle.cos(), angle.sin())], dim=-1)
 
 
-class ComplexOrderEmbedding(nn.Embedding):
-    """The waves of words, `(batch, length)` ids to `(batch, length, 3 hidden_size / 2)`: see `at_positions`.
+class WaveEmbedding:
+    """The waves of words, `(batch, length)` ids to `(batch, length, 3 hidden_size / 2)`: see `at_positions`. A mixin of the
+    embedding that gives amplitudes `(batch, length, hidden_size / 2)`.
 
-    `weight` are the amplitudes `(vocab_size, hidden_size / 2)`, multiplied by the root of their width. Frequencies and
-    phases have a row per word or one for all, a column per dimension or one for all. Frequencies start log-uniform between
-    1 / 10000 and 1 radian per token, the range of sinusoidal positions; phases start uniform.
+    Frequencies and phases have a row per word or one for all, a column per dimension or one for all. Frequencies start
+    log-uniform between 1 / 10000 and 1 radian per token, the range of sinusoidal positions; phases start uniform.
     """
 
     def __init__(self, config: ComplexOrderTransformerConfig):
-        super().__init__(config.vocab_size, config.hidden_size // 2, config.pad_token_id)
+        super().__init__(config)
         self.frequency = self.table(config.frequency_per)
         self.phase = None if config.phase_per == "none" else self.table(config.phase_per)
 
@@ -55,7 +57,7 @@ class ComplexOrderEmbedding(nn.Embedding):
         return [table for table in tables if table is not None and table.num_embeddings == self.num_embeddings]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        amplitude = super().forward(input_ids) * math.sqrt(self.embedding_dim)
+        amplitude = super().forward(input_ids)
         per_word = self.word_tables()
         further = [
             torch.zeros_like(amplitude)
@@ -64,6 +66,14 @@ class ComplexOrderEmbedding(nn.Embedding):
             for table in (self.frequency, self.phase)
         ]
         return torch.cat([amplitude, *further], dim=-1)
+
+
+class ComplexOrderEmbedding(WaveEmbedding, ScaledEmbedding):
+    """Waves whose amplitudes stand in one table."""
+
+
+class AdaptiveComplexOrderEmbedding(WaveEmbedding, AdaptiveEmbedding):
+    """Waves whose amplitudes are narrower for rare words."""
 
 
 class AmplitudeDropout(Dropout):

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
+from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
@@ -53,6 +54,13 @@ class ModulusLinear(nn.Linear):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(modulus(*states.chunk(2, dim=-1)))
+
+
+class ModulusAdaptiveSoftmax(AdaptiveSoftmax):
+    """An adaptive softmax that reads the moduli."""
+
+    def project(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().project(index, modulus(*hidden_states.chunk(2, dim=-1)))
 
 
 class ComplexLayerNorm(SublayerLayerNorm):

@@ -18,6 +18,9 @@ class MultinomialHalting(nn.Module):
         self.reads = 0 if config.halting == "sequence" else 1
         self.proj = nn.Linear(config.hidden_size, config.num_hidden_layers)
 
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"halting": [*self.parameters()]}
+
     def log_probs(self, states: list[torch.Tensor]) -> torch.Tensor:
         """log q `(B, T, N)` from the mean embedding `(B, 1, E)` and the outputs of the layers, each `(B, T, E)`."""
         return self.proj(states[self.reads]).log_softmax(-1)
@@ -37,6 +40,9 @@ class GeometricHalting(nn.Module):
         super().__init__()
         self.num_layers = config.num_hidden_layers
         self.proj = nn.Linear(config.hidden_size, self.num_layers - 1)
+
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"halting": [*self.parameters()]}
 
     def score(self, number: int, states: torch.Tensor) -> torch.Tensor:
         """`w_n . h_n + b_n` behind layer `number`."""
@@ -59,19 +65,9 @@ class GeometricHalting(nn.Module):
 HALTING_NETWORKS = {"sequence": MultinomialHalting, "multinomial": MultinomialHalting, "geometric": GeometricHalting}
 
 
-def prediction_scores(
-    logits: list[torch.Tensor], targets: torch.Tensor, oracle: str, ignore_index: int = -100
-) -> torch.Tensor:
-    """What each layer's prediction is worth, `(N, B, T)`: the log-likelihood of the target in nats (`"likelihood"`), or
-    1 where the target is the most likely token (`"correctness"`); 0 where there is no target."""
-    is_target = targets != ignore_index
-    readable = targets.where(is_target, 0)
-    with torch.no_grad():
-        if oracle == "correctness":
-            scores = torch.stack([(each.argmax(-1) == readable).to(each.dtype) for each in logits])
-        else:
-            scores = torch.stack([each.log_softmax(-1).gather(-1, readable[..., None]).squeeze(-1) for each in logits])
-    return scores * is_target
+def correctness(logits: list[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    """1 where the target is a layer's most likely token, else 0, `(N, B, T)`."""
+    return torch.stack([(each.argmax(-1) == targets).to(each.dtype) for each in logits])
 
 
 def smooth(scores: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -128,8 +124,8 @@ __all__ = [
     "HALTING_NETWORKS",
     "GeometricHalting",
     "MultinomialHalting",
+    "correctness",
     "oracle_layers",
-    "prediction_scores",
     "read_mean",
     "smooth",
 ]

@@ -5,12 +5,17 @@ import math
 import torch
 from torch import nn
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
 
 class ScaledEmbedding(nn.Embedding):
-    """An embedding whose output is multiplied by `sqrt(hidden_size)`.
+    """An embedding whose output is multiplied by the root of its width.
 
     The scale is part of the module, so that `model(inputs_embeds=model.get_input_embeddings()(ids))` is `model(ids)`.
     """
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__(config.vocab_size, config.token_width, config.pad_token_id)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         return super().forward(input_ids) * math.sqrt(self.embedding_dim)

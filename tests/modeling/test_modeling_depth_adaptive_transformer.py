@@ -425,10 +425,10 @@ def test_own_classifiers_and_halting_are_saved_and_resized(tmp_path):
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert loaded.config.confidence_thresholds == 0.6
     torch.testing.assert_close(loaded(tokens(2, 9)).logits, model(tokens(2, 9)).logits)
-    before = [model.exit_logits(n, torch.ones(32)) for n in range(1, LAYERS + 1)]
+    before = [model.classifier(n)(torch.ones(32)) for n in range(1, LAYERS + 1)]
     model.resize_token_embeddings(VOCAB_SIZE + 4)
     for number, logits in enumerate(before, start=1):
-        after = model.exit_logits(number, torch.ones(32))
+        after = model.classifier(number)(torch.ones(32))
         assert after.shape == (VOCAB_SIZE + 4,)
         torch.testing.assert_close(after[:VOCAB_SIZE], logits)
     ids = torch.full((2, 5), VOCAB_SIZE + 3)

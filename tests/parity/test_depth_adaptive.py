@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from transformers_xl import DepthAdaptiveTransformerConfig, DepthAdaptiveTransformerForCausalLM
-from transformers_xl.modeling.layers.depth_halting import oracle_layers, prediction_scores, smooth
+from transformers_xl.modeling.layers.depth_halting import correctness, oracle_layers, smooth
 
 
 def pytest_generate_tests(metafunc):
@@ -96,8 +96,8 @@ def test_values_and_gradients(case):
     for layer, each in enumerate(logits):
         check(each.log_softmax(-1), f"logprob.{layer}")
     check(outputs.loss, "aligned_loss_uniform")
-    likelihoods = prediction_scores(logits, targets, "likelihood")
-    correct = prediction_scores(logits, targets, "correctness")
+    likelihoods = -model.layer_nats(outputs, logits, targets).detach()
+    correct = correctness(logits, targets)
     check(likelihoods, "log_likelihood")
     check(smooth(likelihoods, hyper["sigma"]), "smoothed_ll")
     check(smooth(correct, hyper["sigma"]), "smoothed_correct")
@@ -110,7 +110,8 @@ def test_values_and_gradients(case):
 
     total_model, total, logits = run(halting="geometric")
     check(total.loss, "total_loss")
-    check(total_model.exit_loss(total, logits, targets), "exit_loss_geometric_likelihood")
+    likelihoods = -total_model.layer_nats(total, logits, targets).detach()
+    check(total_model.exit_loss(total, likelihoods, targets), "exit_loss_geometric_likelihood")
     log_probs = total_model.exit_log_probs(total)
     check(log_probs.exp().movedim(-1, 0), "q_geometric")
     numbers = torch.arange(1, hyper["n_layer"] + 1)
@@ -119,15 +120,17 @@ def test_values_and_gradients(case):
     check(torch.stack(chi), "chi")
 
     model, outputs, logits = run(halting="geometric", halting_oracle="correctness")
-    geometric = model.exit_loss(outputs, logits, targets)
+    geometric = model.exit_loss(outputs, correctness(logits, targets), targets)
     check(geometric, "exit_loss_geometric_correctness")
     model, outputs, logits = run(halting="multinomial")
     check(model.exit_log_probs(outputs).exp().movedim(-1, 0), "q_multinomial")
-    multinomial = model.exit_loss(outputs, logits, targets)
+    likelihoods = -model.layer_nats(outputs, logits, targets).detach()
+    multinomial = model.exit_loss(outputs, likelihoods, targets)
     check(multinomial, "exit_loss_multinomial_likelihood")
     model, outputs, logits = run(halting="sequence")
     check(model.exit_log_probs(outputs).exp(), "q_multinomial_sequence")
-    sequence = model.exit_loss(outputs, logits, targets)
+    likelihoods = -model.layer_nats(outputs, logits, targets).detach()
+    sequence = model.exit_loss(outputs, likelihoods, targets)
     check(sequence, "exit_loss_sequence")
 
     scalar = sum(loss.square() for loss in (total.loss, linear.loss, geometric, multinomial, sequence))

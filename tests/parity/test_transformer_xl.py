@@ -1,6 +1,7 @@
 """Transformer-XL against numbers recorded from the authors' code (kimiyoung/transformer-xl, `MemTransformerLM`).
 
-The mapping reads each case's `hyper`: any geometry of the plain softmax with relative attention is run.
+The converter of their checkpoints reads each case's `hyper`: any geometry of relative attention is run, with a plain or an
+adaptive softmax.
 """
 
 import json
@@ -8,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from old_gradients import assert_gradients
 from safetensors.torch import load_file
 
-from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl import TransformerXLForCausalLM
+from transformers_xl.modeling.conversion.mem_transformer import translate_weights
+from transformers_xl.modeling.conversion.original import DEFAULTS, config_of
 
 ITEM = "transformer_xl"
 
@@ -30,58 +34,22 @@ def reason_to_skip(case: dict) -> str | None:
         return f"attn_type {hyper['attn_type']} is not Transformer-XL's relative attention"
     if hyper["ext_len"] != 0:
         return f"ext_len {hyper['ext_len']}: an extended context is not part of the model"
-    if hyper["cutoffs"] or hyper["div_val"] != 1 or hyper["d_embed"] != hyper["d_model"]:
-        return "adaptive softmax or projected embedding: not built yet"
     return None
 
 
-def config_from(hyper: dict) -> TransformerXLConfig:
-    return TransformerXLConfig(
-        vocab_size=hyper["n_token"],
-        hidden_size=hyper["d_model"],
-        num_hidden_layers=hyper["n_layer"],
-        num_attention_heads=hyper["n_head"],
-        head_dim=hyper["d_head"],
-        intermediate_size=hyper["d_inner"],
-        mem_len=hyper["mem_len"],
-        segment_length=hyper["tgt_len"],
-        same_length=hyper["same_length"],
-        clamp_len=hyper["clamp_len"],
-        tie_word_embeddings=hyper["tie_weight"],
-        norm_position="pre" if hyper["pre_lnorm"] else "post",
-        use_final_norm=False,
-        dropout=0.0,
-    )
-
-
-NAMES = {
-    "r_w_bias": "model.positions.bias.content_bias",
-    "r_r_bias": "model.positions.bias.position_bias",
-    "word_emb.emb_layers.0.weight": "model.embed_tokens.weight",
-    "crit.out_layers.0.weight": "lm_head.weight",
-    "crit.out_layers.0.bias": "lm_head.bias",
-}
-LAYER_NAMES = {
-    "dec_attn.r_net": "self_attn.r_proj",
-    "dec_attn.o_net": "self_attn.o_proj",
-    "dec_attn.layer_norm": "input_layernorm",
-    "pos_ff.CoreNet.0": "mlp.fc1",
-    "pos_ff.CoreNet.3": "mlp.fc2",
-    "pos_ff.layer_norm": "post_attention_layernorm",
-}
-
-
-def translate(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """An original weight (or its gradient) under our names."""
-    if name in NAMES:
-        return {NAMES[name]: tensor}
-    _, index, *rest = name.split(".")
-    module, parameter = ".".join(rest[:-1]), rest[-1]
-    layer = f"model.layers.{index}"
-    if module == "dec_attn.qkv_net":
-        names = [f"{layer}.self_attn.{projection}.{parameter}" for projection in ("q_proj", "k_proj", "v_proj")]
-        return dict(zip(names, tensor.chunk(3), strict=True))
-    return {f"{layer}.{LAYER_NAMES[module]}.{parameter}": tensor}
+def load(case: dict, tensors: dict[str, torch.Tensor], where: str) -> TransformerXLForCausalLM:
+    hyper = DEFAULTS | case["hyper"] | {"dropout": 0.0}
+    config = config_of(hyper)
+    config.tie_word_embeddings = hyper["tie_weight"]
+    if config.has_projections:
+        config.tie_projs = hyper["tie_projs"] or [False] * len(config.clusters)
+    weights = {name.removeprefix("w."): tensor for name, tensor in tensors.items() if name.startswith("w.")}
+    state_dict = translate_weights(weights, config, where, "reversed")
+    model = TransformerXLForCausalLM(config).eval()
+    missing, unexpected = model.load_state_dict(state_dict, strict=False)
+    assert not unexpected
+    assert set(missing) <= set(model.all_tied_weights_keys)
+    return model
 
 
 def test_values_and_gradients(case_file):
@@ -91,13 +59,7 @@ def test_values_and_gradients(case_file):
         pytest.skip(reason)
     tensors = load_file(case_file.with_suffix(".safetensors"))
     out_bounds = {"atol": case["tolerance"]["out_atol"], "rtol": case["tolerance"]["out_rtol"]}
-
-    model = TransformerXLForCausalLM(config_from(case["hyper"])).eval()
-    state = {}
-    for name, tensor in tensors.items():
-        if name.startswith("w.") and name != "w.pos_emb.inv_freq":  # computed, not learned
-            state |= translate(name.removeprefix("w."), tensor)
-    model.load_state_dict(state)
+    model = load(case, tensors, case_file.name)
 
     memory, scalar = {}, torch.zeros(())
     for segment, length in enumerate(case["hyper"]["segments"]):
@@ -120,16 +82,4 @@ def test_values_and_gradients(case_file):
     torch.testing.assert_close(scalar, tensors["out.scalar"].squeeze(), **out_bounds)
 
     scalar.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    stored = [name for name in tensors if name.startswith("grad.")]
-    assert stored
-    for name in stored:
-        for ours, expected in translate(name.removeprefix("grad."), tensors[name]).items():
-            atol = case["tolerance"]["grad_atol"] * max(1.0, tensors[name].abs().max().item())
-            torch.testing.assert_close(
-                gradients[ours],
-                expected,
-                atol=atol,
-                rtol=case["tolerance"]["grad_rtol"],
-                msg=lambda text, name=name: f"{name}: {text}",
-            )
+    assert_gradients(model, tensors, case, "reversed")

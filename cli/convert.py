@@ -1,0 +1,150 @@
+"""`transformers-xl convert`: old checkpoints in, a folder of this package out."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import check_output, clean_errors, import_models, written_whole
+
+
+def convert(
+    source: Annotated[
+        Path,
+        Argument(
+            exists=True,
+            help="model.pt of the original repository, a state dict of it, or a folder: that of a run with model.pt, or "
+            "one that transformers 4.x wrote for transfo-xl.",
+        ),
+    ],
+    output: Annotated[Path, Argument(help="Folder to write: config, weights as safetensors, tokenizer.")],
+    vocab: Annotated[
+        Path | None,
+        Option(
+            exists=True,
+            dir_okay=False,
+            help="Vocabulary: cache.pt of the original repository, vocab.pkl, vocab.bin or vocab.json.",
+            show_default="one of these, beside the weights",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        Option(
+            exists=True,
+            dir_okay=False,
+            help="JSON file of hyper-parameters by their original names, for a state dict: mem_len, clamp_len, "
+            "same_length, pre_lnorm, and cutoffs with div_val 1.",
+        ),
+    ] = None,
+    cluster_order: Annotated[
+        str | None,
+        Option(
+            help="Row of cluster_weight that belongs to the i-th cluster of rare words: natural, the i-th; reversed, the "
+            "i-th from the end.",
+            show_default="reversed for model.pt, natural for a folder of transformers",
+        ),
+    ] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
+) -> None:
+    """Read a checkpoint of the original Transformer-XL, or of transformers 4.x, and write it in the format of this package.
+
+    Nothing in the files is executed. The output is written whole or not at all.
+    """
+    with clean_errors():
+        check_output(output, overwrite)
+        if cluster_order not in (None, "natural", "reversed"):
+            raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
+        given = _read_json(config) if config is not None else {}
+        typer.echo("starting ...", err=True)  # the imports take seconds
+        import_models()
+        if (source / "config.json").is_file():
+            if given:
+                raise ValueError(f"`config`={str(config)!r} is of no use: {str(source)!r} has its own config.json.")
+            model, tokenizer = _from_transformers(source, vocab, cluster_order)
+        else:
+            model, tokenizer = _from_original(source, vocab, given, cluster_order)
+        if tokenizer is not None and model.config.eos_token_id is None:
+            model.config.eos_token_id = tokenizer.eos_token_id
+            if model.can_generate():
+                model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.config.tokenizer_class = None  # what the new files say of themselves holds
+        with written_whole(output) as folder:
+            model.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+    typer.echo(f"{type(model).__name__}: {model.num_parameters():,} parameters")
+    if tokenizer is None:
+        typer.echo("no vocabulary found: give one by --vocab to have the tokenizer converted as well")
+    typer.echo(f"wrote {output}")
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`config`={str(path)!r} is no JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ValueError(f'`config`={str(path)!r} must hold a JSON object, such as {{"mem_len": 160}}.')
+    return value
+
+
+def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | None) -> tuple:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    from transformers_xl.modeling.conversion.vocabulary import HF_FILES
+
+    described = _read_json(source / "config.json")
+    if described.get("model_type") != "transfo-xl":
+        raise ValueError(
+            f"`source`={str(source)!r} holds a {described.get('model_type')!r}: only 'transfo-xl' is converted."
+        )
+    classifies = "SequenceClassification" in str(described.get("architectures"))
+    auto_class = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+    model = auto_class.from_pretrained(source, cluster_order=cluster_order)
+    if vocab is None and any((source / name).is_file() for name in HF_FILES):
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        _check_size(model, tokenizer.vocab_size, source)
+        return model, tokenizer
+    return model, _tokenizer(model, vocab, split="moses", add_eos=False)
+
+
+def _from_original(source: Path, vocab: Path | None, given: dict, cluster_order: str | None) -> tuple:
+    from transformers_xl.modeling.conversion.original import load_original
+    from transformers_xl.modeling.conversion.vocabulary import ORIGINAL_FILES
+
+    path = source / "model.pt" if source.is_dir() else source
+    if not path.is_file():
+        raise ValueError(f"`source`={str(source)!r} is a folder without config.json and without model.pt.")
+    model = load_original(path, given, cluster_order or "reversed")
+    if vocab is None:
+        vocab = next((file for name in ORIGINAL_FILES if (file := path.parent / name).is_file()), None)
+    return model, _tokenizer(model, vocab, split="spaces", add_eos=True)
+
+
+def _tokenizer(model, vocab: Path | None, split: Literal["moses", "spaces"], add_eos: bool):
+    """The tokenizer of a vocabulary: words parted by Moses' rules, or by spaces, with `<eos>` at line ends where it has
+    one."""
+    if vocab is None:
+        return None
+    from transformers_xl.modeling.conversion.vocabulary import read_vocabulary
+    from transformers_xl.tokenization.tokenization_words import WordTokenizer
+
+    vocabulary = read_vocabulary(vocab)
+    _check_size(model, len(vocabulary["idx2sym"]), vocab)
+    return WordTokenizer.from_legacy(
+        vocabulary,
+        split="characters" if vocabulary.get("delimiter") == "" else split,
+        add_eos=add_eos and "<eos>" in vocabulary["sym2idx"],
+    )
+
+
+def _check_size(model, size: int, where: Path) -> None:
+    if size != model.config.vocab_size:
+        raise ValueError(
+            f"{str(where)!r} has a vocabulary of {size} symbols, the model one of {model.config.vocab_size}."
+        )
+
+
+__all__ = ["convert"]

@@ -1,0 +1,120 @@
+"""`transformers-xl recl`: how far back the models of a group make use of their context."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.measuring import check_picture, model_names, read_text, tell
+
+
+def recl(
+    models: Annotated[
+        list[Path],
+        Argument(exists=True, file_okay=False, help="Folders of models that read the same tokens: a group."),
+    ],
+    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    r: Annotated[float, Option("--r", help="Fraction of the tokens that gains are taken over, the hardest.")] = 0.1,
+    c0: Annotated[int, Option("--c0", min=1, help="Context to begin with, in tokens.")] = 16,
+    delta: Annotated[int, Option(min=1, help="Tokens by which the context grows.")] = 16,
+    threshold: Annotated[float, Option(help="Gain that is too little, a share of the perplexity.")] = 0.01,
+    max_context: Annotated[int, Option(min=1, help="Longest context to measure, in tokens.")] = 512,
+    blocks: Annotated[int, Option(min=2, help="Blocks of the text, for the confidence intervals.")] = 32,
+    positions: Annotated[int, Option(min=1, help="Tokens to measure in each block.")] = 64,
+    resamples: Annotated[int, Option(min=1, help="Texts to draw from the blocks.")] = 1000,
+    confidence: Annotated[float, Option(help="Share of them inside of the intervals.")] = 0.95,
+    seed: Annotated[int, Option(min=0, help="Seed of the draws.")] = 0,
+    batch_size: Annotated[int, Option(min=1, help="Windows of the text that are read side by side.")] = 32,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, with gains and losses by context.")] = False,
+    picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
+) -> None:
+    """Measure the relative effective context length of a group of models, in tokens.
+
+    Each is given exactly so many tokens of the text before the one to predict. A model's context ends where more of it no
+    longer lowers its loss, on the tokens that are hardest for the group (Dai et al., 2019, appendix C). Takes models of
+    transformers too.
+    """
+    arguments = {
+        name: value for name, value in locals().items() if name not in ("models", "text", "as_json", "picture")
+    }
+    with clean_errors():
+        if max_context < c0 + delta:
+            raise ValueError(f"`max_context`={max_context} must be at least `c0` + `delta` = {c0 + delta} tokens.")
+        names = model_names(models)
+        check_picture(picture)
+        typer.echo("starting ...", err=True)  # the imports take seconds
+        from transformers_xl.evaluation.recl import check_parameters
+
+        check_parameters(r, threshold, resamples, confidence)
+        result = _measure(names, text, arguments, progress=not as_json)
+        if picture is not None:
+            from transformers_xl.evaluation.context_plots import draw_recl
+            from transformers_xl.evaluation.plots import save
+
+            files = save(draw_recl(result), picture)
+            typer.echo(f"wrote {', '.join(map(str, files))}", err=True)
+    rows = []
+    for name, row in result["models"].items():
+        low, high = row["interval"]
+        at_least = "at least " if row["is_bound"] else ""
+        rows.append([name, f"{at_least}{row['recl']}", f"{low} to {high}", *map(_bits, _ends(row["nats"]))])
+    shortest, longest = _ends(next(iter(result["models"].values()))["nats"].keys())
+    header = ["", "RECL (tokens)", f"{100 * confidence:g} % interval", f"bits/token, {shortest}", f"{longest} before"]
+    tell(result, as_json, f"the hardest {100 * r:g} % of {result['tokens']:,} tokens", header, rows)
+
+
+def _measure(names: dict[str, Path], text: list[Path], arguments: dict, progress: bool) -> dict:
+    import numpy as np
+
+    from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
+    from transformers_xl.evaluation.recl import recl as recl_of
+
+    contexts = list(range(arguments["c0"], arguments["max_context"] + 1, arguments["delta"]))
+    losses, windows = {}, {}
+    first_ids = None
+    for name, folder in names.items():
+        model, tokenizer = load_model(folder, any_kind=True)
+        ids, _ = read_text(text, tokenizer, progress)
+        first_ids = ids if first_ids is None else first_ids
+        if not np.array_equal(ids, first_ids):
+            raise ValueError(f"`models`: {name!r} reads the text as other tokens than the first: a group shares them.")
+        positions, blocks = spread_positions(
+            len(ids), contexts[-1], arguments["delta"], arguments["blocks"], arguments["positions"]
+        )
+        windows[name] = longest_window(model)
+        nats = token_losses_with_context(model, ids, contexts, positions, arguments["batch_size"], progress)
+        losses[name] = dict(zip(contexts, nats, strict=True))
+    measure = ("r", "c0", "delta", "threshold", "resamples", "confidence", "seed")
+    results = recl_of(losses, **{name: arguments[name] for name in measure}, blocks=blocks)
+    return {
+        "text": [path.name for path in text],
+        "arguments": arguments,
+        "tokens": len(positions),
+        "models": {
+            name: {
+                "recl": row.length,
+                "is_bound": row.is_bound,
+                "interval": row.interval,
+                "longest_window": windows[name],
+                "gains": row.gains,
+                "nats": {context: float(values.mean()) for context, values in losses[name].items()},
+            }
+            for name, row in results.items()
+        },
+    }
+
+
+def _ends(values) -> tuple:
+    values = list(values.values()) if isinstance(values, dict) else list(values)
+    return values[0], values[-1]
+
+
+def _bits(nats: float) -> str:
+    import math
+
+    return f"{nats / math.log(2):.3f}"
+
+
+__all__ = ["recl"]

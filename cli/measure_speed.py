@@ -1,0 +1,66 @@
+"""`transformers-xl speed`: what a predicted token costs by a moving window, and in segments with memory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.measuring import read_text, tell
+
+
+def speed(
+    model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model with memory.")],
+    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    length: Annotated[
+        list[int] | None,
+        Option(
+            min=1,
+            help="Tokens of the window, and of the memory; may be given more than once.",
+            show_default="800, 1800, 2800, 3800",
+        ),
+    ] = None,
+    segment_length: Annotated[
+        int | None, Option(min=1, help="Tokens per segment.", show_default="as in training")
+    ] = None,
+    repeats: Annotated[int, Option(min=1, help="Turns to time; the median counts.")] = 3,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Time the evaluation of a text, per predicted token.
+
+    A window that is read anew for every token, against segments with a memory as long as that window (Dai et al., 2019,
+    section 4.5).
+    """
+    with clean_errors():
+        typer.echo("starting ...", err=True)  # the imports take seconds
+        model, tokenizer = load_model(model_dir)
+        import torch
+
+        from transformers_xl.evaluation.speed import ATTENTION_LENGTHS, evaluation_speed
+
+        ids, _ = read_text(text, tokenizer, progress=not as_json)
+        rows = evaluation_speed(model, ids, length or ATTENTION_LENGTHS, segment_length, repeats)
+    device = torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    result = {
+        "model_type": model.config.model_type,
+        "parameters": model.num_parameters(),
+        "segment_length": segment_length or model.config.segment_length,
+        "device": device,
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    table = [
+        [
+            f"{row['attention']:,}",
+            f"{1000 * row['moving_window']:.3g}",
+            f"{1000 * row['segments']:.3g}",
+            f"{row['ratio']:,.0f}",
+        ]
+        for row in rows
+    ]
+    header = ["context (tokens)", "moving window, ms per token", "segments with memory", "times as fast"]
+    tell(result, as_json, f"{model.config.model_type}, {device}", header, table)
+
+
+__all__ = ["speed"]

@@ -1,0 +1,44 @@
+"""`transformers-xl push`: a saved model to the Hub, in one commit."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors
+
+
+def push(
+    model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a saved model.")],
+    repo: Annotated[str, Argument(help="Repository on the Hub: you/name, or name.")],
+    private: Annotated[bool, Option("--private", help="Make the repository private, if it is made now.")] = False,
+    revision: Annotated[str | None, Option(help="Branch; made if need be.", show_default="main")] = None,
+    create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request instead of committing.")] = False,
+    message: Annotated[str, Option("--message", "-m", help="Commit message.")] = "Upload model",
+    description: Annotated[str | None, Option(help="Description of the commit.")] = None,
+) -> None:
+    """Push a model, its tokenizer, its card and its code. Pickles stay here.
+
+    Run it again after a failure: what has arrived is not sent twice. The token is that of `hf auth login`, or HF_TOKEN.
+    """
+    with clean_errors():
+        if not message.strip():
+            raise ValueError("`message`='' is empty: say in a few words what is pushed.")
+        from transformers_xl.hub.uploading import push_folder
+
+        pushed = push_folder(
+            model_dir,
+            repo,
+            private=private or None,
+            revision=revision,
+            create_pr=create_pr,
+            commit_message=message,
+            commit_description=description,
+        )
+    typer.echo(f"{len(pushed.files)} files are at {pushed.url}")
+    if pushed.left_out:
+        typer.echo(f"left out: {', '.join(pushed.left_out)}")
+
+
+__all__ = ["push"]

@@ -1,0 +1,90 @@
+"""`transformers-xl report`: one HTML page about a model and a text, with its pictures in it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors, import_models, load_model
+
+
+def report(
+    model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
+    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    out: Annotated[Path, Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    pictures: Annotated[
+        Path | None, Option(help="Folder to write every picture to as well, as PNG and SVG.", show_default="none")
+    ] = None,
+    tokens: Annotated[int, Option(min=2, help="Tokens of the text to read, from its beginning.")] = 16384,
+    segment_length: Annotated[
+        int | None, Option(min=1, help="Tokens per segment.", show_default="as in training")
+    ] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the file, and pictures, if they exist.")] = False,
+) -> None:
+    """Look at a model: bits per byte with and without memory, what its heads look at, and what its variant has learned.
+
+    The page holds its pictures and needs no network. A GPU is used where there is one.
+    """
+    with clean_errors():
+        if out.is_dir():
+            raise ValueError(f"`out`={str(out)!r} is a folder: give the name of a file, for example report.html.")
+        if out.exists() and not overwrite:
+            raise ValueError(f"`out`={str(out)!r} exists: choose another name, or add --overwrite.")
+        if pictures is not None and pictures.exists() and not pictures.is_dir():
+            raise ValueError(f"`pictures`={str(pictures)!r} is a file: give the name of a folder.")
+        if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:
+            raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
+        model, tokenizer = _load(model_dir)
+        from transformers_xl.evaluation.html_report import render_page, report_sections, write_page
+        from transformers_xl.evaluation.plots import save
+        from transformers_xl.streams.files import read_ids
+
+        ids, size = read_ids(text, tokenizer)
+        share = min(tokens, len(ids)) / len(ids)
+        ids = ids[:tokens]
+        if hasattr(tokenizer, "decode_bytes"):
+            num_bytes = len(tokenizer.decode_bytes(ids[1:].tolist()))
+        else:
+            num_bytes = round(size * share)
+        sections = list(report_sections(model, tokenizer, ids, num_bytes, segment_length, progress=True))
+        page = render_page(
+            f"{model.config.model_type}: {model_dir.resolve().name}", _facts(model, text, ids), sections
+        )
+        write_page(out, page)
+        if pictures is not None:
+            pictures.mkdir(parents=True, exist_ok=True)
+            for section in sections:
+                if section.figure is not None:
+                    save(section.figure, pictures / section.name)
+    typer.echo(f"wrote {out}" + (f" and {pictures}" if pictures else ""))
+
+
+def _load(folder: Path) -> tuple:
+    """The language model in a folder, or the base model of a variant that is none, and its tokenizer."""
+    variants = import_models()
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    if (folder / "config.json").is_file():
+        row = variants.get(AutoConfig.from_pretrained(folder).model_type)
+        if row is not None and row.causal_lm_class is None:
+            return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    return load_model(folder)
+
+
+def _facts(model, text: list[Path], ids) -> dict[str, str]:
+    from transformers_xl.modeling.auto import VARIANTS
+
+    config = model.config
+    row = VARIANTS[config.model_type]
+    return {
+        "model": f"{type(model).__name__}, {model.num_parameters():,} parameters",
+        "paper": f"{row.authors} {row.year}: {row.paper}",
+        "layers, heads, width": f"{config.num_hidden_layers}, {config.num_attention_heads}, {config.hidden_size}",
+        "memory (tokens)": f"{config.mem_len:,}" if config.mem_len else "none",
+        "segment (tokens)": f"{config.segment_length:,}",
+        "text": f"{', '.join(path.name for path in text)}: {len(ids):,} tokens read",
+    }
+
+
+__all__ = ["report"]

@@ -1,0 +1,110 @@
+"""Where the attention of Transformer-XL comes from, term by term: Dai et al., 2019, appendix D, of equation (a) - (d).
+
+    score[i, j] = q_i . k_j + q_i . r_{i-j} + u . k_j + v . r_{i-j}        (a), (b), (c), (d), over sqrt(head_dim)
+
+For each term alone the softmax over what a token sees is taken, and averaged by distance, as the whole is for the atlas.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from transformers_xl.evaluation.attention_maps import AttentionAtlas, DistanceSums, attention_rows
+from transformers_xl.evaluation.reading import read_in_segments
+from transformers_xl.modeling.layers.attention import RelativeAttention
+
+TERMS = {
+    "a": "(a) content: query . key",
+    "b": "(b) position by content: query . distance",
+    "c": "(c) content bias: u . key",
+    "d": "(d) position bias: v . distance",
+}
+
+
+def attention_terms(
+    model: PreTrainedModel,
+    ids: np.ndarray | torch.Tensor,
+    segment_length: int | None = None,
+    skip: int = 0,
+    progress: bool = False,
+) -> dict[str, AttentionAtlas]:
+    """An atlas of each of the four terms of relative attention, by the letters of `TERMS`.
+
+    Args:
+        model: a model of this package whose layers have Transformer-XL's relative attention, each its own.
+        ids, segment_length, skip, progress: as for `attention_maps.attention_atlas`.
+
+    Raises:
+        ValueError: the model's attention has no such terms.
+    """
+    rows = attention_rows(model)
+    # exactly this class: what derives from it sees other keys, or asks at some positions only
+    if not all(type(module) is RelativeAttention for module in rows.values()):
+        raise ValueError(
+            f"`model` is a {model.config.model_type!r}: its scores are not the four terms of Transformer-XL's relative "
+            "attention over all that a token sees."
+        )
+    sums = {term: DistanceSums(list(rows), skip) for term in TERMS}
+    with _tapped_terms(list(rows.values()), sums):
+        for start, _ in read_in_segments(model, ids, segment_length, progress):
+            for each in sums.values():
+                each.start = start + (segment_length or model.config.segment_length)
+    return {term: each.atlas() for term, each in sums.items()}
+
+
+@contextmanager
+def _tapped_terms(modules: list[nn.Module], sums: dict[str, DistanceSums]) -> Iterator[None]:
+    def hook(row: int):
+        def look(module: RelativeAttention, args: tuple, kwargs: dict, output: tuple) -> None:
+            for term, weights in term_weights(module, *args, **kwargs):
+                sums[term](row, weights[0])
+
+        return look
+
+    handles = [module.register_forward_hook(hook(row), with_kwargs=True) for row, module in enumerate(modules)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def term_weights(
+    attention: RelativeAttention,
+    hidden_states: torch.Tensor,
+    memory: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
+    position_embeddings: tuple | None = None,
+    key_states: torch.Tensor | None = None,
+    **kwargs,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that each term would give on its own, `(batch, heads, length, keys)`, one after the other."""
+    query = attention.queries(hidden_states)
+    key, _ = attention.keys_and_values(hidden_states if key_states is None else key_states, memory, None, None)
+    nothing = torch.zeros_like(query)
+
+    def content(asks: torch.Tensor) -> torch.Tensor:
+        return asks @ key.transpose(-1, -2) * attention.scaling
+
+    def terms_of(asks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`asks` + u, and the scores of `asks` + v with the distances."""
+        terms = attention.score_terms(asks, key.shape[-2], position_embeddings=position_embeddings)
+        return terms  # type: ignore[return-value]  # relative attention always has the second
+
+    scores = {
+        "a": lambda: content(query),
+        # linear in what asks: without a query the terms of the biases are left
+        "b": lambda: terms_of(query)[1] - terms_of(nothing)[1],
+        "c": lambda: content(terms_of(nothing)[0]),
+        "d": lambda: terms_of(nothing)[1],
+    }
+    for term, score in scores.items():
+        seen = score() if visible is None else score().masked_fill(~visible, -torch.inf)
+        yield term, seen.softmax(-1)
+
+
+__all__ = ["TERMS", "attention_terms", "term_weights"]

@@ -1,0 +1,73 @@
+"""The style of all pictures: readable in grey print, and written as PNG and SVG from one figure."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+HEAT_MAP = "cividis"  # grows evenly in lightness: one order for all eyes, and in grey print
+LINES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    "legend.fontsize": "small",
+    "legend.framealpha": 0.7,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "svg.hashsalt": "transformers-xl",  # the same figure is the same file
+}
+
+
+def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 4.0) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes `(rows, columns)`, each of `width` x `height` inches. No window, no global state."""
+    with matplotlib.rc_context(STYLE):
+        new = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        return new, new.subplots(rows, columns, squeeze=False)
+
+
+def line(index: int, count: int) -> dict[str, Any]:
+    """Colour, dashes and marker of line `index` of `count`: told apart by each of the three."""
+    shade = 0.85 * index / max(count - 1, 1)  # the end of the map is too light for a line on white
+    return {
+        "color": matplotlib.colormaps[HEAT_MAP](shade),
+        "linestyle": LINES[index % len(LINES)],
+        "marker": MARKERS[index % len(MARKERS)],
+    }
+
+
+def picture_files(path: str | os.PathLike) -> list[Path]:
+    """The files that [`save`] writes: `path` itself where it ends in .png or .svg, both where it has no ending.
+
+    Raises:
+        ValueError: another ending, or a folder that does not exist.
+    """
+    path = Path(path)
+    if path.suffix not in ("", ".png", ".svg"):
+        raise ValueError(f"`picture`={str(path)!r} must end in .png or .svg, or have no ending for both.")
+    if not path.parent.is_dir():
+        raise ValueError(f"`picture`={str(path)!r}: the folder {str(path.parent)!r} does not exist, make it first.")
+    return [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".svg")]
+
+
+def save(picture: Figure, path: str | os.PathLike) -> list[Path]:
+    """Write a figure, each file whole or not at all; the files. For errors see [`picture_files`]."""
+    files = picture_files(path)
+    for file in files:
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".picture-") as folder, matplotlib.rc_context(STYLE):
+            new = Path(folder, file.name)
+            picture.savefig(new, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+            os.replace(new, file)
+    return files
+
+
+__all__ = ["HEAT_MAP", "figure", "line", "picture_files", "save"]

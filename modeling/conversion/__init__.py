@@ -1,0 +1,1 @@
+"""Checkpoints of other code, read into ours: nothing in them is executed."""

@@ -1,0 +1,184 @@
+"""The weights of the original `MemTransformerLM` (kimiyoung/transformer-xl) under our names.
+
+The TransfoXL of transformers 4.x has the same names behind `transformer.`, and a pair of biases in each layer.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+
+LAYER_NAMES = {
+    "dec_attn.o_net.weight": "self_attn.o_proj.weight",
+    "dec_attn.r_net.weight": "self_attn.r_proj.weight",
+    "dec_attn.layer_norm.weight": "input_layernorm.weight",
+    "dec_attn.layer_norm.bias": "input_layernorm.bias",
+    "pos_ff.CoreNet.0.weight": "mlp.fc1.weight",
+    "pos_ff.CoreNet.0.bias": "mlp.fc1.bias",
+    "pos_ff.CoreNet.3.weight": "mlp.fc2.weight",
+    "pos_ff.CoreNet.3.bias": "mlp.fc2.bias",
+    "pos_ff.layer_norm.weight": "post_attention_layernorm.weight",
+    "pos_ff.layer_norm.bias": "post_attention_layernorm.bias",
+}
+BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
+
+
+class OldWeights:
+    """Weights by their old names, taken one by one; what is missing, of another shape, or no number is refused."""
+
+    def __init__(self, weights: dict[str, torch.Tensor], where: str):
+        self.weights = {without_prefix(name): weight for name, weight in weights.items()}
+        self.where = where
+        if len(self.weights) < len(weights):
+            raise ValueError(f"{where!r} is refused: it holds one weight under two names.")
+
+    def has(self, beginning: str) -> bool:
+        return any(name.startswith(beginning) for name in self.weights)
+
+    def take(self, shape: tuple[int, ...], *names: str) -> torch.Tensor:
+        """The weight that stands under `names`, or under some of them."""
+        found = [self.weights.pop(name) for name in names if name in self.weights]
+        if not found:
+            raise ValueError(f"{self.where!r} is refused: it holds no weight {names[0]!r}.")
+        for weight in found:
+            if tuple(weight.shape) != shape:
+                raise ValueError(
+                    f"{self.where!r} is refused: {names[0]!r} has shape {tuple(weight.shape)}, where the model's "
+                    f"configuration asks for {shape}."
+                )
+            if not weight.is_floating_point() or not all(part.isfinite().all() for part in weight.split(2**16)):
+                raise ValueError(f"{self.where!r} is refused: {names[0]!r} holds what is no number (NaN or infinite).")
+            if weight.data_ptr() != found[0].data_ptr() and not torch.equal(weight, found[0]):
+                raise ValueError(f"{self.where!r} is refused: {names[0]!r} is tied, but has two values.")
+        return found[0]
+
+    def finish(self) -> None:
+        """Refuse weights that nobody took: the model would be another one without them."""
+        unused = [name for name in self.weights if name != "pos_emb.inv_freq"]  # sinusoids, which are computed
+        if unused:
+            raise ValueError(
+                f"{self.where!r} is refused: it holds {unused[0]!r}, which is no part of the model that its configuration "
+                "describes."
+            )
+
+
+def without_prefix(name: str) -> str:
+    """`transformer.` is the base model of transformers 4.x, `module.` a wrapper for many GPUs or for half precision."""
+    return name.removeprefix("module.").removeprefix("transformer.")
+
+
+def translate_weights(
+    weights: dict[str, torch.Tensor], config: TransformerXLConfig, where: str, cluster_order: str = "natural"
+) -> dict[str, torch.Tensor]:
+    """The state dict of our model of `config`; tied weights stand under the embedding's name alone.
+
+    A checkpoint without a head, or with one for classification, gives what it has.
+
+    Args:
+        weights: by their old names.
+        where: the file that they come from, for errors.
+        cluster_order: `"reversed"` where the i-th row of the cluster weights belongs to the i-th cluster from the end.
+
+    Raises:
+        ValueError: weights do not fit the configuration, or are no numbers; the file and the weight are named.
+    """
+    if cluster_order not in ("natural", "reversed"):
+        raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
+    old, ours = OldWeights(weights, where), {}
+    hidden_size, heads = config.hidden_size, config.num_attention_heads
+    inner_size = heads * config.head_dim
+    shapes = {
+        "dec_attn.o_net.weight": (hidden_size, inner_size),
+        "dec_attn.r_net.weight": (inner_size, hidden_size),
+        "pos_ff.CoreNet.0.weight": (config.intermediate_size, hidden_size),
+        "pos_ff.CoreNet.0.bias": (config.intermediate_size,),
+        "pos_ff.CoreNet.3.weight": (hidden_size, config.intermediate_size),
+    }
+    layers = range(config.num_hidden_layers)
+    for layer in layers:
+        for old_name, new_name in LAYER_NAMES.items():
+            shape = shapes.get(old_name, (hidden_size,))
+            ours[f"model.layers.{layer}.{new_name}"] = old.take(shape, f"layers.{layer}.{old_name}")
+        joint = old.take((3 * inner_size, hidden_size), f"layers.{layer}.dec_attn.qkv_net.weight")
+        for part, rows in zip("qkv", joint.chunk(3), strict=True):
+            # of its own, not a view: safetensors saves no two weights of one storage
+            ours[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = rows.clone()
+    for old_name, new_name in BIASES.items():
+        in_layers = [f"layers.{layer}.dec_attn.{old_name}" for layer in layers]
+        if config.share_relative_bias:  # transformers 4.x also writes the shared one under the name of each layer
+            bias = old.take((heads, config.head_dim), old_name, *in_layers)
+            ours[f"model.positions.bias.{new_name}"] = bias
+        else:
+            for layer, name in zip(layers, in_layers, strict=True):
+                ours[f"model.layers.{layer}.self_attn.bias.{new_name}"] = old.take((heads, config.head_dim), name)
+    ours |= _vocabulary_weights(old, config, cluster_order)
+    if old.has("score."):
+        ours["score.weight"] = old.take((config.num_labels, hidden_size), "score.weight")
+    old.finish()
+    return ours
+
+
+def _vocabulary_weights(old: OldWeights, config: TransformerXLConfig, cluster_order: str) -> dict[str, torch.Tensor]:
+    """Those of the embedding and of the head."""
+    ours: dict[str, torch.Tensor] = {}
+    clusters = config.clusters
+    has_head = old.has("crit.")
+    # with `div_val` 1 the old code had one table for all clusters
+    tables = clusters if config.div_val > 1 else [(config.vocab_size, clusters[0][1])]
+    sizes = [size for size, _ in clusters]
+    embeddings, outputs, biases = [], [], []
+    for index, shape in enumerate(tables):
+        names = f"word_emb.emb_layers.{index}.weight", f"crit.out_layers.{index}.weight"
+        if config.tie_word_embeddings:
+            embeddings.append(old.take(shape, *names))
+        else:
+            embeddings.append(old.take(shape, names[0]))
+            outputs += [old.take(shape, names[1])] if has_head else []
+        biases += [old.take(shape[:1], f"crit.out_layers.{index}.bias")] if has_head else []
+    if not config.is_adaptive:
+        ours |= _named(["model.embed_tokens.weight"], embeddings)
+        return ours | _named(["lm_head.weight"], outputs) | _named(["lm_head.bias"], biases)
+
+    if config.div_val == 1:
+        embeddings, outputs, biases = (_split(rows, sizes) for rows in (embeddings, outputs, biases))
+    each = range(len(clusters))
+    ours |= _named((f"model.embed_tokens.tables.{index}.weight" for index in each), embeddings)
+    ours |= _named((f"lm_head.clusters.{index}.weight" for index in each), outputs)
+    ours |= _named((f"lm_head.clusters.{index}.bias" for index in each), biases)
+    if has_head and config.cutoffs:
+        rows = old.take((len(config.cutoffs), clusters[0][1]), "crit.cluster_weight")
+        bias = old.take((len(config.cutoffs),), "crit.cluster_bias")
+        reverse = cluster_order == "reversed"
+        ours["lm_head.tails.weight"], ours["lm_head.tails.bias"] = (
+            part.flip(0) if reverse else part for part in (rows, bias)
+        )
+    if config.has_projections:
+        ours |= _projections(old, config, has_head)
+    return ours
+
+
+def _projections(old: OldWeights, config: TransformerXLConfig, has_head: bool) -> dict[str, torch.Tensor]:
+    ours, count = {}, len(config.clusters)
+    tied = config.tie_projs if isinstance(config.tie_projs, list) else [config.tie_projs] * count
+    shapes = [(config.hidden_size, width) for _, width in config.clusters]
+    for index in range(count if config.div_val > 1 else 1):
+        sharing = [i for i in range(count) if tied[i] and (index == i or config.div_val == 1)]
+        names = [f"word_emb.emb_projs.{index}", *(f"crit.out_projs.{i}" for i in sharing)]
+        ours[f"model.embed_tokens.projections.{index}.weight"] = old.take(shapes[index], *names)
+    for index in range(count if has_head else 0):
+        if not tied[index]:
+            ours[f"lm_head.projections.{index}.weight"] = old.take(shapes[index], f"crit.out_projs.{index}")
+    return ours
+
+
+def _named(names: Iterable[str], weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(zip(names, weights, strict=False))
+
+
+def _split(tables: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    """The rows of each cluster, in storages of their own."""
+    return [rows.clone() for table in tables for rows in table.split(sizes)]
+
+
+__all__ = ["translate_weights", "without_prefix"]

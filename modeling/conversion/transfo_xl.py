@@ -1,0 +1,175 @@
+"""Folders and repositories that transformers 1 to 4 wrote for `transfo-xl`, through the Auto classes: they load, run and
+generate, and are saved in our format. Code: huggingface/transformers 4.35.2, `models/deprecated/transfo_xl`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers.utils import cached_file
+
+from transformers_xl.configuration.configuration_transfo_xl import TransfoXLConfig
+from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.modeling.conversion.mem_transformer import translate_weights
+from transformers_xl.modeling.conversion.safe_pickle import shown
+from transformers_xl.modeling.conversion.torch_module import load_weights
+from transformers_xl.modeling.conversion.vocabulary import HF_FILES, read_vocabulary
+from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
+from transformers_xl.tokenization.tokenization_words import WordTokenizer
+
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+TOKENIZER_ARGUMENTS = {"lower_case": bool, "unk_token": str, "eos_token": str, "additional_special_tokens": list}
+
+
+def _hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: kwargs[name] for name in HUB_ARGUMENTS if kwargs.get(name) is not None}
+
+
+def _file(name: str, filename: str, hub: dict[str, Any]) -> str | None:
+    """A local path to a file of a folder or repository, None where it has no such file."""
+    return cached_file(
+        name, filename, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_gated_repo=False, **hub
+    )
+
+
+def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments with which the library's `from_pretrained(None)` makes the model of a `transfo-xl` folder or
+    repository; None for any other. `kwargs` are those that the user gave, `cluster_order` among them.
+
+    Raises:
+        ValueError: a file holds what such a checkpoint cannot hold; it is named, with the reason.
+        OSError: there are no weights.
+    """
+    if name is None or kwargs.get("state_dict") is not None or kwargs.get("gguf_file") is not None:
+        return None
+    hub = _hub_arguments(kwargs)
+    try:
+        described, _ = PreTrainedConfig.get_config_dict(name, **hub)
+    except OSError:
+        return None  # the library says what is missing
+    if described.get("model_type") != TransfoXLConfig.model_type:
+        return None
+    kwargs = dict(kwargs)
+    config = kwargs.pop("config", None)
+    if not isinstance(config, PreTrainedConfig):
+        fields = {*TransformerXLConfig.__dataclass_fields__, *TransformerXLConfig.attribute_map, "num_labels"} - {
+            "dtype"
+        }
+        overrides = {field: kwargs.pop(field) for field in [*kwargs] if field in fields}
+        config = TransfoXLConfig.from_pretrained(name if config is None else config, **hub, **overrides)
+    order = kwargs.pop("cluster_order", None) or described.get("cluster_order", "natural")
+    files = _weight_files(name, hub, kwargs.pop("use_safetensors", None), kwargs.pop("variant", None))
+    weights: dict[str, torch.Tensor] = {}
+    for path in files:
+        weights |= read_weights(path)
+    state_dict = translate_weights(weights, config, files[0], order)
+    if kwargs.get("generation_config") is None and _file(name, "generation_config.json", hub):
+        kwargs["generation_config"] = GenerationConfig.from_pretrained(name, **hub)
+    for argument in HUB_ARGUMENTS:
+        kwargs.pop(argument, None)
+    return kwargs | {"config": config, "state_dict": state_dict}
+
+
+def _weight_files(name: str, hub: dict[str, Any], use_safetensors: bool | None, variant: str | None) -> list[str]:
+    ending = f".{variant}" if variant else ""
+    candidates = []
+    if use_safetensors is not False:
+        candidates += [f"model{ending}.safetensors", f"model.safetensors.index{ending}.json"]
+    if use_safetensors is not True:
+        candidates += [f"pytorch_model{ending}.bin", f"pytorch_model.bin.index{ending}.json"]
+    for candidate in candidates:
+        path = _file(name, candidate, hub)
+        if path is not None:
+            return _shards(name, path, hub) if candidate.endswith(".json") else [path]
+    raise OSError(f"{str(name)!r} holds no weights: one of {', '.join(candidates)} is needed.")
+
+
+def _shards(name: str, index: str, hub: dict[str, Any]) -> list[str]:
+    try:
+        shards = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index!r} is refused: it is no index of weights.") from error
+    paths = []
+    for shard in shards:
+        path = _file(name, shard, hub) if isinstance(shard, str) and Path(shard).name == shard else None
+        if path is None:
+            raise ValueError(f"{index!r} is refused: it names {shard!r}, which is no file beside it.")
+        paths.append(path)
+    return paths
+
+
+def read_weights(path: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file, safetensors or of torch.
+
+    Raises:
+        ValueError: the file is no such file; it is named, with the reason.
+    """
+    if not path.endswith(".safetensors"):
+        return load_weights(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+    except (SafetensorError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{path!r} is refused: it is no safetensors file ({error}).") from error
+
+
+class TransfoXLTokenizer:
+    """What `AutoTokenizer` finds for the `tokenizer_class` of old folders: it reads their vocabulary into a
+    [`WordTokenizer`]."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str, *inputs, **kwargs) -> WordTokenizer:
+        """The tokenizer of a folder or repository, whose vocabulary is `vocab.json`, `vocab.pkl` or `vocab.bin`.
+
+        Raises:
+            ValueError: a file holds what no vocabulary holds; it is named, with the reason.
+            OSError: there is no vocabulary.
+        """
+        name, hub = pretrained_model_name_or_path, _hub_arguments(kwargs)
+        if _file(name, "tokenizer.json", hub) is not None:  # saved anew
+            return WordTokenizer.from_pretrained(name, *inputs, **kwargs)
+        paths = [path for filename in HF_FILES if (path := _file(name, filename, hub)) is not None]
+        if not paths:
+            raise OSError(f"{str(name)!r} holds no vocabulary: one of {', '.join(HF_FILES)} is needed.")
+        vocabulary = read_vocabulary(paths[0])
+        # what the tokenizer was made with won over what it had pickled, and so did the defaults
+        arguments = {"lower_case": False, **_tokenizer_arguments(_file(name, "tokenizer_config.json", hub))}
+        if arguments.get("unk_token") not in vocabulary["sym2idx"]:
+            arguments.pop("unk_token", None)
+        try:
+            tokenizer = WordTokenizer.from_legacy(vocabulary, **arguments)
+        except ValueError as error:
+            raise ValueError(f"{paths[0]!r} is refused: {error}") from error
+        for attribute in ("padding_side", "truncation_side", "model_max_length"):
+            if attribute in kwargs:
+                setattr(tokenizer, attribute, kwargs[attribute])
+        return tokenizer
+
+
+def _tokenizer_arguments(path: str | None) -> dict[str, Any]:
+    """What a `tokenizer_config.json` says that the tokenizer's rules depend on."""
+    if path is None:
+        return {}
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        chosen = {name: given[name] for name in TOKENIZER_ARGUMENTS if given.get(name) is not None}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path!r} is refused: it is no JSON object ({error}).") from error
+    for name, value in chosen.items():
+        if isinstance(value, dict):  # a token, written with its flags
+            value = chosen[name] = value.get("content")
+        if not isinstance(value, TOKENIZER_ARGUMENTS[name]):
+            raise ValueError(f"{path!r} is refused: its `{name}` is {shown(value)}.")
+    return chosen
+
+
+def register() -> None:
+    """Make old folders known to the Auto classes, and to `TransformerXLModel.from_pretrained` and its siblings."""
+    AutoConfig.register(TransfoXLConfig.model_type, TransfoXLConfig)
+    AutoTokenizer.register(TransfoXLConfig, tokenizer_class=TransfoXLTokenizer)
+    TransformerXLPreTrainedModel._legacy_arguments = staticmethod(legacy_arguments)
+
+
+__all__ = ["TransfoXLTokenizer", "legacy_arguments", "read_weights", "register"]

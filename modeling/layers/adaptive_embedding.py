@@ -1,0 +1,72 @@
+"""Embeddings that are narrower for rare words: Baevski & Auli, 2019, https://arxiv.org/abs/1809.10853, section 3.
+
+Ids are sorted by frequency and cut into clusters at `config.cutoffs`. The words of cluster i have vectors of width
+`embedding_size / div_val^i`, which a projection brings to the width of the model.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.embedding import ScaledEmbedding
+
+
+class Projection(nn.Module):
+    """`weight` `(hidden_size, width)`: from the width of a cluster up to that of the model, and back down when tied."""
+
+    def __init__(self, width: int, hidden_size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size, width))
+
+    def init_weights(self, config: MemoryConfig) -> None:
+        init.normal_(self.weight, std=config.proj_initializer_range)
+
+    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(embeddings, self.weight)
+
+    def down(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states @ self.weight
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Ids `(batch, length)` to vectors `(batch, length, hidden_size)`, multiplied by the root of their width.
+
+    A table for every cluster. Clusters of the same width (`div_val` 1) share one projection, and need none where they are
+    as wide as the model.
+    """
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__()
+        self.embedding_dim, self.starts = config.token_width, [0, *config.cutoffs]
+        self.tables = nn.ModuleList()
+        for start, (size, width) in zip(self.starts, config.clusters, strict=True):
+            pad = None if config.pad_token_id is None else config.pad_token_id - start
+            self.tables.append(nn.Embedding(size, width, pad if pad is not None and 0 <= pad < size else None))
+        widths = [width for _, width in config.clusters]
+        if not config.has_projections:
+            widths = []
+        elif config.div_val == 1:
+            widths = widths[:1]
+        self.projections = nn.ModuleList([Projection(width, config.token_width) for width in widths])
+
+    @property
+    def num_embeddings(self) -> int:
+        return sum(table.num_embeddings for table in self.tables)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embeddings = None
+        for index, (start, table) in enumerate(zip(self.starts, self.tables, strict=True)):
+            # every cluster looks at every id, so that no shape depends on the ids: a graph is compiled once
+            rows = table((input_ids - start).clamp(0, table.num_embeddings - 1))
+            if self.projections:
+                rows = self.projections[min(index, len(self.projections) - 1)](rows)
+            embeddings = rows if embeddings is None else torch.where((input_ids >= start)[..., None], rows, embeddings)
+        return embeddings * math.sqrt(self.embedding_dim)
+
+
+def token_embedding(config: MemoryConfig) -> nn.Module:
+    """What turns ids into vectors: a table, or one for each cluster."""
+    return AdaptiveEmbedding(config) if config.is_adaptive else ScaledEmbedding(config)

@@ -1,0 +1,122 @@
+"""A softmax in which frequent words cost little: Grave et al., 2017, https://arxiv.org/abs/1609.04309.
+
+Frequent words and one entry for each cluster of rare ones stand in the head; the words of a cluster share its probability:
+
+    log p(w) = log softmax(head)[w]                                              w among the frequent
+    log p(w) = log softmax(head)[cluster i] + log softmax(tail i)[w]             w in cluster i
+
+Differs from the original: its clusters read the hidden states at widths that the embedding's clusters have (Baevski &
+Auli, 2019, https://arxiv.org/abs/1809.10853), and are tied to them. Cluster i has entry i of those behind the frequent
+words; Transformer-XL's released code reads entry -i, and checkpoints of it are turned round where they are converted.
+"""
+
+import torch
+from torch import nn
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.adaptive_embedding import Projection
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Hidden states `(batch, length, hidden_size)` to log-probabilities `(batch, length, vocab_size)` in nats."""
+
+    def __init__(self, config: MemoryConfig, bias: bool):
+        super().__init__()
+        self.clusters = nn.ModuleList([nn.Linear(width, size, bias=bias) for size, width in config.clusters])
+        self.tails = nn.Linear(config.clusters[0][1], len(config.cutoffs), bias=bias) if config.cutoffs else None
+        widths = [width for _, width in config.clusters] if config.has_projections else []
+        self.projections = nn.ModuleList([Projection(width, config.token_width) for width in widths])
+
+    @property
+    def out_features(self) -> int:
+        return sum(cluster.out_features for cluster in self.clusters)
+
+    def project(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.projections[index].down(hidden_states) if self.projections else hidden_states
+
+    def head(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the frequent words, then of the other clusters, float32 at least."""
+        projected = self.project(0, hidden_states)
+        logits = self.clusters[0](projected)
+        if self.tails is not None:
+            logits = torch.cat([logits, self.tails(projected)], dim=-1)
+        return _log_softmax(logits)
+
+    def tail(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the words of a cluster within it."""
+        return _log_softmax(self.clusters[index](self.project(index, hidden_states)))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        frequent = self.clusters[0].out_features
+        head = self.head(hidden_states)
+        log_probs = [head[..., :frequent].to(hidden_states.dtype)]
+        for index in range(1, len(self.clusters)):
+            tail = self.tail(index, hidden_states) + head[..., frequent + index - 1, None]
+            log_probs.append(tail.to(hidden_states.dtype))
+        return torch.cat(log_probs, dim=-1)
+
+    def nats(self, hidden_states: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+        """`-log p` of `targets` `(batch, length)`, in their order, float32 at least; 0 at `ignore_index`.
+
+        Only the tokens of a cluster pay for its words: no tensor has a row per token and a column per word.
+        """
+        frequent = self.clusters[0].out_features
+        flat, is_target = targets.flatten(), targets.flatten() != ignore_index
+        hidden_states = hidden_states.flatten(0, -2)[is_target]
+        words = flat[is_target]
+        start, in_cluster, column = frequent, [], words
+        for index, cluster in enumerate(self.clusters[1:], start=1):
+            here = (words >= start) & (words < start + cluster.out_features)
+            in_cluster.append((index, start, here.nonzero().squeeze(-1)))
+            column = torch.where(here, frequent + index - 1, column)
+            start += cluster.out_features
+        nats = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
+        for index, start, rows in in_cluster:
+            # also for no rows: every process of many has a gradient for every weight
+            tail = self.tail(index, hidden_states[rows]).gather(-1, (words[rows] - start)[:, None]).squeeze(-1)
+            nats = nats.index_add(0, rows, -tail)
+        return nats.new_zeros(flat.shape).masked_scatter(is_target, nats).view(targets.shape)
+
+
+def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def output_layer(config: MemoryConfig, bias: bool) -> nn.Module:
+    """What turns hidden states into logits: a linear map, or an adaptive softmax."""
+    if config.is_adaptive:
+        return AdaptiveSoftmax(config, bias)
+    return nn.Linear(config.hidden_size, config.vocab_size, bias=bias)
+
+
+def tied_weights(config: MemoryConfig) -> dict[str, str]:
+    """The weights of a language model's adaptive softmax that are those of its embedding: name -> name."""
+    count = len(config.clusters)
+    tied_projs = config.tie_projs if isinstance(config.tie_projs, list) else [config.tie_projs] * count
+    ties = {}
+    for index in range(count):
+        source = index if config.div_val > 1 else 0  # clusters of the same width share a projection
+        if config.tie_word_embeddings:
+            ties[f"lm_head.clusters.{index}.weight"] = f"model.embed_tokens.tables.{index}.weight"
+        if config.has_projections and tied_projs[index]:
+            ties[f"lm_head.projections.{index}.weight"] = f"model.embed_tokens.projections.{source}.weight"
+    return ties
+
+
+def token_nats(
+    classifier: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`-log p` of `targets` `(batch, length)` by what `classifier` makes of the hidden states (`logits`, where they are
+    known), float32 at least; 0 where the target is -100."""
+    if logits is None and isinstance(classifier, AdaptiveSoftmax):
+        return classifier.nats(hidden_states, targets)
+    logits = classifier(hidden_states) if logits is None else logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+def mean_nats(
+    nats: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
+    """Their mean over the tokens that have a target, or over the number of a whole batch, as the library's loss has it."""
+    return nats.sum() / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)

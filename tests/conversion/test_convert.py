@@ -1,0 +1,210 @@
+"""`transformers-xl convert`, run as a user runs it."""
+
+import collections
+import json
+import os
+import pickle
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from typer.testing import CliRunner
+
+from transformers_xl.cli.main import app
+
+GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
+HF_FOLDER, ORIGINAL = GOLDEN / "legacy_hf_checkpoint", GOLDEN / "legacy_txl_checkpoint"
+CASE = json.loads((ORIGINAL / "expected.json").read_text(encoding="utf-8"))
+BOUNDS = {"atol": CASE["tolerance"]["atol"], "rtol": CASE["tolerance"]["rtol"]}
+HYPER = {name: CASE["hyper"][name] for name in ("mem_len", "clamp_len", "same_length", "pre_lnorm", "tgt_len")}
+
+
+def run(*arguments) -> "tuple[int, str]":
+    result = CliRunner().invoke(app, ["convert", *map(str, arguments)])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def assert_is_the_original(folder: Path) -> None:
+    """Losses, hidden states and memories of three segments."""
+    tensors = load_file(ORIGINAL / "expected.safetensors")
+    model, memory = AutoModelForCausalLM.from_pretrained(folder), {}
+    for segment in range(3):
+        ids, targets = tensors[f"in.data_seg{segment}"].T, tensors[f"in.target_seg{segment}"].T
+        output = model(ids, shift_labels=targets, output_hidden_states=True, **memory)
+        memory = {"mems": output.mems}
+        losses = -output.logits.gather(-1, targets[..., None]).squeeze(-1)
+        torch.testing.assert_close(losses.T, tensors[f"out.loss_seg{segment}"], **BOUNDS)
+        torch.testing.assert_close(output.loss, losses.mean())
+        torch.testing.assert_close(
+            output.hidden_states[-1].transpose(0, 1), tensors[f"out.hidden_seg{segment}"], **BOUNDS
+        )
+        for layer, remembered in enumerate(output.mems):
+            torch.testing.assert_close(remembered.transpose(0, 1), tensors[f"out.mems_seg{segment}.{layer}"], **BOUNDS)
+
+
+@pytest.mark.parametrize("source", ["model.pt", "model_oldformat.pt", "model_state_dict.pt", "."])
+def test_the_original(source: str, tmp_path: Path):
+    config = tmp_path / "hyper.json"
+    config.write_text(json.dumps(HYPER))
+    options = ["--config", config] if source == "model_state_dict.pt" else []
+    code, output = run(ORIGINAL / source, tmp_path / "out", *options)
+    assert code == 0, output
+    assert_is_the_original(tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not [name for name in names if name.endswith((".pt", ".bin", ".pkl"))]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    # the original parted words at spaces, and wrote the end of every line
+    assert tokenizer("the wall,\nthe boat")["input_ids"] == [1, tokenizer.unk_token_id, 0, 1, 12]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id == 0
+    assert model.config.segment_length == CASE["hyper"]["tgt_len"]
+
+
+def test_the_order_of_clusters_can_be_given(tmp_path: Path):
+    code, output = run(ORIGINAL / "model.pt", tmp_path / "natural", "--cluster-order", "natural")
+    assert code == 0, output
+    with pytest.raises(AssertionError, match="not close"):
+        assert_is_the_original(tmp_path / "natural")
+    for order in ("natural", "reversed"):
+        run(ORIGINAL / "model.pt", tmp_path / order, "--cluster-order", order, "--overwrite")
+    rows = [
+        load_file(tmp_path / order / "model.safetensors")["lm_head.tails.weight"] for order in ("natural", "reversed")
+    ]
+    assert torch.equal(rows[0], rows[1].flip(0))
+
+
+def test_a_folder_of_transformers(tmp_path: Path):
+    code, output = run(HF_FOLDER, tmp_path / "out")
+    assert code == 0, output
+    tensors = load_file(HF_FOLDER / "expected.safetensors")
+    model, tokenizer = (each.from_pretrained(tmp_path / "out") for each in (AutoModelForCausalLM, AutoTokenizer))
+    bounds = {"atol": 1e-5, "rtol": 1e-4}
+    torch.testing.assert_close(
+        model(tensors["in.input_ids_seg0"]).logits, tensors["out.prediction_scores_seg0"], **bounds
+    )
+    assert tokenizer("23,000 fish")["input_ids"] == [60, 20, 61, 30]
+    assert json.loads((tmp_path / "out" / "config.json").read_text()).get("tokenizer_class") is None
+
+
+def test_a_classifier_stays_one(tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    config = json.loads((HF_FOLDER / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["TransfoXLForSequenceClassification"]}))
+    weights = torch.load(HF_FOLDER / "pytorch_model.bin", weights_only=True)
+    weights = {name: weight for name, weight in weights.items() if not name.startswith("crit.")}
+    torch.save(weights | {"score.weight": torch.ones(2, 12)}, source / "pytorch_model.bin")
+    code, output = run(source, tmp_path / "out")
+    assert code == 0, output
+    assert "no vocabulary" in output
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert torch.equal(model.score.weight, torch.ones(2, 12))
+
+
+def test_a_cache_of_the_original(tmp_path: Path):
+    """The original pickled its whole corpus, with the vocabulary in it."""
+    vocabulary_module, corpus_module = types.ModuleType("utils.vocabulary"), types.ModuleType("data_utils")
+    vocabulary_module.Vocab = type("Vocab", (), {"__module__": "utils.vocabulary"})
+    corpus_module.Corpus = type("Corpus", (), {"__module__": "data_utils"})
+    vocab, corpus = vocabulary_module.Vocab(), corpus_module.Corpus()
+    symbols = CASE["idx2sym"]
+    ids = collections.OrderedDict((symbol, index) for index, symbol in enumerate(symbols))
+    vocab.__dict__ |= {"idx2sym": symbols, "sym2idx": ids, "special": ["<eos>"], "lower_case": True, "eos_idx": 0}
+    vocab.__dict__ |= {"counter": collections.Counter(symbols), "delimiter": None, "min_freq": 0, "max_size": None}
+    corpus.__dict__ |= {"vocab": vocab, "dataset": "wt103", "train": torch.arange(50), "valid": torch.arange(5)}
+    modules = {"utils": types.ModuleType("utils"), "utils.vocabulary": vocabulary_module, "data_utils": corpus_module}
+    sys.modules.update(modules)
+    try:
+        torch.save(corpus, tmp_path / "cache.pt", _use_new_zipfile_serialization=False)
+    finally:
+        for name in modules:
+            del sys.modules[name]
+    code, output = run(ORIGINAL / "model.pt", tmp_path / "out", "--vocab", tmp_path / "cache.pt")
+    assert code == 0, output
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("The BOAT")["input_ids"] == [1, 12]  # lower case
+
+
+def test_without_a_vocabulary(tmp_path: Path):
+    shutil.copy(ORIGINAL / "model.pt", tmp_path)
+    code, output = run(tmp_path / "model.pt", tmp_path / "out")
+    assert code == 0, output
+    assert "--vocab" in output
+    assert_is_the_original(tmp_path / "out")
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+
+
+class Attack:
+    def __init__(self, sentinel: Path):
+        self.sentinel = sentinel
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.sentinel}",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{evil}", "{out}"), "system"),
+        (("{evil_folder}", "{out}"), "system"),
+        (("{good}", "{out}", "--vocab", "{evil_vocab}"), "system"),
+        (("{hf}", "{out}", "--vocab", "{evil_vocab}"), "system"),
+        (("{good}", "{out}", "--vocab", "{short_vocab}"), "vocabulary of 2 symbols"),
+        (("{cut}", "{out}"), "refused"),
+        (("{state}", "{out}"), "mem_len"),
+        (("{state}", "{out}", "--config", "{good}"), "no JSON"),
+        (("{state}", "{out}", "--config", "{list}"), "JSON object"),
+        (("{good}", "{out}", "--config", "{wrong}"), "mem_length"),
+        (("{hf}", "{out}", "--config", "{hyper}"), "own config.json"),
+        (("{good}", "{out}", "--cluster-order", "backwards"), "cluster_order"),
+        (("{good}", "{full}"), "not empty"),
+        (("{empty}", "{out}"), "without model.pt"),
+        (("{other}", "{out}"), "bert"),
+        (("{missing}", "{out}"), "exist"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(arguments: tuple, message: str, tmp_path: Path):
+    sources = tmp_path / "sources"
+    sentinel = tmp_path / "it-ran"
+    for name in ("evil_folder", "full", "empty", "other"):
+        (sources / name).mkdir(parents=True)
+    (sources / "full" / "mine.txt").write_text("mine")
+    (sources / "other" / "config.json").write_text('{"model_type": "bert"}')
+    torch.save(Attack(sentinel), sources / "evil")
+    for name in ("config.json", "pytorch_model.bin"):
+        shutil.copy(HF_FOLDER / name, sources / "evil_folder")
+    (sources / "evil_folder" / "vocab.pkl").write_bytes(pickle.dumps(Attack(sentinel)))
+    (sources / "evil_vocab").write_bytes(pickle.dumps({"sym2idx": Attack(sentinel)}))
+    (sources / "short_vocab").write_bytes(pickle.dumps({"sym2idx": {"<eos>": 0, "<unk>": 1}}))
+    (sources / "cut").write_bytes((ORIGINAL / "model.pt").read_bytes()[:9000])
+    (sources / "list").write_text("[1]")
+    (sources / "wrong").write_text('{"mem_length": 5}')
+    (sources / "hyper").write_text(json.dumps(HYPER))
+    names = {path.name: path for path in sources.iterdir()} | {
+        "out": tmp_path / "out",
+        "good": ORIGINAL / "model.pt",
+        "state": ORIGINAL / "model_state_dict.pt",
+        "hf": HF_FOLDER,
+        "missing": sources / "missing",
+    }
+    before = sorted(tmp_path.rglob("*"))
+    code, output = run(*(argument.format(**names) for argument in arguments))
+    assert code == 2, output
+    assert message in output
+    assert "Traceback" not in output
+    assert not sentinel.exists()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_overwrite(tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old.txt").write_text("old")
+    code, output = run(ORIGINAL / "model.pt", tmp_path / "out", "--overwrite")
+    assert code == 0, output
+    assert not (tmp_path / "out" / "old.txt").exists()
+    assert_is_the_original(tmp_path / "out")

@@ -1,0 +1,243 @@
+"""A saved model brings its code: flat, of the same bytes, and enough for a process without this package."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import VARIANTS, tiny_config, tiny_model, tokens
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers.dynamic_module_utils import check_imports, get_relative_imports
+
+import transformers_xl
+from transformers_xl import ByteTokenizer, GTrXLForActorCritic, TransformerXLConfig
+from transformers_xl.hub import code_export
+from transformers_xl.hub.code_export import exported_files
+from transformers_xl.hub.saving import TokenizerWithCode, tokenizers
+
+ROOT = Path(__file__).parent.parent.parent
+HEADS = ("model", "causal_lm", "sequence_classification", "token_classification")
+
+
+def code_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+
+
+@pytest.mark.parametrize("model_type", VARIANTS)
+def test_the_code_of_every_variant_can_be_exported(model_type: str):
+    """The test that keeps stars, clashes, dynamic imports and the like out of the models."""
+    row = VARIANTS[model_type]
+    files = exported_files({row.config_class.__module__, row.model_class.__module__})
+    assert "auto.py" not in files  # it imports every variant
+    others = {f"modeling_{name}.py" for name in VARIANTS if name != model_type}
+    assert not others & set(files)
+    for name, text in files.items():
+        compile(text, name, "exec")
+        # what the library finds with its regular expressions is what is imported, and it is all there
+        assert {f"{needed}.py" for needed in get_relative_imports_of(text)} <= set(files)
+        assert "from transformers_xl" not in re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
+        first, second = text.splitlines()[:2]
+        assert first.startswith(f"# From transformers-xl {transformers_xl.__version__} (Apache-2.0): ")
+        source = first.partition("): ")[2].partition(",")[0]
+        assert (ROOT / source).name == name
+        assert (ROOT / source).is_file()
+        assert second.startswith("# ")
+
+
+def get_relative_imports_of(text: str) -> set[str]:
+    tree = ast.parse(text)
+    return {node.module for node in ast.walk(tree) if getattr(node, "level", 0) == 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("import transformers_xl.modeling.memory", "from transformers_xl.modeling.memory import"),
+        ("import transformers_xl", "cannot be exported"),
+        ("from transformers_xl.modeling.memory import *", "name what is imported"),
+        ("from torch import *", "name what is imported"),
+        ("from transformers_xl.modeling import memory", "not from a package"),
+        ("from transformers_xl import MemoryCache", "not from a package"),
+        ("from .memory import MemoryCache", "whole name of the module"),
+        ("from . import memory", "whole name of the module"),
+        ("import importlib.util", "dynamic imports"),
+        ("from importlib import import_module", "dynamic imports"),
+        ("def f():\n    return __import__('torch')", "dynamic imports"),
+        ("from transformers_xl.modeling.memory \\\n    import MemoryCache", "on one line"),
+        ("def f():\n    from transformers_xl.absent import x", "not from a package"),
+    ],
+)
+def test_what_an_export_cannot_follow_is_refused(line: str, message: str, tmp_path: Path, monkeypatch):
+    (tmp_path / "bad_module.py").write_text(f'"""Bad."""\n{line}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    code_export.exported_source.cache_clear()
+    with pytest.raises(ValueError, match="bad_module, line") as error:
+        exported_files(["bad_module"])
+    assert message in str(error.value)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path, monkeypatch):
+    for package in ("first_package", "second_package"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "same_name.py").write_text('"""Same."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="would both be exported as same_name.py"):
+        exported_files(["first_package.same_name", "second_package.same_name"])
+
+
+def test_imports_inside_of_functions_and_blocks_are_followed(tmp_path: Path, monkeypatch):
+    (tmp_path / "lazy_module.py").write_text(
+        '"""Lazy: `from transformers_xl.modeling.auto import VARIANTS` in a text is none."""\n\n\n'
+        "def f():\n    from transformers_xl.modeling.ops.window import (\n        last,\n    )\n\n    return last\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    code_export.exported_source.cache_clear()
+    files = exported_files(["lazy_module"])
+    assert list(files) == ["lazy_module.py", "window.py"]
+    assert "    from .window import (\n" in files["lazy_module.py"]
+
+
+@pytest.mark.parametrize("tokenizer_class", tokenizers())
+def test_every_tokenizer_brings_its_code(tokenizer_class: type):
+    assert TokenizerWithCode in tokenizer_class.__mro__
+    files = exported_files([tokenizer_class.__module__])
+    assert f"class {tokenizer_class.__name__}(" in files[code_export.file_name(tokenizer_class.__module__)]
+    assert not [name for name in files if name.startswith(("modeling", "configuration"))]
+
+
+def test_the_tokenizers_are_found():
+    assert ByteTokenizer in tokenizers()
+
+
+def test_two_saves_are_equal_and_include_code_false_leaves_it_out(tmp_path: Path):
+    model, tokenizer = tiny_model("gtrxl", "causal_lm"), ByteTokenizer()
+    for name in ("first", "second"):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")
+    )
+    assert first == second
+    assert {"modeling_gtrxl.py", "configuration_memory.py", "tokenization_bytes.py"} <= set(first)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
+    for saved in (loaded, AutoTokenizer.from_pretrained(tmp_path / "first"), loaded.config):
+        saved.save_pretrained(tmp_path / "plain", include_code=False)
+    assert not code_in(tmp_path / "plain")
+    for name in ("config.json", "tokenizer_config.json"):
+        assert "auto_map" not in json.loads((tmp_path / "plain" / name).read_text())
+        assert "auto_map" in json.loads(first[name])
+    assert "auto_map" not in loaded.config.to_dict()  # what is printed is what describes the model
+    loaded.save_pretrained(tmp_path / "third")
+    assert (tmp_path / "third/config.json").read_bytes() == first["config.json"]
+
+
+def test_a_config_alone_and_a_tokenizer_alone_bring_their_code(tmp_path: Path):
+    tiny_config("sha_rnn").save_pretrained(tmp_path / "config")
+    assert {"configuration_sha_rnn.py", "modeling_sha_rnn.py", "heads.py"} <= set(code_in(tmp_path / "config"))
+    names = ByteTokenizer().save_pretrained(tmp_path / "tokenizer")
+    assert list(code_in(tmp_path / "tokenizer")) == ["tokenization_bytes.py"]
+    assert str(tmp_path / "tokenizer/tokenization_bytes.py") in names
+
+
+def test_a_head_without_an_auto_class_brings_the_code_of_its_variant(tmp_path: Path):
+    config = tiny_config("gtrxl", num_actions=2, observation_size=3)
+    GTrXLForActorCritic(config).save_pretrained(tmp_path)
+    assert "actor_critic.py" in code_in(tmp_path)
+
+
+def test_a_class_of_yours_is_not_exported(tmp_path: Path):
+    class Mine(TransformerXLConfig):
+        pass
+
+    Mine(vocab_size=10).save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert "auto_map" not in (tmp_path / "config.json").read_text()
+
+
+def test_a_save_that_fails_in_the_export_writes_nothing(tmp_path: Path, monkeypatch):
+    def fail(module: str):
+        raise ValueError("no source")
+
+    monkeypatch.setattr(code_export, "exported_source", fail)
+    with pytest.raises(ValueError, match="no source"):
+        tiny_model("transformer_xl", "causal_lm").save_pretrained(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    assert tiny_config("transformer_xl").to_dict().get("auto_map") is None  # the save is over
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every head of every variant, with what it says of some ids."""
+    root = tmp_path_factory.mktemp("saved")
+    for model_type, row in VARIANTS.items():
+        for head in HEADS:
+            if getattr(row, f"{head}_class") is None:
+                continue
+            folder = root / head / model_type
+            tiny_model(model_type, head).save_pretrained(folder)
+            # loaded, too: where weights lie in memory decides about the last bit of a product
+            model = getattr(row, f"{head}_class").from_pretrained(folder)
+            expected = {"ids": tokens(2, 6)}
+            with torch.no_grad():
+                output = model(expected["ids"])
+            expected["result"] = output[0].contiguous()
+            if head == "causal_lm":
+                ByteTokenizer().save_pretrained(folder)
+                expected["generated"] = model.generate(
+                    expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False
+                )
+            save_file(expected, folder / "expected.safetensors")
+    return root
+
+
+@pytest.mark.timeout(200)
+def test_every_model_runs_where_the_package_is_not_installed(saved: Path, tmp_path: Path):
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("without_package.py")
+    result = subprocess.run(
+        [sys.executable, "-I", str(script), str(saved)],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    heads = sum(getattr(row, f"{head}_class") is not None for row in VARIANTS.values() for head in HEADS)
+    assert result.stdout.strip() == f"{heads} models"
+
+
+@pytest.mark.parametrize("trust_remote_code", [None, False, True])
+def test_where_it_is_installed_no_code_of_the_folder_runs(saved: Path, tmp_path: Path, monkeypatch, trust_remote_code):
+    def asked(prompt: str):
+        raise AssertionError(prompt)
+
+    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    for model_type, row in VARIANTS.items():
+        folder = saved / "model" / model_type
+        assert type(AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)) is row.config_class
+        model = AutoModel.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        assert type(model) is row.model_class
+    assert list(tmp_path.iterdir()) == []
+    tokenizer = AutoTokenizer.from_pretrained(saved / "causal_lm/gtrxl", trust_remote_code=trust_remote_code)
+    # the library prefers a tokenizer's remote code where it is trusted, as docs/hub.md says
+    assert (type(tokenizer) is ByteTokenizer) == (not trust_remote_code)
+
+
+def test_the_library_finds_the_same_imports(saved: Path):
+    """It reads the text with regular expressions; a line of a docstring that looks like an import would lead it astray."""
+    files = {path.name: path for model_type in VARIANTS for path in (saved / "model" / model_type).glob("*.py")}
+    assert len(files) > 50
+    for path in files.values():
+        found = set(get_relative_imports(path))
+        assert found == get_relative_imports_of(path.read_text())
+        assert all(path.with_name(f"{name}.py").is_file() for name in found)
+        assert set(check_imports(path)) == found  # and what else is imported is installed

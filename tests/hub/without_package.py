@@ -1,0 +1,68 @@
+"""Run by test_code_export.py in a process that cannot import `transformers_xl`: load, compare, generate, save again.
+
+Argument: a folder with one sub-folder per head, in it one per variant, each with the results that are expected.
+"""
+
+import sys
+from pathlib import Path
+
+sys.modules["transformers_xl"] = None  # type: ignore[assignment]  # importing it fails from here on
+
+import torch  # noqa: E402  after the block above
+import transformers  # noqa: E402  after the block above
+from safetensors.torch import load_file  # noqa: E402  after the block above
+
+AUTO_CLASSES = {
+    "model": transformers.AutoModel,
+    "causal_lm": transformers.AutoModelForCausalLM,
+    "sequence_classification": transformers.AutoModelForSequenceClassification,
+    "token_classification": transformers.AutoModelForTokenClassification,
+}
+
+
+def check(folder: Path, head: str) -> None:
+    expected = load_file(folder / "expected.safetensors")
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert config.model_type == folder.name
+    model = AUTO_CLASSES[head].from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    with torch.no_grad():
+        output = model(expected["ids"])
+    assert torch.equal(output[0], expected["result"]), (
+        folder.name,
+        head,
+        (output[0] - expected["result"]).abs().max(),
+    )
+    if head == "causal_lm":
+        generated = model.generate(expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False)
+        assert torch.equal(generated, expected["generated"]), folder.name
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        assert type(tokenizer).__module__.startswith("transformers_modules."), type(tokenizer)
+        assert tokenizer.encode_bytes(b"\xff\x00") == [255, 0]
+        assert tokenizer("a\u00e9")["input_ids"] == [97, 195, 169]
+
+        again = folder.parent.parent / "again" / folder.name
+        model.save_pretrained(again)
+        tokenizer.save_pretrained(again)
+        for file in folder.glob("*.py"):
+            assert (again / file.name).read_bytes() == file.read_bytes(), file
+        reloaded = AUTO_CLASSES[head].from_pretrained(again, trust_remote_code=True)
+        with torch.no_grad():
+            assert torch.equal(reloaded(expected["ids"])[0], expected["result"]), folder.name
+        assert (
+            type(transformers.AutoTokenizer.from_pretrained(again, trust_remote_code=True)).__name__ == "ByteTokenizer"
+        )
+
+
+def main(root: Path) -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folders = [(head, folder) for head in AUTO_CLASSES for folder in sorted((root / head).iterdir())]
+    for head, folder in folders:
+        check(folder, head)
+    print(len(folders), "models")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
