@@ -202,7 +202,9 @@ class WordTokenizer(PreTrainedTokenizerFast):
             # what a safe reader of pickles could not build is no text
             found = next((token for token in tokens if isinstance(token, str) and token in ids), None)
             named |= {} if found is None else {name: found}
-        additional = additional_special_tokens or held.get("_additional_special_tokens") or ["<formula>"]
+        additional = additional_special_tokens or held.get("_additional_special_tokens")
+        if not isinstance(additional, list | tuple) or not additional:
+            additional = ["<formula>"]
         return cls._build(
             ids,
             _counts_by_id(ids, held.get("counter"), named.get("unk_token")),
@@ -210,7 +212,7 @@ class WordTokenizer(PreTrainedTokenizerFast):
             bool(held.get("lower_case")) if lower_case is None else lower_case,
             add_eos,
             named,
-            [token for token in additional if isinstance(token, str) and token not in named.values()],
+            [token for token in additional if isinstance(token, str) and token and token not in named.values()],
         )
 
     @classmethod
@@ -403,9 +405,12 @@ def _counts_by_id(ids: Mapping[str, int], counted: Any, unknown: str | None) -> 
     """Counts in the order of the ids; `unknown` stands for all words that were counted and have no id."""
     if not isinstance(counted, Mapping) or not counted:
         return None
-    counts = [int(counted.get(symbol, 0)) for symbol in ids]
+    wrong = next((count for count in counted.values() if not isinstance(count, int) or count < 0), None)
+    if wrong is not None:
+        raise ValueError(f"`counter` holds {wrong!r}: counts are whole numbers from 0 on; leave it out.")
+    counts = [counted.get(symbol, 0) for symbol in ids]
     if unknown is not None:
-        counts[ids[unknown]] += sum(map(int, counted.values())) - sum(counts)
+        counts[ids[unknown]] += sum(counted.values()) - sum(counts)
     return counts
 
 

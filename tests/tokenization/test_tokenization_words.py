@@ -256,6 +256,8 @@ def test_legacy_attributes():
     assert (tokenizer.eos_token, tokenizer.unk_token) == ("<S>", "<UNK>")
     assert tokenizer.counts == [0, 5, 3, 2]  # a word that has no id was counted, too
     assert WordTokenizer.from_legacy(whole, lower_case=False)("The")["input_ids"] == [3]
+    inert = {**whole, "_eos_token": object(), "_unk_token": object(), "_additional_special_tokens": [object()]}
+    assert WordTokenizer.from_legacy(inert)("The a")["input_ids"] == [1, 2]  # what a safe reader could not build
     both = {"sym2idx": {"<unk>": 0, "<UNK>": 1}}
     assert WordTokenizer.from_legacy(both)("cat <unk>")["input_ids"] == [0, 0]
     assert WordTokenizer.from_legacy({**both, "unk_idx": 1})("cat <unk>")["input_ids"] == [1, 0]
@@ -278,6 +280,8 @@ def test_legacy_attributes():
         ({"\ud800": 0}, {}, "UTF-8"),
         ({"sym2idx": {"a": 0, "b": 1}, "idx2sym": ["b", "a"]}, {}, "contradicts"),
         ({"sym2idx": {"a": 0}, "delimiter": ";"}, {}, "`delimiter`=';'"),
+        ({"sym2idx": {"a": 0}, "counter": {"a": "x"}}, {}, "`counter` holds 'x'"),
+        ({"sym2idx": {"a": 0}, "counter": {"b": -1}}, {}, "`counter` holds -1"),
         ({"a": 0}, {"unk_token": "<unk>"}, "`unk_token`='<unk>'"),
         ({"a": 0}, {"add_eos": True}, "`add_eos`"),
         ({"a": 0}, {"split": "words"}, "`split`='words'"),
