@@ -162,8 +162,10 @@ def test_compare_refuses_an_unknown_variant(text_file: Path, tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["generate"], ["compare"], ["report"]])
-@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["generate"], ["compare"], ["tokenizer", "train"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["train"], ["evaluate"], ["generate"], ["compare"], ["convert"], ["report"], ["tokenizer", "train"]],
+)
 def test_help_answers_without_importing_torch(tmp_path: Path, command: list[str]):
     """By the name of the script: it is how the package knows that it is the command line."""
     script = tmp_path / "transformers-xl"
