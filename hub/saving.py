@@ -4,22 +4,22 @@
 files that a class was loaded from when it is saved again.
 """
 
+import importlib
 import os
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.hub.code_export import PACKAGE, write_code
 from transformers_xl.hub.uploading import explained, files_below
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
-from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
-from transformers_xl.tokenization.tokenization_words import WordTokenizer
-
-TOKENIZERS = (ByteTokenizer, WordTokenizer)
 
 # Whether the save that runs includes code; None outside of a save. A model saves its config, which writes the code of both.
 _including: ContextVar[bool | None] = ContextVar("including", default=None)
@@ -111,12 +111,21 @@ def _reference(cls: type) -> str:
     return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
 
 
+def tokenizers() -> list[type[PreTrainedTokenizerBase]]:
+    """The tokenizers of this package: those that the files tokenization_*.py define."""
+    folder = importlib.import_module(f"{PACKAGE}.tokenization").__path__
+    names = [module.name for module in pkgutil.iter_modules(folder) if module.name.startswith("tokenization_")]
+    modules = [importlib.import_module(f"{PACKAGE}.tokenization.{name}") for name in names]
+    public = [getattr(module, name) for module in modules for name in module.__all__]
+    return [value for value in public if isinstance(value, type) and issubclass(value, PreTrainedTokenizerBase)]
+
+
 def install() -> None:
     """Make models, configs and tokenizers save and push as above. `import transformers_xl` does it."""
     front = {MemoryPreTrainedModel: SavedWithCode, MemoryConfig: ConfigWithCode}
-    for saved, mixin in {**front, **dict.fromkeys(TOKENIZERS, TokenizerWithCode)}.items():
+    for saved, mixin in {**front, **dict.fromkeys(tokenizers(), TokenizerWithCode)}.items():
         if mixin not in saved.__mro__:
             saved.__bases__ = (mixin, *saved.__bases__)
 
 
-__all__ = ["TOKENIZERS", "ConfigWithCode", "SavedWithCode", "TokenizerWithCode", "install"]
+__all__ = ["ConfigWithCode", "SavedWithCode", "TokenizerWithCode", "install", "tokenizers"]

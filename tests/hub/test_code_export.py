@@ -1,7 +1,6 @@
 """A saved model brings its code: flat, of the same bytes, and enough for a process without this package."""
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -13,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tiny import VARIANTS, tiny_config, tiny_model, tokens
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.dynamic_module_utils import check_imports, get_relative_imports
 
 import transformers_xl
 from transformers_xl import ByteTokenizer, GTrXLForActorCritic, TransformerXLConfig
 from transformers_xl.hub import code_export
 from transformers_xl.hub.code_export import exported_files
-from transformers_xl.hub.saving import TOKENIZERS
+from transformers_xl.hub.saving import TokenizerWithCode, tokenizers
 
 ROOT = Path(__file__).parent.parent.parent
 HEADS = ("model", "causal_lm", "sequence_classification", "token_classification")
@@ -104,13 +103,16 @@ def test_imports_inside_of_functions_and_blocks_are_followed(tmp_path: Path, mon
     assert "    from .window import (\n" in files["lazy_module.py"]
 
 
-def test_every_tokenizer_is_known_to_the_export():
-    for path in (ROOT / "tokenization").glob("tokenization_*.py"):
-        module = importlib.import_module(f"transformers_xl.tokenization.{path.stem}")
-        here = [getattr(module, name) for name in module.__all__]
-        for cls in here:
-            if isinstance(cls, type) and issubclass(cls, PreTrainedTokenizerBase):
-                assert cls in TOKENIZERS, f"add {cls.__name__} to TOKENIZERS in hub/saving.py"
+@pytest.mark.parametrize("tokenizer_class", tokenizers())
+def test_every_tokenizer_brings_its_code(tokenizer_class: type):
+    assert TokenizerWithCode in tokenizer_class.__mro__
+    files = exported_files([tokenizer_class.__module__])
+    assert f"class {tokenizer_class.__name__}(" in files[code_export.file_name(tokenizer_class.__module__)]
+    assert not [name for name in files if name.startswith(("modeling", "configuration"))]
+
+
+def test_the_tokenizers_are_found():
+    assert ByteTokenizer in tokenizers()
 
 
 def test_two_saves_are_equal_and_include_code_false_leaves_it_out(tmp_path: Path):
