@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 FOLDERS := benchmarks cli configuration docs evaluation examples hub modeling streams tests tokenization training transformers_xl
 PACKAGE := cli configuration evaluation hub modeling streams tokenization training
 
-.PHONY: help setup quickstart test lint format typing bench gpu-check clean
+.PHONY: help setup quickstart test lint format typing bench stress gpu-check clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1: /'
@@ -46,6 +46,9 @@ typing: setup  ## check the types of the public package, under the names it is i
 
 bench: setup  ## run the benchmarks
 	set -e; for script in benchmarks/bench_*.py; do [ -e "$$script" ] || continue; $(BIN)/python "$$script"; done
+
+stress: setup  ## kill trainings 200 times, resume them, and compare what they end with, bit for bit
+	$(BIN)/python benchmarks/stress_resume.py --kills 200
 
 gpu-check: setup  ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -5,7 +5,6 @@ weights of all layers and tokens would take, had they been kept.
 Writes `results/atlas.json`.
 """
 
-import argparse
 import json
 import multiprocessing
 import platform
@@ -20,6 +19,7 @@ from transformers_xl.evaluation.attention_maps import attention_atlas
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS, HEADS, SEGMENT = 16, 10, 64
+TEXTS = {640: [768, 1920, 5760], 4000: [4800, 8000]}  # lengths in tokens, for each length of the memory
 MIB = 2**20
 
 
@@ -47,15 +47,11 @@ def measure(mem_len: int, lengths: list[int]) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mem-len", type=int, nargs="+", default=[640, 4000])
-    parser.add_argument("--windows", type=float, nargs="+", default=[1.2, 3], help="texts, in lengths of the memory")
-    arguments = parser.parse_args()
     rows = []
-    for mem_len in arguments.mem_len:
+    for mem_len, lengths in TEXTS.items():
         # a process of its own: a peak never falls
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            rows += pool.apply(measure, (mem_len, [int(windows * mem_len) for windows in arguments.windows]))
+            rows += pool.apply(measure, (mem_len, lengths))
     result = {
         "layers": LAYERS,
         "heads": HEADS,

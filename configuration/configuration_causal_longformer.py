@@ -12,7 +12,7 @@ GROWTH = 16
 class CausalLongformerConfig(MemoryConfig):
     r"""
     Configuration of the causal Longformer. Further fields are those of [`MemoryConfig`]. Windows say how far a token sees:
-    `same_length` has no meaning, and a `mem_len` that is made smaller after training shortens the windows that are longer.
+    `same_length` has no meaning, and `mem_len` shortens the windows that are longer, until it grows again.
 
     Args:
         attention_window (`int` or `list[int]`, *optional*):
@@ -48,11 +48,10 @@ class CausalLongformerConfig(MemoryConfig):
         for layer, (window, dilations) in enumerate(zip(self.given_windows, self.dilations, strict=True)):
             if window < 0:
                 raise ValueError(f"`attention_window`={window} of layer {layer} must not be negative.")
-            if window * max(dilations) > self.mem_len:
+            if window and max(dilations) > self.mem_len:
                 raise ValueError(
-                    f"`attention_window`={window} x `attention_dilation`={max(dilations)} of layer {layer} is longer than "
-                    f"`mem_len`={self.mem_len}: make one of the two smaller, or set `mem_len` to at least "
-                    f"{window * max(dilations)}."
+                    f"`attention_dilation`={max(dilations)} of layer {layer} is longer than `mem_len`={self.mem_len}, "
+                    f"which leaves no neighbour to see: make it smaller, or set `mem_len` to at least {max(dilations)}."
                 )
 
     @property

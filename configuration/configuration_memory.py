@@ -1,8 +1,9 @@
 """The fields that every model with segment memory shares."""
 
+import copy
 import difflib
 import itertools
-from typing import Any
+from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -54,6 +55,9 @@ class MemoryConfig(PreTrainedConfig):
             Whether the language modeling head has a bias.
         dropout (`float`, *optional*, defaults to 0.1):
             Probability of dropout after the embedding, in the feed-forward, and on the output of every sub-layer.
+        variational_dropout (`bool`, *optional*, defaults to `False`):
+            Whether that dropout drops the same features at all positions of a row's segment, and others in the next segment
+            (https://arxiv.org/abs/1512.05287). Dropout on the attention weights stays as it is.
         attention_dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropout on the attention weights (`dropatt`).
         recompute_attention (`bool`, *optional*, defaults to `False`):
@@ -63,6 +67,11 @@ class MemoryConfig(PreTrainedConfig):
             Epsilon of the layer norms.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal distribution that weights start from.
+        norm_initializer_range (`float`, *optional*, defaults to 0.0):
+            Standard deviation of the normal distribution around 1 that the gains of the layer norms start from; 0.02 in
+            the code of Transformer-XL.
+        proj_initializer_range (`float`, *optional*, defaults to 0.01):
+            Standard deviation of the normal distribution that the projections of an adaptive input and softmax start from.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the head uses the weights of the embedding.
         cutoffs (`list[int]`, *optional*, defaults to `[]`):
@@ -107,10 +116,13 @@ class MemoryConfig(PreTrainedConfig):
     attention_bias: bool = False
     lm_head_bias: bool = True
     dropout: float | int = 0.1
+    variational_dropout: bool = False
     attention_dropout: float | int = 0.0
     recompute_attention: bool = False
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
+    norm_initializer_range: float | int = 0.0
+    proj_initializer_range: float | int = 0.01
     tie_word_embeddings: bool = True
     cutoffs: list[int] | tuple[int, ...] = ()
     div_val: int = 1
@@ -175,6 +187,20 @@ class MemoryConfig(PreTrainedConfig):
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
+        for name in ("norm_initializer_range", "proj_initializer_range"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}`={getattr(self, name)} must not be negative.")
+
+    def with_mem_len(self, mem_len: int) -> Self:
+        """A copy with another length of the memory.
+
+        Raises:
+            ValueError: the model cannot run with it.
+        """
+        changed = copy.copy(self)
+        changed.mem_len = mem_len
+        changed.validate_architecture()
+        return changed
 
     def _validate_clusters(self) -> None:
         ends = [0, *self.cutoffs, self.vocab_size]

@@ -20,6 +20,9 @@ class RTransformerConfig(MemoryConfig):
             Positions that the network reads for each position, itself included (M in the paper, `ksize` in its code).
         num_local_rnns (`int`, *optional*, defaults to 1):
             LocalRNNs in front of the attention of each layer (`n` in the code).
+        weight_dropout (`float`, *optional*, defaults to 0.0):
+            Probability of dropout on the hidden-to-hidden matrices of the recurrent networks, one mask for a segment
+            (https://arxiv.org/abs/1708.02182).
         attention_bias (`bool`, *optional*, defaults to `True`):
             Whether the projections of the attention have biases.
     """
@@ -29,10 +32,13 @@ class RTransformerConfig(MemoryConfig):
     rnn_type: str = "gru"
     local_window: int = 7
     num_local_rnns: int = 1
+    weight_dropout: float | int = 0.0
     attention_bias: bool = True
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        if not 0 <= self.weight_dropout < 1:
+            raise ValueError(f"`weight_dropout`={self.weight_dropout} must be at least 0 and below 1.")
         if self.rnn_type not in RNN_TYPES:
             raise ValueError(f"`rnn_type`={self.rnn_type!r} must be one of {RNN_TYPES}.")
         for name in ("local_window", "num_local_rnns"):

@@ -31,6 +31,9 @@ class ShaRNNConfig(MemoryConfig):
             last whole chunk are not used.
         hidden_act (`str`, *optional*, defaults to `"quick_gelu"`):
             Activation of the Boom layer, and of `mix_query`: `x * sigmoid(1.702 x)`.
+        weight_dropout (`float`, *optional*, defaults to 0.0):
+            Probability of dropout on the hidden-to-hidden matrices of the LSTMs, one mask for a segment
+            (https://arxiv.org/abs/1708.02182).
         attention_bias (`bool`, *optional*, defaults to `True`):
             Whether the projections of the attention have biases.
         use_final_norm (`bool`, *optional*, defaults to `False`):
@@ -48,12 +51,15 @@ class ShaRNNConfig(MemoryConfig):
     boom_shortcut: bool = True
     collapsed_gate: bool = False
     hidden_act: str = "quick_gelu"
+    weight_dropout: float | int = 0.0
     attention_bias: bool = True
     use_final_norm: bool | None = False
     layer_norm_eps: float = 1e-12
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        if not 0 <= self.weight_dropout < 1:
+            raise ValueError(f"`weight_dropout`={self.weight_dropout} must be at least 0 and below 1.")
         if self.num_hidden_layers < 2:
             raise ValueError(
                 f"`num_hidden_layers`={self.num_hidden_layers} must be at least 2: the last block but one has the "

@@ -47,10 +47,11 @@ class AttentionAtlas:
         return np.divide(distances, weight, out=np.full_like(weight, np.nan), where=weight > 0)
 
     def furthest(self, count: int = 3) -> list[tuple[int, int]]:
-        """The row and head, each counted from 0, of the heads with the largest mean distance, the furthest first."""
-        far = np.nan_to_num(self.mean_distance, nan=-1.0)
-        order = np.argsort(-far, axis=None, kind="stable")[:count]
-        return [(int(row), int(head)) for row, head in zip(*np.unravel_index(order, far.shape), strict=True)]
+        """The row and head, each counted from 0, of the heads with the largest mean distance, the furthest first; those
+        that looked at nothing are left out."""
+        far = self.mean_distance
+        looked = [(int(row), int(head)) for row, head in np.argwhere(~np.isnan(far))]
+        return sorted(looked, key=lambda place: -far[place])[:count]
 
 
 @dataclass(frozen=True)
@@ -164,18 +165,19 @@ class DistanceSums:
         tokens = int(counted.sum())
         if tokens == 0:
             return
-        distant = by_distance(weights)
-        if tokens < length:
-            weights, distant = weights[:, counted], distant[:, counted]
-        sums = distant.sum(1, dtype=torch.float64).cpu()
         known = self.weight[row]
         if known.shape[-1] < num_keys:
             wider = torch.zeros(heads, num_keys, dtype=torch.float64)
             wider[: len(known), : known.shape[-1]] = known
             self.weight[row] = known = wider
-        known[:, :num_keys] += sums
-        entropy = torch.special.entr(weights).sum((1, 2), dtype=torch.float64).cpu()
-        self.entropy[row] = entropy if self.tokens[row] == 0 else self.entropy[row] + entropy
+        if self.tokens[row] == 0:
+            self.entropy[row] = torch.zeros(heads, dtype=torch.float64)
+        for head, each in enumerate(weights):  # one by one, or their copies would be the largest tensors of all
+            distant = by_distance(each)
+            if tokens < length:
+                each, distant = each[counted], distant[counted]
+            known[head, :num_keys] += distant.sum(0, dtype=torch.float64).cpu()
+            self.entropy[row][head] += torch.special.entr(each).sum(dtype=torch.float64).cpu()
         self.tokens[row] += tokens
 
     def atlas(self) -> AttentionAtlas:

@@ -51,7 +51,7 @@ def read_in_segments(
             segment = tokens[:, start : start + segment_length].to(model.device)
             with torch.no_grad():
                 output = model(segment, use_cache=False, **memory, **kwargs)
-            if hasattr(model.config, "mem_len"):
+            if hasattr(output, "mems_mask"):
                 memory = {"mems": output.mems, "mems_mask": output.mems_mask}
             yield start, output
     finally:

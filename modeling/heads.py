@@ -212,7 +212,7 @@ class MemoryForTokenClassification(MemoryHead):
 
     def build_head(self, config: MemoryConfig) -> None:
         self.num_labels = config.num_labels
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
 
     def features(self, outputs: MemoryModelOutput) -> torch.Tensor:

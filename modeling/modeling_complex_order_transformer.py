@@ -81,7 +81,7 @@ class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTraine
 
     def __init__(self, config: ComplexOrderTransformerConfig):
         super().__init__(config)
-        self.dropout = AmplitudeDropout(config.dropout)
+        self.dropout = AmplitudeDropout(config)
         self.norm = ComplexLayerNorm(config) if config.use_final_norm else None
         self.post_init()
 

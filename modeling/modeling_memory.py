@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers import initialization as init
 from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
@@ -40,8 +41,23 @@ class MemoryPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        if isinstance(module, nn.LayerNorm) and self.config.norm_initializer_range > 0:
+            init.normal_(module.weight, mean=1.0, std=self.config.norm_initializer_range)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             module.init_weights(self.config)  # our layers that hold raw parameters
+
+    def resize_memory(self, mem_len: int) -> None:
+        """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
+
+        `mems` from before may be handed on: what is longer is cut, what is shorter grows. A `MemoryCache` keeps the lengths
+        it was made with. A model whose windows are its own (adaptive span, Longformer with given windows, Tensorized
+        Transformer) sees no farther than these, however long the memory.
+
+        Raises:
+            ValueError: the model cannot run with this length.
+        """
+        self.config.with_mem_len(mem_len)
+        self.config.mem_len = mem_len
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -89,7 +105,7 @@ class MemoryModel:
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
         self.embed_tokens = self.build_embedding(config)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None

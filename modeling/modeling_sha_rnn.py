@@ -20,6 +20,7 @@ from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, Stretch, stretches
 from transformers_xl.modeling.layers.single_head_attention import NoAttention, SingleHeadAttention
+from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
@@ -39,6 +40,7 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.input_layernorm = self.layer_norm(config)
         self.lstm = SegmentLSTM(config)
+        self.weight_dropout = config.weight_dropout
         self.has_attention = layer_idx == config.attention_layer
         self.self_attn = SingleHeadAttention(config, layer_idx) if self.has_attention else NoAttention()
         self.query_layernorm = self.layer_norm(config) if self.has_attention else None
@@ -46,7 +48,7 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         self.residual_layernorm = self.layer_norm(config)
         self.mlp_layernorm = self.layer_norm(config)
         self.mlp = Boom(config)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
 
     @staticmethod
     def layer_norm(config: ShaRNNConfig) -> nn.LayerNorm:
@@ -66,7 +68,8 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         past_key_values=None,
         **kwargs,
     ) -> tuple[torch.Tensor, ...]:
-        hidden_states, *states = self.lstm(self.input_layernorm(hidden_states), lstm_hidden, lstm_cell, parts)
+        inputs = (self.input_layernorm(hidden_states), lstm_hidden, lstm_cell, parts)
+        hidden_states, *states = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
         remembered = hidden_states = self.dropout(hidden_states)
         if self.has_attention:
             remembered, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)

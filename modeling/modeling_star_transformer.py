@@ -84,7 +84,7 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         self.relay_attn = RelayAttention(config, layer_idx)
         self.relay_layernorm = SublayerLayerNorm(config) if config.norm_position == "post" else None
         self.act_fn = ACT2FN[config.hidden_act]
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
 
     def forward(
         self,

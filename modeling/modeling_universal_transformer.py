@@ -58,6 +58,9 @@ class HaltingUnit(nn.Linear):
     def init_weights(self, config: UniversalTransformerConfig) -> None:
         init.constant_(self.bias, float(config.halting_bias))
 
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"ponder": [*self.parameters()]}
+
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         logits = super().forward(hidden_states).squeeze(-1)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()

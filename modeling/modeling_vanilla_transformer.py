@@ -55,6 +55,9 @@ class AuxiliaryClassifiers(nn.Module):
         predicting = layers if config.intermediate_losses != "none" else 1
         self.second_token = self.classifiers(config, predicting if config.num_targets == 2 else 0)
 
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"auxiliary": [*self.parameters()]}
+
     def classifiers(self, config: VanillaTransformerConfig, count: int) -> nn.ModuleList:
         return nn.ModuleList([output_layer(config, bias=True) for _ in range(count)])
 

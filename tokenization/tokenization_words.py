@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
-from tokenizers.normalizers import Replace
+from tokenizers.normalizers import Normalizer, Replace
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -132,11 +132,10 @@ class WordTokenizer(PreTrainedTokenizerFast):
         if not candidates:
             raise ValueError(f"`min_freq`={min_freq} leaves no word: the most frequent occurs {most} times.")
         symbols = [*special_tokens, *candidates[:room]]
-        counts = [counted[word] for word in symbols]
-        counts[symbols.index("<unk>")] += counted.total() - sum(counts)
         named = {"eos_token": "<eos>", "unk_token": "<unk>"} | ({"pad_token": "<pad>"} if "<pad>" in symbols else {})
         others = [token for token in special_tokens if token not in named.values()]
         vocabulary = {word: index for index, word in enumerate(symbols)}
+        counts = _counts_by_id(vocabulary, counted, "<unk>")
         return cls._build(vocabulary, counts, split, lower_case, add_eos, named, others)
 
     @classmethod
@@ -181,37 +180,37 @@ class WordTokenizer(PreTrainedTokenizerFast):
             ValueError: the vocabulary is empty, its symbols are no texts, its ids are not 0 .. size - 1, `idx2sym` and
                 `sym2idx` contradict each other, `unk_token` is not in it, or `delimiter` is one that nobody used.
         """
-        attributes = vocabulary if isinstance(vocabulary.get("sym2idx"), Mapping) else {"sym2idx": vocabulary}
-        ids = _checked_ids(attributes["sym2idx"], attributes.get("idx2sym"))
-        delimiter = attributes.get("delimiter")
+        if not isinstance(vocabulary, Mapping):
+            raise ValueError(f"`vocabulary` is a {type(vocabulary).__name__}: give a mapping of symbols to ids.")
+        held: Mapping[str, Any] = vocabulary
+        if not isinstance(held.get("sym2idx"), Mapping):
+            held = {"sym2idx": vocabulary}
+        ids = _checked_ids(held["sym2idx"], held.get("idx2sym"))
+        delimiter = held.get("delimiter")
         if delimiter not in (None, "", " "):
             raise ValueError(f"`delimiter`={delimiter!r} is not supported: None and '' are.")
         if unk_token is not None and unk_token not in ids:
             raise ValueError(f"`unk_token`={unk_token!r} is not in the vocabulary: name the symbol of unknown words.")
-        unknown = [
-            unk_token,
-            _symbol_at(ids, attributes.get("unk_idx")),
-            attributes.get("_unk_token"),
-            "<unk>",
-            "<UNK>",
-        ]
-        named = {
-            "unk_token": next((token for token in unknown if token in ids), None),
-            "eos_token": eos_token or attributes.get("_eos_token") or "<eos>",
+
+        at_unk_idx = next((symbol for symbol, index in ids.items() if index == held.get("unk_idx")), None)
+        candidates = {
+            "unk_token": [unk_token, at_unk_idx, held.get("_unk_token"), "<unk>", "<UNK>"],
+            "eos_token": [eos_token, held.get("_eos_token"), "<eos>"],
         }
-        named = {name: token for name, token in named.items() if token in ids}
-        if additional_special_tokens is None:
-            additional_special_tokens = attributes.get("_additional_special_tokens") or ["<formula>"]
-        others = [str(token) for token in additional_special_tokens if str(token) not in named.values()]
-        counter = attributes.get("counter") or {}
+        named: dict[str, str] = {}
+        for name, tokens in candidates.items():
+            # what a safe reader of pickles could not build is no text
+            found = next((token for token in tokens if isinstance(token, str) and token in ids), None)
+            named |= {} if found is None else {name: found}
+        additional = additional_special_tokens or held.get("_additional_special_tokens") or ["<formula>"]
         return cls._build(
             ids,
-            [int(counter.get(symbol, 0)) for symbol in ids] if counter else None,
+            _counts_by_id(ids, held.get("counter"), named.get("unk_token")),
             split or ("characters" if delimiter == "" else "moses"),
-            bool(attributes.get("lower_case")) if lower_case is None else lower_case,
+            bool(held.get("lower_case")) if lower_case is None else lower_case,
             add_eos,
             named,
-            others,
+            [token for token in additional if isinstance(token, str) and token not in named.values()],
         )
 
     @classmethod
@@ -349,7 +348,7 @@ def _rules(split: str, lower_case: bool, line_end: str | None, special_tokens: S
     """The normalizer and the pre-tokenizer of a way to split."""
     if split == "moses":
         return moses_normalizer(lower_case, line_end), moses_pre_tokenizer(special_tokens)
-    steps = [normalizers.Lowercase()] if lower_case else []
+    steps: list[Normalizer] = [normalizers.Lowercase()] if lower_case else []
     if split == "spaces":
         steps += [] if line_end is None else [Replace("\n", f" {line_end} ")]
         words = Regex(f"[^{_SPACE}]+")
@@ -375,7 +374,7 @@ def _read_lines(paths: Iterable[Path], bar: tqdm) -> Iterator[str]:
 
 
 def _checked_ids(sym2idx: Mapping[str, int], idx2sym: Sequence[str] | None) -> dict[str, int]:
-    """The vocabulary in the order of its ids, after every doubt is ruled out."""
+    """The vocabulary in the order of its ids, or a `ValueError`. An empty `idx2sym` is what transformers 4.35 left."""
     if not sym2idx:
         raise ValueError("`vocabulary` holds no symbols.")
     ids: dict[str, int] = {}
@@ -395,13 +394,19 @@ def _checked_ids(sym2idx: Mapping[str, int], idx2sym: Sequence[str] | None) -> d
             raise ValueError(
                 f"`vocabulary` gives {symbol!r} the id {index}: {position} is next, each must be there once."
             )
-    if idx2sym is not None and len(idx2sym) and list(idx2sym) != list(ordered):
+    if isinstance(idx2sym, Sequence) and len(idx2sym) and list(idx2sym) != list(ordered):
         raise ValueError("`vocabulary` contradicts itself: `idx2sym` is not the inverse of `sym2idx`.")
     return ordered
 
 
-def _symbol_at(ids: Mapping[str, int], index: int | None) -> str | None:
-    return next((symbol for symbol, other in ids.items() if other == index), None)
+def _counts_by_id(ids: Mapping[str, int], counted: Any, unknown: str | None) -> list[int] | None:
+    """Counts in the order of the ids; `unknown` stands for all words that were counted and have no id."""
+    if not isinstance(counted, Mapping) or not counted:
+        return None
+    counts = [int(counted.get(symbol, 0)) for symbol in ids]
+    if unknown is not None:
+        counts[ids[unknown]] += sum(map(int, counted.values())) - sum(counts)
+    return counts
 
 
 def _read_counts(path: Path, size: int) -> list[int]:

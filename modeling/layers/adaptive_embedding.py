@@ -22,7 +22,7 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.empty(hidden_size, width))
 
     def init_weights(self, config: MemoryConfig) -> None:
-        init.normal_(self.weight, std=config.initializer_range)
+        init.normal_(self.weight, std=config.proj_initializer_range)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(embeddings, self.weight)

@@ -30,6 +30,9 @@ class SpanMask(nn.Module):
     def init_weights(self, config: AdaptiveSpanConfig) -> None:
         init.constant_(self.span, float(config.initial_span))
 
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"spans": [self.span]}
+
     def lengths(self) -> torch.Tensor:
         """z in positions, `(heads,)`, in float32 or better: bfloat16 has not the digits to count them."""
         exact = torch.promote_types(self.span.dtype, torch.float32)

@@ -18,6 +18,9 @@ class MultinomialHalting(nn.Module):
         self.reads = 0 if config.halting == "sequence" else 1
         self.proj = nn.Linear(config.hidden_size, config.num_hidden_layers)
 
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"halting": [*self.parameters()]}
+
     def log_probs(self, states: list[torch.Tensor]) -> torch.Tensor:
         """log q `(B, T, N)` from the mean embedding `(B, 1, E)` and the outputs of the layers, each `(B, T, E)`."""
         return self.proj(states[self.reads]).log_softmax(-1)
@@ -37,6 +40,9 @@ class GeometricHalting(nn.Module):
         super().__init__()
         self.num_layers = config.num_hidden_layers
         self.proj = nn.Linear(config.hidden_size, self.num_layers - 1)
+
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"halting": [*self.parameters()]}
 
     def score(self, number: int, states: torch.Tensor) -> torch.Tensor:
         """`w_n . h_n + b_n` behind layer `number`."""

@@ -16,7 +16,7 @@ class FeedForward(nn.Module):
         self.fc1: nn.Module = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2: nn.Module = nn.Linear(config.intermediate_size, config.hidden_size)
         self.act_fn = ACT2FN[config.hidden_act]
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.dropout(self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states)))))

@@ -7,6 +7,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.ops.window import PackedRows, last, remembered, take
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
@@ -25,7 +26,8 @@ class LocalRNN(nn.Module):
         self.window = config.local_window
         self.norm = SublayerLayerNorm(config)
         self.rnn = RNNS[config.rnn_type](config.hidden_size, config.hidden_size, batch_first=True)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
+        self.weight_dropout = config.weight_dropout
 
     def init_weights(self, config: RTransformerConfig) -> None:
         for parameter in self.rnn.parameters():  # as torch does: the library would leave them as they are
@@ -49,7 +51,7 @@ class LocalRNN(nn.Module):
         if rows.episode is not None:
             episodes = rows.episode.unfold(1, self.window, 1)
             windows = windows * (episodes == episodes[..., -1:])[..., None]
-        outputs, _ = self.rnn(windows.flatten(0, 1))
+        outputs, _ = call_with_weight_dropout(self.rnn, self.weight_dropout, windows.flatten(0, 1))
         local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
 
         tail, kept = last(inputs, self.window - 1), remembered(rows, self.window - 1)

@@ -37,8 +37,7 @@ class RelativePositions(nn.Module):
 
     def __init__(self, config: MemoryConfig):
         super().__init__()
-        self.hidden_size = config.hidden_size
-        self.clamp_len = config.clamp_len
+        self.config = config  # read at every call: a longer memory after training may want distances clamped
         self.bias = RelativeBias(config) if config.share_relative_bias else None
 
     def forward(self, num_keys: int, like: torch.Tensor) -> torch.Tensor:
@@ -46,7 +45,7 @@ class RelativePositions(nn.Module):
 
         The last row is never seen: it makes the relative shift a view, see `ops.relative_attention`.
         """
-        size = (num_keys, self.hidden_size, self.clamp_len, like.dtype, like.device)
+        size = (num_keys, self.config.hidden_size, self.config.clamp_len, like.dtype, like.device)
         if torch.compiler.is_compiling():
             return sinusoids(*size)
         # most calls want the table of the call before; a tensor made in inference mode is of no use outside of it

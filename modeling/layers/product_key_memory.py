@@ -92,12 +92,15 @@ class ProductKeyMemory(nn.Module):
         self.query_net = QueryNetwork(config)
         self.keys = nn.Parameter(torch.empty(self.heads, 2, self.num_keys, config.memory_key_dim // 2))
         self.values = nn.EmbeddingBag(self.num_keys**2, config.hidden_size, mode="sum", sparse=config.sparse_values)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config)
 
     def init_weights(self, config: PKMTransformerConfig) -> None:
         bound = (config.memory_key_dim // 2) ** -0.5
         init.uniform_(self.keys, -bound, bound)
         init.normal_(self.values.weight, mean=0.0, std=config.hidden_size**-0.5)
+
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"keys": [self.keys], "values": [*self.values.parameters()]}
 
     def best_slots(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The highest scores of queries `(N, heads, memory_key_dim)`, best first, and their slots, `(N, heads, k)`."""

@@ -162,6 +162,20 @@ def test_a_token_that_may_not(hub, model, folder: Path, monkeypatch, token: str,
     assert "Traceback" not in result.output
 
 
+def test_a_token_that_may_only_read_what_is_there(hub, model, folder: Path, monkeypatch):
+    push_folder(folder, REPO)
+    before = hub.files(REPO)
+    monkeypatch.setenv("HF_TOKEN", READER)
+    there = "On the server: config.json, .*Not on the server: nothing"
+    with pytest.raises(PushError, match=f"may not write there.*{there}"):
+        push_folder(folder, REPO)
+    with pytest.raises(PushError, match="may not write there.*Not on the server: README.md"):
+        model.push_to_hub(REPO)
+    assert hub.files(REPO) == before
+    other = push_command(folder, REPO, "--create-pr")  # whoever may read may propose
+    assert other.exit_code == 0, other.output
+
+
 def test_a_branch_that_is_not_there(hub, folder: Path):
     with pytest.raises(PushError, match="no such repository or branch"):
         push_folder(folder, REPO, revision="refs/pr/7")

@@ -211,17 +211,23 @@ def test_a_layer_remembers_window_times_dilation():
     assert config.layer_mem_lens == [4, 9]
     assert config.sliding_window == 10
     assert tiny_config("causal_longformer", attention_window=4, attention_dilation=2).layer_mem_lens == [8, 8]
+    shortened = tiny_config("causal_longformer", attention_window=[2, 5], attention_dilation=[1, 3], mem_len=8)
+    assert shortened.windows == [2, 2]
+    assert shortened.layer_mem_lens == [2, 6]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"attention_window": 9}, "`attention_window`=9 x `attention_dilation`=1 of layer 0 .*`mem_len`=8.* 9"),
+        ({"attention_dilation": 9}, "`attention_dilation`=9 of layer 0 .*`mem_len`=8.*at least 9"),
         (
-            {"attention_window": [2, 3], "attention_dilation": [1, [1, 1, 1, 3]]},
-            "`attention_window`=3 x `attention_dilation`=3 of layer 1 .*`mem_len`=8.*at least 9",
+            {"attention_window": [2, 3], "attention_dilation": [1, [1, 1, 1, 9]]},
+            "`attention_dilation`=9 of layer 1 .*`mem_len`=8.*at least 9",
         ),
-        ({"attention_dilation": 9}, "x `attention_dilation`=9 of layer 0 .*`mem_len`=8"),
+        (
+            {"attention_window": 1, "mem_len": 0, "same_length": False},
+            "`attention_dilation`=1 of layer 0 .*`mem_len`=0",
+        ),
         ({"attention_window": -1}, "`attention_window`=-1 of layer 0"),
         ({"attention_window": [2, -3]}, "`attention_window`=-3 of layer 1"),
         ({"attention_window": [2]}, r"`attention_window`=\[2\] has 1 entries.*`num_hidden_layers`=2"),

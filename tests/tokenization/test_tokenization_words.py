@@ -85,7 +85,7 @@ def test_random_texts_are_split_as_by_sacremoses():
     pieces = [*"aabBsStI'',,..--\"\"  5567()@:%\u2019\u201c\u2014\u2026\u00a0\u00bb\u4e2d\u00bd\u2160"]
     pieces += ["n't", "'s", "Mr.", "No.", "U.S.", "...", "1,000", "3.5", "v1.0.", "the ", "@-@", "''", "rock'n'roll"]
     normalizer, pre_tokenizer = moses.moses_normalizer(), moses.moses_pre_tokenizer(SPECIAL)
-    for _ in range(4000):
+    for _ in range(2500):
         text = "".join(draw.choices(pieces, k=draw.randint(1, 12)))
         words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))]
         assert words == reference_words(text), repr(text)
@@ -254,7 +254,7 @@ def test_legacy_attributes():
     tokenizer = WordTokenizer.from_legacy(whole, add_eos=True)
     assert tokenizer("The cat\na")["input_ids"] == [1, 3, 0, 2]
     assert (tokenizer.eos_token, tokenizer.unk_token) == ("<S>", "<UNK>")
-    assert tokenizer.counts == [0, 5, 3, 0]
+    assert tokenizer.counts == [0, 5, 3, 2]  # a word that has no id was counted, too
     assert WordTokenizer.from_legacy(whole, lower_case=False)("The")["input_ids"] == [3]
     both = {"sym2idx": {"<unk>": 0, "<UNK>": 1}}
     assert WordTokenizer.from_legacy(both)("cat <unk>")["input_ids"] == [0, 0]
@@ -267,6 +267,7 @@ def test_legacy_attributes():
     ("vocabulary", "options", "message"),
     [
         ({}, {}, "no symbols"),
+        (["a"], {}, "`vocabulary` is a list"),
         ({"sym2idx": {}}, {}, "no symbols"),
         ({"a": 0, "b": 2}, {}, "1 is next"),
         ({"a": 0, "b": 0}, {}, "1 is next"),

@@ -4,88 +4,20 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from trained import LANES, QUIET, SEGMENT, VOCAB, Pairs, arguments, by_hand, segments, small_model, text
 from transformers import Trainer, TrainingArguments, default_data_collator, set_seed
 
 from transformers_xl import (
     AdaptiveSpanConfig,
     AdaptiveSpanForCausalLM,
     MemoryTrainer,
-    PKMTransformerConfig,
-    PKMTransformerForCausalLM,
-    TransformerXLConfig,
     TransformerXLForCausalLM,
     TransformerXLForSequenceClassification,
     VanillaTransformerConfig,
     VanillaTransformerForCausalLM,
 )
 from transformers_xl.streams.text_stream import TextStream
-from transformers_xl.training.trainer import MemoryTrainingArguments, SpanTrimming, TrainingProgress
-
-VOCAB, SEGMENT, LANES = 23, 6, 3
-QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False}
-
-
-def small_model(model_class=TransformerXLForCausalLM, **fields):
-    set_seed(0)
-    defaults = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "mem_len": 8,
-    }
-    return model_class(TransformerXLConfig(vocab_size=VOCAB, dropout=0.0, **(defaults | fields)))
-
-
-def text(length: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, VOCAB, length)
-
-
-def arguments(tmp_path, **fields) -> MemoryTrainingArguments:
-    defaults = {
-        "per_device_train_batch_size": LANES,
-        "per_device_eval_batch_size": LANES,
-        "learning_rate": 0.05,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "logging_steps": 1,
-    }
-    return MemoryTrainingArguments(str(tmp_path), **(QUIET | defaults | fields))
-
-
-def segments(
-    ids: np.ndarray, segment_length: int = SEGMENT, lanes: int = LANES
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and targets of each step, cut by hand."""
-    count = (len(ids) - 1) // (lanes * segment_length)
-    tokens = torch.from_numpy(ids)
-    rows = tokens[: lanes * count * segment_length].view(lanes, -1)
-    targets = tokens[1 : lanes * count * segment_length + 1].view(lanes, -1)
-    return list(zip(rows.split(segment_length, dim=1), targets.split(segment_length, dim=1), strict=True))
-
-
-def by_hand(model, ids: np.ndarray, epochs: int, accumulation: int = 1, lr: float = 0.05) -> list[float]:
-    """Train with memory, in a loop; the loss of every update."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    losses = []
-    for _ in range(epochs):
-        mems, steps = None, segments(ids)
-        for start in range(0, len(steps), accumulation):
-            group = steps[start : start + accumulation]
-            loss = 0.0
-            for inputs, targets in group:
-                outputs = model(inputs, mems=mems)
-                mems = outputs.mems
-                summed = F.cross_entropy(outputs.logits.transpose(1, 2), targets, reduction="sum")
-                summed = summed / (len(group) * targets.numel())
-                summed.backward()
-                loss += summed.item()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss)
-    return losses
+from transformers_xl.training.trainer import SpanTrimming, TrainingProgress
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -163,46 +95,9 @@ def test_predictions_hold_no_memory(tmp_path):
     assert predictions.shape == (len(stream), SEGMENT, VOCAB)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"train_sampling_strategy": "random"}, "train_sampling_strategy"),
-        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
-        ({"dataloader_drop_last": False}, "dataloader_drop_last"),
-        ({"remove_unused_columns": True}, "remove_unused_columns"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
-        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
-    ],
-)
-def test_what_would_tear_the_stream_apart_is_refused(tmp_path, fields: dict, message: str):
-    stream = TextStream(text(100), SEGMENT, LANES)
-    with pytest.raises(ValueError, match=message):
-        MemoryTrainer(small_model(), arguments(tmp_path, **fields), train_dataset=stream)
-
-
 def test_lanes_must_be_the_batch(tmp_path):
     with pytest.raises(ValueError, match="lanes"):
         MemoryTrainer(small_model(), arguments(tmp_path), train_dataset=TextStream(text(100), SEGMENT, LANES + 1))
-
-
-class Pairs(Dataset):
-    """Sequences that hold more of their class's token than of the other, or the tokens themselves as labels."""
-
-    def __init__(self, classify: bool, size: int = 64):
-        generator = torch.Generator().manual_seed(0)
-        self.classes = torch.randint(0, 2, (size,), generator=generator)
-        noise = torch.randint(2, VOCAB, (size, 10), generator=generator)
-        own = torch.rand(size, 10, generator=generator) < 0.6
-        self.ids = torch.where(own, self.classes[:, None], noise)
-        self.classify = classify
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> dict:
-        labels = self.classes[index] if self.classify else self.ids[index]
-        return {"input_ids": self.ids[index], "labels": labels}
 
 
 @pytest.mark.parametrize("model_class", [TransformerXLForCausalLM, TransformerXLForSequenceClassification])
@@ -224,43 +119,6 @@ def test_the_library_trainer_fine_tunes(tmp_path, model_class):
     assert predictions.shape[0] == len(dataset)
     if model_class is TransformerXLForSequenceClassification:
         assert (predictions.argmax(-1) == dataset.classes.numpy()).mean() > 0.9
-
-
-def memory_model(**fields) -> PKMTransformerForCausalLM:
-    set_seed(0)
-    config = PKMTransformerConfig(
-        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, mem_len=8,
-        num_memory_keys=8, memory_key_dim=4, memory_heads=2, memory_topk=4, dropout=0.0, **fields,
-    )  # fmt: skip
-    return PKMTransformerForCausalLM(config)
-
-
-@pytest.mark.parametrize("rate", [None, 0.5])
-def test_values_of_a_product_key_memory_have_their_own_learning_rate(tmp_path, rate):
-    """By plain SGD a step is the gradient times the rate, for the values and for all others."""
-    model, stream = memory_model(), TextStream(text(40), SEGMENT, LANES)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainer = MemoryTrainer(model, arguments(tmp_path, max_steps=1, value_learning_rate=rate), train_dataset=stream)
-    trainer.train()
-    batch = default_data_collator([stream[lane] for lane in range(LANES)])
-    other = memory_model().train()
-    other(batch["input_ids"], shift_labels=batch["shift_labels"]).loss.backward()
-    for name, parameter in other.named_parameters():
-        expected = (rate or 0.05) if name.endswith("mlp.values.weight") else 0.05
-        step = before[name] - dict(model.named_parameters())[name].detach()
-        torch.testing.assert_close(step, expected * parameter.grad, atol=1e-6, rtol=1e-4)
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {0.05, rate or 0.05}
-
-
-def test_value_learning_rates_that_cannot_be_meant(tmp_path):
-    stream = TextStream(text(40), SEGMENT, LANES)
-    for model, fields, name in (
-        (small_model(), {"value_learning_rate": 0.1}, "value_learning_rate"),
-        (memory_model(), {"value_learning_rate": 0.0}, "value_learning_rate"),
-        (memory_model(sparse_values=True), {}, "sparse_values"),
-    ):
-        with pytest.raises(ValueError, match=f"`{name}`"):
-            MemoryTrainer(model, arguments(tmp_path, max_steps=1, **fields), train_dataset=stream)
 
 
 @pytest.mark.parametrize("trainer_class", [MemoryTrainer, Trainer])

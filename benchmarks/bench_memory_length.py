@@ -1,0 +1,108 @@
+"""Bits per byte for a growing memory: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.1, at small scale.
+
+Trains one Transformer-XL with a memory of M (`transformers-xl train`), and predicts the held-out end of the text with
+memories of 0, M/4, M/2, M, 2M and 4M: as it is, and with the distances above M, which it has never seen, taken for M
+(`clamp_len`). All are read in segments of M/4, so that no token sees more of its own segment than the shortest memory
+holds. Writes `results/memory_length.json` and prints the table of the README.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from transformers_xl import ByteTokenizer
+from transformers_xl.evaluation.bits_per_byte import bits_per_byte
+from transformers_xl.streams.files import read_ids, split_held_out
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def train(args: argparse.Namespace, folder: Path) -> dict:
+    """Train with the command line; what it measured."""
+    options = {
+        "hidden-size": args.hidden_size, "layers": args.layers, "mem-len": args.mem_len, "segment-length": args.segment,
+        "steps": args.steps, "batch-size": args.lanes, "eval-fraction": args.eval_fraction, "seed": args.seed,
+        "learning-rate": args.learning_rate, "warmup-steps": args.warmup_steps,
+    }  # fmt: skip
+    command = ["train", str(args.text), "-o", str(folder)]
+    command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, "-m", "transformers_xl.cli.main", *command], check=True)
+    metrics = json.loads((folder / "training_metrics.json").read_text())
+    kept = ("arguments", "parameters", "train_bytes", "held_out_bytes", "train_seconds")
+    return {name: metrics[name] for name in kept}
+
+
+def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
+    """Bits per byte of the held-out text for each length of the memory."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids, _ = read_ids([args.text], ByteTokenizer())
+    held_out = split_held_out(ids, args.eval_fraction)[1]
+    options = {"segment_length": args.mem_len // 4, "lanes": args.eval_lanes}
+    rows = [{"mem_len": 0, "bits_per_byte": bits_per_byte(model, held_out, memory=False, **options)}]
+    print(rows[-1], flush=True)
+    for mem_len in (args.mem_len // 4, args.mem_len // 2, args.mem_len, 2 * args.mem_len, 4 * args.mem_len):
+        model.resize_memory(mem_len)
+        row = {"mem_len": mem_len}
+        for name, clamp_len in (("bits_per_byte", -1), ("bits_per_byte_clamped", args.mem_len)):
+            model.config.clamp_len = clamp_len
+            if clamp_len < mem_len:  # nothing to clamp: the same
+                row[name] = bits_per_byte(model, held_out, **options)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, float]]) -> str:
+    lines = ["| memory | bits per byte | distances clamped |", "|---:|---:|---:|"]
+    for row in rows:
+        clamped = f"{row['bits_per_byte_clamped']:.3f}" if "bits_per_byte_clamped" in row else ""
+        lines.append(f"| {row['mem_len']:.0f} | {row['bits_per_byte']:.3f} | {clamped} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="a text file")
+    parser.add_argument("--hidden-size", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--mem-len", type=int, default=128, help="M, in bytes")
+    parser.add_argument("--segment", type=int, default=64, help="bytes per training segment")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--warmup-steps", type=int, default=50)
+    parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--eval-fraction", type=float, default=0.05)
+    parser.add_argument("--eval-lanes", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as workspace:
+        folder = Path(workspace, "model")
+        training = train(args, folder)
+        rows = measure(args, folder)
+    result = {
+        "training": training,
+        "training_cpu_seconds": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime),
+        "evaluation": {"segment_length": args.mem_len // 4, "lanes": args.eval_lanes},
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "seconds": round(time.perf_counter() - start),
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "memory_length.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The trainings that test_processes.py runs in one process and in two, and the script of the two:
+
+torchrun --nproc_per_node 2 tests/in_processes.py FOLDER [NAME ...]
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from trained import SEGMENT, Bare, Flowing, arguments, flat, losses, segments, small_model, text
+
+from transformers_xl import MemoryTrainer
+from transformers_xl.streams.text_stream import TextStream
+
+ROWS = 4  # of a batch, over all processes
+WORLD = int(os.environ.get("WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK", 0))
+IDS, HELD_OUT = text(ROWS * SEGMENT * 5 + 1), text(77, seed=1)
+
+# what is set beyond `build`, by the name of the training
+TRAININGS: dict[str, dict] = {
+    "plain": {},
+    "bf16": {"bf16": True},
+    "dispatched": {"accelerator_config": {"dispatch_batches": True}},
+    "checkpointed": {
+        "activation_checkpointing": True,
+        "ddp_find_unused_parameters": False,
+        "ddp_bucket_cap_mb": 1,
+        "ddp_broadcast_buffers": False,
+        "ddp_timeout": 60,
+    },
+    "static": {"ddp_static_graph": True, "gradient_accumulation_steps": 1},
+    "clipped": {"max_grad_norm": 0.1, "label_smoothing_factor": 0.1},
+    "padded": {},
+    "flowing": {"max_steps": 3, "num_train_epochs": 1},
+}
+
+
+def build(folder: Path, train_dataset, eval_dataset=None, **fields) -> MemoryTrainer:
+    defaults = {
+        "use_cpu": True, "per_device_train_batch_size": ROWS // WORLD, "per_device_eval_batch_size": ROWS // WORLD,
+        "num_train_epochs": 2, "gradient_accumulation_steps": 2, "ddp_backend": "gloo" if WORLD > 1 else None,
+    }  # fmt: skip
+    args = arguments(folder, **(defaults | fields))
+    return MemoryTrainer(small_model(), args, train_dataset=train_dataset, eval_dataset=eval_dataset)
+
+
+def train(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """A training with evaluation in between; what it ends with, and the evaluation and prediction of a ragged text."""
+    stream = (
+        TextStream(text(101), SEGMENT, ROWS, keep_tail=True) if name == "padded" else TextStream(IDS, SEGMENT, ROWS)
+    )
+    held_out = TextStream(HELD_OUT, SEGMENT, ROWS, keep_tail=True)
+    dataset = Flowing(stream) if name == "flowing" else stream
+    trainer = build(folder, dataset, held_out, eval_strategy="epoch", **TRAININGS[name])
+    trainer.train()
+    evaluations = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    return {
+        "losses": losses(trainer),
+        "evaluations": torch.tensor(evaluations),
+        "weights": flat(trainer.accelerator.unwrap_model(trainer.model)),
+        "memory": torch.cat([state.flatten(1) for state in trainer.memory["train"].mems], dim=1),
+        "predictions": torch.from_numpy(trainer.predict(held_out).predictions),
+    }
+
+
+def run_out(folder: Path) -> dict[str, torch.Tensor]:
+    """Five batches for two processes: the second has no third. Training drops the odd batch, evaluation refuses it."""
+    five = Bare(TextStream(IDS, SEGMENT, ROWS), count=5 * (ROWS // WORLD))
+    found = {}
+    for name, dataset in (("map", five), ("iterable", Flowing(five))):
+        fields = {"num_train_epochs": 1, "gradient_accumulation_steps": 1}
+        trainer = build(folder, dataset, **fields, **({"max_steps": 2} if name == "iterable" else {}))
+        trainer.train()
+        found[f"{name} steps"] = torch.tensor(trainer.state.global_step)
+        try:
+            trainer.evaluate(dataset)
+        except ValueError as error:
+            found[f"{name} refused"] = torch.tensor("multiple" in str(error))
+    try:
+        build(folder, TextStream(IDS, SEGMENT, ROWS - 1))
+    except ValueError as error:
+        found["lanes refused"] = torch.tensor(f"`lanes`={ROWS - 1}" in str(error))
+    return found
+
+
+def shard(folder: Path) -> dict[str, torch.Tensor]:
+    """FSDP2 in a loop of one's own: weights are sharded, every process keeps the memory of its own rows."""
+    model = small_model()
+    if WORLD > 1:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    rows = slice(RANK * ROWS // WORLD, (RANK + 1) * ROWS // WORLD)
+    mems, found = None, []
+    for inputs, targets in segments(IDS, lanes=ROWS):
+        outputs = model(inputs[rows], mems=mems)
+        mems = outputs.mems
+        loss = F.cross_entropy(outputs.logits.transpose(1, 2), targets[rows])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        if WORLD > 1:
+            dist.all_reduce(total)
+        found.append(total / WORLD)
+    parameters = [parameter.full_tensor() if WORLD > 1 else parameter for parameter in model.parameters()]
+    return {
+        "losses": torch.stack(found),
+        "weights": torch.cat([parameter.detach().flatten() for parameter in parameters]),
+        "memory": torch.cat([state.flatten(1) for state in mems], dim=1),
+    }
+
+
+def train_with_fsdp2(folder: Path) -> dict[str, torch.Tensor]:
+    """FSDP2 through Accelerate, on CUDA devices: a training, and the same resumed in its middle."""
+    found = {}
+    for name, resumed in (("whole", None), ("resumed", str(folder / "checkpoint-2"))):
+        trainer = build(
+            folder, TextStream(IDS, SEGMENT, ROWS), TextStream(HELD_OUT, SEGMENT, ROWS, keep_tail=True), use_cpu=False,
+            ddp_backend=None, fsdp=True, fsdp_config={"version": 2}, save_strategy="steps", save_steps=1,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resumed)
+        parameters = [parameter.full_tensor().detach().flatten().cpu() for parameter in trainer.model.parameters()]
+        found[name] = torch.cat(parameters)
+        found[f"{name} losses"] = losses(trainer)
+        found[f"{name} evaluation"] = torch.tensor(trainer.evaluate()["eval_loss"])
+    return found
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    further = {"run_out": run_out, "shard": shard, "fsdp2": train_with_fsdp2}
+    for name in names or [*TRAININGS, "run_out", "shard"]:
+        work = Path(folder) / name
+        found = further[name](work) if name in further else train(work, name)
+        torch.save(found, Path(folder) / f"{name}-{RANK}.pt")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Variational dropout: one mask for all positions of a row's segment, wherever a variant drops anything."""
+
+import pytest
+import torch
+from tiny import tiny_config, tiny_model, tokens, variants
+from torch import nn
+
+from transformers_xl.modeling.layers.dropout import Dropout
+
+
+def dropout(variational: bool, p: float = 0.4) -> Dropout:
+    return Dropout(tiny_config("transformer_xl", dropout=p, variational_dropout=variational))
+
+
+@pytest.mark.parametrize("variational", [False, True])
+def test_what_is_dropped(variational: bool):
+    dropped = dropout(variational)(torch.ones(40, 30, 50))
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], torch.full_like(dropped[kept], 1 / 0.6))
+    assert kept.float().mean() == pytest.approx(0.6, abs=0.03)
+    over_positions = kept.float().mean(dim=1)
+    assert bool(((over_positions == 0) | (over_positions == 1)).all()) is variational
+    rows = kept[:, 0].float()
+    assert rows.mean(dim=0).min() > 0  # every row has a mask of its own
+    assert rows.mean(dim=0).max() < 1
+
+
+def test_states_without_positions_and_evaluation():
+    relay = torch.ones(400, 50)
+    torch.manual_seed(0)
+    dropped = dropout(True)(relay)
+    torch.manual_seed(0)
+    assert torch.equal(dropped, nn.functional.dropout(relay, 0.4))
+    layer = dropout(True).eval()
+    assert layer(relay) is relay
+    states = torch.ones(1, 2, 3)
+    assert dropout(True, p=0.0)(states) is states
+
+
+def head_of(model_type: str) -> str:
+    return "causal_lm" if model_type in variants(causal_lm=True) else "token_classification"
+
+
+@pytest.mark.parametrize("model_type", variants())
+def test_every_variant_drops_the_same_features_at_all_positions(model_type: str):
+    model = tiny_model(model_type, head_of(model_type), dropout=0.5, variational_dropout=True).train()
+    patterns: dict[nn.Module, list[torch.Tensor]] = {}
+
+    def note(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        (states,) = inputs
+        if states.dim() < 3:
+            return
+        nonzero = states != 0  # a ReLU's zeros say nothing
+        share = ((output == 0) & nonzero).sum(dim=1) / nonzero.sum(dim=1).clamp(min=1)
+        assert bool(((share == 0) | (share == 1)).all())
+        patterns.setdefault(module, []).append(share)
+
+    layers = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert layers
+    assert all(type(module).forward is not nn.Dropout.forward for module in layers)
+    for module in layers:
+        module.register_forward_hook(note)
+    first = model(tokens(3, 6))
+    model(tokens(3, 6), mems=first.mems, mems_mask=first.mems_mask)
+    ours = patterns[model.model.dropout]
+    assert not torch.equal(ours[0], ours[1])  # the next segment drops others
+    assert not torch.equal(ours[0][0], ours[0][1])  # and so does another row
+
+
+@pytest.mark.parametrize("model_type", ["transformer_xl", "sha_rnn"])
+def test_activation_checkpointing_draws_the_same_masks(model_type: str):
+    fields = {"weight_dropout": 0.5} if model_type == "sha_rnn" else {}
+    model = tiny_model(model_type, "causal_lm", dropout=0.5, variational_dropout=True, **fields).train()
+    ids, gradients = tokens(2, 6), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model.zero_grad()
+        torch.manual_seed(3)
+        model(ids, labels=ids).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+
+
+@pytest.mark.parametrize("model_type", ["transformer_xl", "sha_rnn", "r_transformer"])
+def test_bfloat16(model_type: str):
+    fields = {} if model_type == "transformer_xl" else {"weight_dropout": 0.3}
+    model = tiny_model(
+        model_type, "causal_lm", torch.bfloat16, dropout=0.3, variational_dropout=True, **fields
+    ).train()
+    ids = tokens(2, 6)
+    outputs = model(ids, labels=ids)
+    outputs.loss.backward()
+    assert outputs.mems[0].dtype == torch.bfloat16
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

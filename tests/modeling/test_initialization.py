@@ -1,0 +1,46 @@
+"""What weights start from, against the table of Transformer-XL's released code (`weights_init` of its train.py)."""
+
+import pytest
+import torch
+from torch import nn
+
+from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.modeling.layers.adaptive_embedding import Projection
+from transformers_xl.modeling.layers.positions import RelativeBias
+
+
+def test_that_of_the_released_code():
+    torch.manual_seed(0)
+    config = TransformerXLConfig(
+        vocab_size=500, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512,
+        norm_position="post", norm_initializer_range=0.02, cutoffs=[100, 300], div_val=2, tie_projs=[False, True, True],
+    )  # fmt: skip
+    seen = set()
+    for module in TransformerXLForCausalLM(config).modules():
+        if isinstance(module, nn.LayerNorm):
+            assert module.weight.mean().item() == pytest.approx(1.0, abs=0.005)
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.2)
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
+            assert module.weight.mean().item() == pytest.approx(0.0, abs=0.001)
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.02)
+        elif isinstance(module, Projection):
+            assert module.weight.std().item() == pytest.approx(0.01, rel=0.02)
+        elif isinstance(module, RelativeBias):
+            for bias in (module.content_bias, module.position_bias):
+                assert bias.std().item() == pytest.approx(0.02, rel=0.2)
+            continue
+        else:
+            continue
+        seen.add(type(module).__name__)
+        assert getattr(module, "bias", None) is None or not module.bias.any()
+    assert {"SublayerLayerNorm", "Linear", "Embedding", "Projection"} <= seen
+
+
+def test_gains_of_norms_start_at_one_by_default():
+    config = TransformerXLConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    norms = [module for module in TransformerXLForCausalLM(config).modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 3
+    assert all(bool((norm.weight == 1).all()) for norm in norms)
+    for name in ("norm_initializer_range", "proj_initializer_range"):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            TransformerXLConfig(**{name: -0.1})

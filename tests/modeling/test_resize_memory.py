@@ -1,0 +1,135 @@
+"""Another length of the memory after training: as if the model had been built with it, in every variant."""
+
+import pytest
+import torch
+from tiny import EXACT, FLOAT32, MEM_LEN, read, tiny_model, tokens, variants
+
+# windows that are the variant's own do not follow the memory: they are given, as a config saves them
+OWN = {
+    "adaptive_span": {"max_span": 20, "initial_span": 0.5},
+    "tensorized_transformer": {"attention_window": 5},
+    "causal_longformer": {"attention_window": [3, 6], "attention_dilation": [1, 2]},
+}
+REMEMBERING = variants(memory=("exact",))
+LENGTHS = (5, 14)
+
+
+def model_of(model_type: str, mem_len: int = MEM_LEN, head: str = "model", **fields):
+    return tiny_model(model_type, head, mem_len=mem_len, **(OWN.get(model_type, {}) | fields))
+
+
+@pytest.mark.parametrize("mem_len", LENGTHS)
+@pytest.mark.parametrize("model_type", REMEMBERING)
+def test_as_if_it_had_been_built_so(model_type: str, mem_len: int):
+    model, fresh = model_of(model_type), model_of(model_type, mem_len)
+    fresh.load_state_dict(model.state_dict())
+    ids, cuts = tokens(2, 33), [6, 6, 6, 1, 8, 6]
+    before = read(model, ids, cuts, use_cache=True)[0]  # whatever it keeps between calls, it has now
+    model.resize_memory(mem_len)
+    for use_cache in (None, True):
+        expected = read(fresh, ids, cuts, use_cache)[0]
+        torch.testing.assert_close(read(model, ids, cuts, use_cache)[0], expected, **EXACT)
+    moved = not torch.allclose(before, expected)
+    assert moved or model.config.layer_mem_lens == model_of(model_type).config.layer_mem_lens
+    model.resize_memory(MEM_LEN)
+    torch.testing.assert_close(read(model, ids, cuts, use_cache=True)[0], before, **EXACT)
+
+
+def test_windows_of_their_own_are_no_longer_than_they_were():
+    """What `docs` say: the other variants see as far as they remember."""
+    same = {
+        name for name in REMEMBERING for model in [model_of(name)] if seen_after(model, 40) == seen_after(model, 60)
+    }
+    assert same == {"adaptive_span", "tensorized_transformer", "causal_longformer"}
+
+
+def seen_after(model, mem_len: int) -> list[int]:
+    model.resize_memory(mem_len)
+    return model.config.layer_windows
+
+
+def test_windows_that_were_not_given_grow_with_the_memory():
+    model = tiny_model("causal_longformer")
+    assert seen_after(model, 32) == tiny_model("causal_longformer", mem_len=32).config.layer_windows
+
+
+@pytest.mark.parametrize("mem_len", LENGTHS)
+@pytest.mark.parametrize("model_type", REMEMBERING)
+def test_a_memory_from_before_is_handed_on(model_type: str, mem_len: int):
+    model, fresh = model_of(model_type), model_of(model_type, mem_len)
+    fresh.load_state_dict(model.state_dict())
+    memory = read(model, tokens(2, 18), [6, 6, 6])[1]
+    model.resize_memory(mem_len)
+    ids = tokens(2, 18, seed=1)
+    results, after = read(model, ids, [6, 6, 6], memory=memory)
+    torch.testing.assert_close(results, read(fresh, ids, [6, 6, 6], memory=memory)[0], **EXACT)
+    attended = after["mems"][: len(model.config.layer_mem_lens)]
+    assert [mem.shape[1] for mem in attended] == model.config.layer_mem_lens
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+def test_a_cache_keeps_the_lengths_it_was_made_with(same_length: bool):
+    """A shorter window hides what the cache keeps beyond it; a longer one finds no more than that."""
+    model = tiny_model("transformer_xl", same_length=same_length)
+    ids, more = tokens(2, 18), tokens(2, 3, seed=1)
+    for mem_len in LENGTHS:
+        model.resize_memory(MEM_LEN)
+        memory = read(model, ids, [6, 6, 6], use_cache=True)[1]
+        kept = memory["past_key_values"].num_kept
+        model.resize_memory(mem_len)
+        results, memory = read(model, more, [3], use_cache=True, memory=memory)
+        assert memory["past_key_values"].num_kept == kept
+        assert results.isfinite().all()
+
+
+@pytest.mark.parametrize("mem_len", LENGTHS)
+@pytest.mark.parametrize("model_type", variants(memory=("exact",), causal_lm=True))
+def test_saved_loaded_and_generating(tmp_path, model_type: str, mem_len: int):
+    model = model_of(model_type, head="causal_lm").float()
+    model.resize_memory(mem_len)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert loaded.config.mem_len == mem_len
+    ids = tokens(1, 20)
+    torch.testing.assert_close(loaded(ids, use_cache=True).logits, model(ids, use_cache=True).logits, **FLOAT32)
+    options = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(loaded.generate(ids, **options), model.generate(ids, **options))
+    longer = type(model).from_pretrained(tmp_path, mem_len=30)
+    assert longer.config.mem_len == longer.model.config.mem_len == 30
+
+
+def test_one_relay_has_no_length():
+    model, ids = tiny_model("star_transformer"), tokens(2, 12)
+    before = read(model, ids, [6, 6])[0]
+    model.resize_memory(3)
+    assert torch.equal(read(model, ids, [6, 6])[0], before)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "mem_len", "message"),
+    [
+        ("transformer_xl", -1, "`mem_len`=-1"),
+        ("transformer_xl", 0, "`mem_len`=0 with `same_length`=True"),
+        ("vanilla_transformer", 4, "`mem_len`=4 must be 0"),
+        ("tensorized_transformer", 3, "`attention_window`=5"),
+        ("causal_longformer", 1, "`attention_dilation`=2"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_changes_nothing(model_type: str, mem_len: int, message: str):
+    model = tiny_model(model_type, **OWN.get(model_type, {}))
+    before = model.config.to_dict()
+    with pytest.raises(ValueError, match=message):
+        model.resize_memory(mem_len)
+    assert model.config.to_dict() == before
+
+
+def test_distances_may_be_clamped_after_training():
+    """What the authors do with a memory longer than that of training."""
+    model, fresh = tiny_model("transformer_xl"), tiny_model("transformer_xl", clamp_len=4, mem_len=14)
+    ids = tokens(2, 24)
+    far = read(model, ids, [6] * 4)[0]
+    model.resize_memory(14)
+    model.config.clamp_len = 4
+    clamped = read(model, ids, [6] * 4)[0]
+    torch.testing.assert_close(clamped, read(fresh, ids, [6] * 4)[0], **EXACT)
+    assert not torch.allclose(clamped, far)

@@ -1,0 +1,110 @@
+"""Two processes learn what one does that has all the rows: each keeps the memory of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import in_processes
+import pytest
+import torch
+from trained import SEGMENT
+
+from transformers_xl.streams.text_stream import TextStream
+
+ROOT = Path(__file__).parent.parent.parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node"]
+ACCELERATE = [
+    sys.executable,
+    "-m",
+    "accelerate.commands.launch",
+    "--multi_gpu",
+    "--num_processes",
+    "2",
+    "--num_machines",
+]
+
+
+def launch(launcher: list[str], folder: Path, *names: str, **environment: str) -> None:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment
+    command = [*launcher, "tests/in_processes.py", str(folder), *names]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def load(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:
+    return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    launch([*TORCHRUN, "2"], folder)
+    return folder
+
+
+def check(ours: list[dict[str, torch.Tensor]], theirs: dict[str, torch.Tensor], rounding: float = 1.0) -> None:
+    """Two processes `ours` against one: weights to 1e-6, and the rows of a process against its share."""
+    for rank, found in enumerate(ours):
+        share = slice(2 * rank, 2 * rank + 2)
+        torch.testing.assert_close(found["weights"], theirs["weights"], atol=1e-6 * rounding, rtol=0)
+        torch.testing.assert_close(found["memory"], theirs["memory"][share], atol=1e-5 * rounding, rtol=0)
+        for name in ("losses", "evaluations", "predictions"):
+            if name in theirs:
+                torch.testing.assert_close(found[name], theirs[name], atol=1e-5 * rounding, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", in_processes.TRAININGS)
+def test_two_processes_learn_what_one_does(folder, tmp_path, name: str):
+    # rounding to eight bits differs with the shapes that are multiplied
+    check(load(folder, name), in_processes.train(tmp_path, name), rounding=2000 if name == "bf16" else 1)
+
+
+@pytest.mark.slow
+def test_rows_are_not_interchangeable(folder):
+    """The memories of two processes differ, or the comparison above would prove nothing."""
+    first, second = load(folder, "plain")
+    assert (first["memory"] - second["memory"]).abs().max() > 0.1
+
+
+@pytest.mark.slow
+def test_a_process_that_runs_out_does_not_hang_the_others(folder):
+    for found in load(folder, "run_out"):
+        assert (found["map steps"], found["iterable steps"]) == (2, 2)
+        assert found["map refused"]
+        assert found["iterable refused"]
+        assert found["lanes refused"]
+
+
+@pytest.mark.slow
+def test_sharded_weights_learn_what_whole_ones_do(folder, tmp_path):
+    check(load(folder, "shard"), in_processes.shard(tmp_path))
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path):
+    launch(
+        [*ACCELERATE, "1", "--mixed_precision", "no", "--dynamo_backend", "no"],
+        tmp_path,
+        "plain",
+        ACCELERATE_USE_CPU="true",
+    )
+    check(load(tmp_path, "plain"), in_processes.train(tmp_path / "one", "plain"))
+
+
+@pytest.mark.gpu
+def test_fsdp2_through_accelerate(tmp_path):
+    """On the devices that there are: sharded over all, the losses of one process without sharding."""
+    devices = min(2, torch.cuda.device_count())
+    launch([*TORCHRUN, str(devices)], tmp_path, "fsdp2")
+    stream = TextStream(in_processes.IDS, SEGMENT, in_processes.ROWS)
+    plain = in_processes.build(tmp_path / "plain", stream, use_cpu=False)
+    plain.train()
+    expected = in_processes.losses(plain)
+    for rank in range(devices):
+        found = torch.load(tmp_path / f"fsdp2-{rank}.pt", weights_only=True)
+        torch.testing.assert_close(found["whole losses"], expected, atol=1e-3, rtol=0)
+        torch.testing.assert_close(found["resumed"], found["whole"], atol=1e-6, rtol=0)
+        assert torch.equal(found["resumed evaluation"], found["whole evaluation"])

@@ -1,0 +1,248 @@
+"""A training that goes on from a checkpoint ends as one that was never interrupted, bit for bit."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trained import LANES, SEGMENT, Flowing, arguments, small_model, text
+from transformers.trainer_utils import get_last_checkpoint
+
+from transformers_xl import MemoryTrainer
+from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.training import resuming
+from transformers_xl.training.checkpoints import last_checkpoint
+from transformers_xl.training.memory_state import load_memory, save_memory
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS_PER_EPOCH = 3
+
+
+class Named(TextStream):
+    """A stream with a fixed identity, for what a checkpoint keeps of it."""
+
+    text = "of seed 0"
+
+    @property
+    def identity(self) -> dict[str, int | str]:
+        return {"text": self.text, "lanes": self.lanes, "segment_length": self.segment_length, "documents": "none"}
+
+
+class WithoutReset(Named):
+    def __getitem__(self, index: int) -> dict:
+        item = super().__getitem__(index)
+        del item["reset"]
+        return item
+
+
+def build(folder, stream_class=Named, ids=None, segment_length: int = SEGMENT, lanes: int = LANES, **fields):
+    """A training of two epochs, of three steps each: two of two batches, and one of the last."""
+    model = small_model(attention_dropout=0.2)
+    model.model.config.dropout = 0.2
+    for module in model.modules():
+        if type(module).__name__ == "Dropout":
+            module.p = 0.2
+    stream = stream_class(text(LANES * SEGMENT * 5 + 1) if ids is None else ids, segment_length, lanes)
+    defaults = {
+        "use_cpu": True, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "optim": "adamw_torch",
+        "learning_rate": 0.01, "lr_scheduler_type": "cosine", "warmup_steps": 1, "save_strategy": "steps", "save_steps": 1,
+        "logging_steps": 2, "eval_strategy": "epoch", "per_device_train_batch_size": lanes,
+    }  # fmt: skip
+    args = arguments(folder, **(defaults | fields))
+    return MemoryTrainer(model, args, train_dataset=stream, eval_dataset=Named(text(60, seed=1), SEGMENT, LANES))
+
+
+def ends_of(trainer: MemoryTrainer) -> list:
+    """Everything that a training ends with: tensors, and what can be compared as it is."""
+    timed = ("runtime", "per_second", "preparation_time", "train_loss")
+    log = [row for row in trainer.state.log_history if "train_loss" not in row]
+    log = [{name: value for name, value in row.items() if not any(word in name for word in timed)} for row in log]
+    moments = [value for state in trainer.optimizer.state_dict()["state"].values() for value in state.values()]
+    tensors = [*trainer.model.state_dict().values(), *trainer.memory["train"].mems, *moments, torch.get_rng_state()]
+    return [tensors, log, trainer.lr_scheduler.state_dict(), trainer.state.global_step]
+
+
+def equal(ours: list, theirs: list) -> bool:
+    return ours[1:] == theirs[1:] and all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, list]:
+    """The checkpoints of an uninterrupted training, and what it ends with."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = build(folder)
+    trainer.train()
+    return folder, ends_of(trainer)
+
+
+@pytest.mark.parametrize("step", range(1, 2 * STEPS_PER_EPOCH + 1))
+def test_resumed_from_any_step_a_training_ends_the_same(tmp_path, whole, step: int):
+    """In mid-epoch, between epochs (3) and at the end (6), where a log is due and where it is not."""
+    trainer = build(tmp_path)
+    result = trainer.train(resume_from_checkpoint=whole[0] / f"checkpoint-{step}")
+    assert equal(ends_of(trainer), whole[1])
+    logged = [row["loss"] for row in whole[1][1] if "loss" in row]
+    if step in (2, 4):  # the mean loss is that of the steps of this call
+        assert result.training_loss == pytest.approx(sum(logged[step // 2 :]) / len(logged[step // 2 :]), abs=1e-6)
+
+
+def test_without_its_memory_it_would_not(tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(resuming, "load_memory", lambda *args: (None, load_memory(*args)[1]))
+    trainer = build(tmp_path)
+    trainer.train(resume_from_checkpoint=whole[0] / "checkpoint-2")
+    assert not equal(ends_of(trainer), whole[1])
+
+
+def test_a_dataset_without_reset_has_no_memory_in_the_next_epoch(tmp_path):
+    trainer = build(tmp_path / "whole", WithoutReset)
+    trainer.train()
+    resumed = build(tmp_path / "resumed", WithoutReset)
+    resumed.train(resume_from_checkpoint=tmp_path / "whole" / f"checkpoint-{STEPS_PER_EPOCH}")
+    assert equal(ends_of(resumed), ends_of(trainer))
+
+
+def test_the_last_step_of_an_epoch_is_saved_after_its_evaluation(whole):
+    for epoch in (1, 2):
+        state = json.loads((whole[0] / f"checkpoint-{STEPS_PER_EPOCH * epoch}" / "trainer_state.json").read_text())
+        assert len([row for row in state["log_history"] if "eval_loss" in row]) == epoch
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lanes": LANES - 1}, "`lanes`=2 is not the 3"),
+        ({"segment_length": SEGMENT - 1}, "`segment_length`=5 is not the 6"),
+        (
+            {"stream_class": type("Other", (Named,), {"text": "of seed 1"})},
+            "`text`='of seed 1' is not the 'of seed 0'",
+        ),
+        ({"ids": text(LANES * SEGMENT * 6 + 1)}, "`segments`=18 is not the 15"),
+        ({"stream_class": TextStream}, "`text`|`documents`"),
+        ({"gradient_accumulation_steps": 1}, "`gradient_accumulation_steps`=1 is not the 2"),
+    ],
+)
+def test_another_stream_is_refused_before_any_work(tmp_path, whole, changes: dict, message: str):
+    trainer = build(tmp_path, **changes)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=whole[0] / "checkpoint-2")
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_another_number_of_processes_is_refused(tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(
+        resuming, "stream_of", lambda *args: {**json.loads(manifest.read_text())["stream"], "world_size": 2}
+    )
+    manifest = whole[0] / "checkpoint-2" / "checkpoint.json"
+    with pytest.raises(ValueError, match="`world_size`=2 is not the 1"):
+        build(tmp_path).train(resume_from_checkpoint=whole[0] / "checkpoint-2")
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "memory-0.safetensors", "rng_state.pth", "checkpoint.json"])
+def test_a_checkpoint_with_a_missing_or_short_file_is_not_taken(tmp_path, whole, name: str):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / f"checkpoint-{2 * STEPS_PER_EPOCH}" / name
+    file.write_bytes(file.read_bytes()[:-1] if name != "rng_state.pth" else b"")
+    if name == "rng_state.pth":
+        file.unlink()
+    if name == "checkpoint.json":
+        file.write_text(file.read_text()[:40])
+    with pytest.raises(ValueError, match=f"no complete checkpoint.*{name}"):
+        build(tmp_path).train(resume_from_checkpoint=file.parent)
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
+    trainer = build(tmp_path)
+    trainer.train(resume_from_checkpoint=True)
+    assert equal(ends_of(trainer), whole[1])
+
+
+@pytest.mark.parametrize("method", ["save_model", "_save_optimizer_and_scheduler", "_save_rng_state"])
+def test_a_checkpoint_that_could_not_be_written_leaves_those_before(tmp_path, monkeypatch, method: str):
+    trainer = build(tmp_path)
+    write = getattr(trainer, method)
+
+    def fail(*args, **kwargs):
+        if trainer.state.global_step == 2:
+            raise OSError("no space left on device")
+        write(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, method, fail)
+    with pytest.raises(OSError, match="no space"):
+        trainer.train()
+    assert last_checkpoint(tmp_path) == get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-1")
+    again = build(tmp_path)
+    again.train(resume_from_checkpoint=True)
+    assert not list(tmp_path.glob("_*"))  # what was left of it is gone
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    for learning_rate in (0.01, 0.02):
+        trainer = build(tmp_path, max_steps=1, learning_rate=learning_rate, eval_strategy="no")
+        trainer.train()
+    assert json.loads((tmp_path / "checkpoint-1" / "training_args.json").read_text())["learning_rate"] == 0.02
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_nothing_to_resume(tmp_path, whole):
+    with pytest.raises(ValueError, match="has no complete checkpoint"):
+        build(tmp_path).train(resume_from_checkpoint=True)
+    trainer = build(tmp_path, save_only_model=True, eval_strategy="no", max_steps=1)
+    trainer.train()
+    with pytest.raises(ValueError, match="save_only_model"):
+        build(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_the_position_in_an_iterable_dataset_is_known_in_its_first_pass(tmp_path):
+    """It has five batches: the checkpoint of step 2 resumes exactly, that of step 6 is refused."""
+    ends = []
+    for name, resumed in (("whole", None), ("resumed", "checkpoint-2"), ("refused", "checkpoint-6")):
+        trainer = build(tmp_path / name, max_steps=7, gradient_accumulation_steps=1, eval_strategy="no")
+        trainer.train_dataset = Flowing(trainer.train_dataset)
+        if name == "refused":
+            with pytest.raises(ValueError, match="has no length"):
+                trainer.train(tmp_path / "whole" / resumed)
+        else:
+            trainer.train(resumed and tmp_path / "whole" / resumed)
+            ends.append(ends_of(trainer))
+    assert equal(*ends)
+
+
+def test_a_training_that_is_over_may_go_on_for_longer(tmp_path, whole):
+    trainer = build(tmp_path, num_train_epochs=3)
+    trainer.train(resume_from_checkpoint=whole[0] / f"checkpoint-{2 * STEPS_PER_EPOCH}")
+    assert trainer.state.global_step == 3 * STEPS_PER_EPOCH
+
+
+def test_memory_is_stored_as_it_is(tmp_path):
+    shared = torch.randn(3, 8, 4)
+    memory = resuming.Memory((shared[:, 2:], shared[:, :2].bfloat16(), torch.arange(3)), torch.rand(3, 6) > 0.5)
+    save_memory(tmp_path / "memory", memory, {"loss": torch.tensor(1.5)})
+    loaded, further = load_memory(tmp_path / "memory", torch.device("cpu"))
+    for ours, theirs in zip([*loaded.mems, loaded.mems_mask], [*memory.mems, memory.mems_mask], strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    assert further == {"loss": torch.tensor(1.5)}
+    save_memory(tmp_path / "nothing", None, {})
+    assert load_memory(tmp_path / "nothing", torch.device("cpu")) == (None, {})
+
+
+def test_what_a_checkpoint_holds(whole):
+    """Pickles are the library's own, which it reads with `weights_only=True`."""
+    names = {path.name for path in (whole[0] / "checkpoint-2").iterdir()}
+    assert names == {
+        "config.json", "generation_config.json", "model.safetensors", "training_args.json", "optimizer.pt", "scheduler.pt",
+        "rng_state.pth", "memory-0.safetensors", "trainer_state.json", "checkpoint.json",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_trainings_end_the_same():
+    """Three kills of one process and two of a pair; `make stress` makes 200."""
+    command = [sys.executable, "benchmarks/stress_resume.py", "--kills", "5", "--processes", "2", "1", "--seed", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(report["processes"], report["kills"]) for report in reports] == [(2, 2), (1, 3)]
+    assert sum(report["while_writing"] for report in reports) >= 2

@@ -1,0 +1,127 @@
+"""What a training with memory may be told: `TrainingArguments` with other defaults, and what of them cannot work."""
+
+from dataclasses import dataclass
+
+from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
+
+# field -> the one value that works, and why the others do not
+REQUIRED = {
+    "train_sampling_strategy": ("sequential", "segments must come in their order"),
+    "remove_unused_columns": (False, "`reset` and `shift_labels` must reach the model"),
+    "auto_find_batch_size": (False, "rows of the memory cannot change in number"),
+    "dataloader_in_order": (True, "segments must come in their order"),
+    "ignore_data_skip": (False, "a stored memory belongs to the segment that follows it"),
+    "enable_jit_checkpoint": (
+        False,
+        "it may save after a batch is read and before its step, when the memory is ahead",
+    ),
+    "use_cache": (False, "training carries `mems`; a cache of keys and values is for generation"),
+    "use_liger_kernel": (False, "Liger has no kernels for these models"),
+    "parallelism_config": (None, "a row or a layer would be cut over devices: only DDP and FSDP2 keep rows whole"),
+    "deepspeed": (None, "its engine casts, shards and saves by itself, and its checkpoints know no memory: use FSDP2"),
+}
+
+
+@dataclass
+class MemoryTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the defaults that a stream of consecutive segments needs: its order is kept, a batch that
+    would not fill all rows is dropped, every column of the stream reaches the model, and a resumed training goes on with
+    the callbacks as they were.
+
+    Args:
+        group_learning_rates: peak learning rates of groups of parameters that the model names, as `{"values": 1e-3}`;
+            `learning_rate` for the rest. Product-key memories have `"keys"` and `"values"`, adaptive spans `"spans"`, the
+            halting unit of the Universal Transformer `"ponder"`, the halting networks of the Depth-adaptive one
+            `"halting"`, and the auxiliary classifiers of the vanilla one `"auxiliary"`. The schedule is that of all.
+        average_weights: `"ema"` or `"swa"`: evaluate, and end with, an average of the weights after each step.
+        average_decay: what an exponential average (`"ema"`) keeps of itself at a step.
+        average_start: the first step whose weights count, or below 1 a share of the training.
+        average_in_the_end: whether the trained model is the average; with `False` only evaluation uses it.
+        initial_mem_len: length of the model's memory in the first step, in positions; it grows to `mem_len`.
+        mem_len_warmup_steps: steps in which it grows, or below 1 a share of the training.
+
+    Raises:
+        ValueError: `deepspeed` is given. What else cannot work `MemoryTrainer` refuses, from any `TrainingArguments`.
+    """
+
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "group_learning_rates"]
+
+    train_sampling_strategy: str = "sequential"
+    dataloader_drop_last: bool = True
+    remove_unused_columns: bool = False
+    restore_callback_states_from_checkpoint: bool = True
+    group_learning_rates: dict[str, float] | str | None = None
+    average_weights: str | None = None
+    average_decay: float = 0.999
+    average_start: float = 0.0
+    average_in_the_end: bool = True
+    initial_mem_len: int | None = None
+    mem_len_warmup_steps: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.deepspeed:  # before the library looks for the package
+            _refuse("deepspeed", self.deepspeed)
+        super().__post_init__()
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """Refuse what would tear the rows of consecutive batches apart, lose a memory, or be ignored without a word.
+
+    Raises:
+        ValueError: names the field, its value, the reason, and what to set.
+    """
+    for name, (required, _) in REQUIRED.items():
+        if getattr(args, name) != required:
+            _refuse(name, getattr(args, name))
+    if getattr(args.accelerator_config, "split_batches", False):
+        raise ValueError(
+            "`accelerator_config.split_batches`=True does not work with a memory that is carried from batch to batch (it "
+            "deals a row to another process): leave it out; the batch size is that of each process."
+        )
+    if getattr(args, "deepspeed_plugin", None) is not None:  # chosen by `accelerate launch`
+        _refuse("deepspeed", "the launcher's configuration")
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"`n_gpu`={args.n_gpu} in one process would spread the rows of a memory over devices (DataParallel): start one "
+            f"process per device with `torchrun --nproc_per_node {args.n_gpu}`, or set `CUDA_VISIBLE_DEVICES=0`."
+        )
+    if args.world_size > 1 and not args.dataloader_drop_last:
+        raise ValueError(
+            f"`dataloader_drop_last`=False in {args.world_size} processes would fill the last batches with the first "
+            "segments, read with the memory of others: set `dataloader_drop_last=True`."
+        )
+    if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+        raise ValueError(
+            f"`hub_strategy`={args.hub_strategy.value!r} would push the optimizer's files, which are pickles: use "
+            "'every_save' or 'end', and keep checkpoints where the training runs."
+        )
+    _check_device(args)
+
+
+def _check_device(args: TrainingArguments) -> None:
+    on_cpu = args.device.type == "cpu"
+    if args.fp16 and on_cpu:
+        raise ValueError("`fp16`=True has no effect on a CPU, where Accelerate leaves it out: use `bf16=True`.")
+    if args.fsdp and on_cpu:
+        raise ValueError(
+            f"`fsdp`={args.fsdp!r} has no effect on a CPU, where Accelerate leaves it out: leave it out (DDP), or use "
+            "`torch.distributed.fsdp.fully_shard` in a loop of your own (docs/training.md)."
+        )
+    config = args.fsdp_config if args.fsdp and isinstance(args.fsdp_config, dict) else {}
+    if config.get("xla") or int(config.get("version", 2)) != 2:
+        raise ValueError(
+            f"`fsdp_config`={config} asks for the first FSDP or for XLA's, which are not built for these models: use "
+            "`fsdp_config={'version': 2}`."
+        )
+
+
+def _refuse(name: str, value: object) -> None:
+    required, reason = REQUIRED[name]
+    raise ValueError(
+        f"`{name}`={value!r} does not work with a memory that is carried from batch to batch ({reason}): set "
+        f"`{name}={required!r}`, as `MemoryTrainingArguments` does."
+    )
+
+
+__all__ = ["MemoryTrainingArguments", "check_arguments"]

@@ -1,0 +1,66 @@
+"""Callbacks of `MemoryTrainer`."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
+
+
+class CheckpointCallback(TrainerCallback):
+    """A callback that keeps files of its own in a checkpoint.
+
+    The library's `on_save` comes when the checkpoint has its name already: what is written there would be missing from one
+    that a killed process left. `MemoryTrainer` calls these two on every process.
+    """
+
+    def on_checkpoint(self, args: TrainingArguments, state: TrainerState, folder: Path, model: nn.Module) -> None:
+        """Write into `folder`, before the checkpoint counts as complete."""
+
+    def on_resume(self, args: TrainingArguments, state: TrainerState, folder: Path, model: nn.Module) -> None:
+        """Read from the checkpoint `folder`, after `on_train_begin` and before the first step."""
+
+
+class TrainingProgress(TrainerCallback):
+    """Tells a model which share of its training is over, where it has a `training_progress`: its losses have a schedule."""
+
+    def on_step_begin(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
+        if model is not None and hasattr(model, "training_progress"):
+            model.training_progress = state.global_step / max(1, state.max_steps)
+
+
+class SpanTrimming(CheckpointCallback):
+    """Lets the layers of a model with adaptive span keep no more than their heads see, after every step."""
+
+    def on_step_end(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
+        trim_spans = getattr(model, "trim_spans", None)
+        if trim_spans is not None:
+            trim_spans()
+
+    def on_resume(self, args, state, folder: Path, model: nn.Module) -> None:
+        self.on_step_end(args, state, None, model)
+
+
+class SavingAfterEpoch(TrainerCallback):
+    """Saves the last step of an epoch when the epoch's own evaluation and log are done: a resumed training begins with the
+    next epoch, and would never have made them."""
+
+    due = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        at_the_end = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
+        if control.should_save and at_the_end and state.epoch == int(state.epoch):
+            control.should_save, self.due = False, True
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        control.should_save, self.due = control.should_save or self.due, False
+        return control
+
+
+__all__ = ["CheckpointCallback", "SavingAfterEpoch", "SpanTrimming", "TrainingProgress"]

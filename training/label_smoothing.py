@@ -1,0 +1,67 @@
+"""Label smoothing (Szegedy et al., 2016, https://arxiv.org/abs/1512.00567, section 7) of targets that are shifted already.
+
+The library's own smoother shifts `labels` inside the segment, and replaces the model's loss with all its further terms.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+
+
+def smoothed_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    shift_labels: torch.Tensor | None = None,
+    smoothing: float = 0.0,
+    **kwargs,
+) -> torch.Tensor:
+    """The library's loss of a language model in nats, for targets of which `smoothing` is spread over the vocabulary."""
+    if shift_labels is None:
+        shift_labels = nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
+    logits, targets = logits.float().view(-1, vocab_size), shift_labels.reshape(-1).to(logits.device)
+    if num_items_in_batch is None:
+        return nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+    return (
+        nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum") / num_items_in_batch
+    )
+
+
+@contextmanager
+def smoothed_labels(model: nn.Module, smoothing: float) -> Iterator[None]:
+    """Inside, the losses that `model` takes of its logits are smoothed, while it trains; its further terms are not."""
+    if not smoothing or not model.training:
+        yield
+        return
+    model.loss_function = partial(smoothed_loss, smoothing=smoothing)
+    try:
+        yield
+    finally:
+        del model._loss_function
+
+
+def check_smoothing(model: nn.Module | None, smoothing: float) -> None:
+    """Refuse smoothing where the loss is not the cross-entropy over one softmax.
+
+    Raises:
+        ValueError: `model` is no language model, or has an adaptive softmax.
+    """
+    if not smoothing or model is None:
+        return
+    if getattr(model, "loss_type", None) != "ForCausalLM":
+        reason = f"{type(model).__name__} is no language model"
+    elif getattr(model.config, "cutoffs", None):
+        reason = "an adaptive softmax (`cutoffs`) does not form all probabilities"
+    else:
+        return
+    raise ValueError(
+        f"`label_smoothing_factor`={smoothing} smooths the targets of a full softmax over the vocabulary; {reason}: set "
+        "`label_smoothing_factor=0`, or give a `compute_loss_func`."
+    )
+
+
+__all__ = ["check_smoothing", "smoothed_labels", "smoothed_loss"]
