@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -46,6 +46,14 @@ def convert(
             show_default="reversed for model.pt, natural for a folder of transformers",
         ),
     ] = None,
+    split: Annotated[
+        str | None,
+        Option(
+            help="How the tokenizer parts a text into words: moses, by the rules of transformers 4.x; spaces, with <eos> "
+            "at line ends, as WikiText is written.",
+            show_default="spaces for model.pt, moses for a folder of transformers",
+        ),
+    ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
 ) -> None:
     """Read a checkpoint of the original Transformer-XL, or of transformers 4.x, and write it in the format of this package.
@@ -56,15 +64,17 @@ def convert(
         check_output(output, overwrite)
         if cluster_order not in (None, "natural", "reversed"):
             raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
+        if split not in (None, "moses", "spaces"):
+            raise ValueError(f"`split`={split!r} must be 'moses' or 'spaces'.")
         given = _read_json(config) if config is not None else {}
         typer.echo("starting ...", err=True)  # the imports take seconds
         import_models()
         if (source / "config.json").is_file():
             if given:
                 raise ValueError(f"`config`={str(config)!r} is of no use: {str(source)!r} has its own config.json.")
-            model, tokenizer = _from_transformers(source, vocab, cluster_order)
+            model, tokenizer = _from_transformers(source, vocab, cluster_order, split)
         else:
-            model, tokenizer = _from_original(source, vocab, given, cluster_order)
+            model, tokenizer = _from_original(source, vocab, given, cluster_order, split)
         if tokenizer is not None and model.config.eos_token_id is None:
             model.config.eos_token_id = tokenizer.eos_token_id
             if model.can_generate():
@@ -90,7 +100,7 @@ def _read_json(path: Path) -> dict:
     return value
 
 
-def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | None) -> tuple:
+def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | None, split: str | None) -> tuple:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
     from transformers_xl.modeling.conversion.vocabulary import HF_FILES
@@ -103,14 +113,17 @@ def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | No
     classifies = "SequenceClassification" in str(described.get("architectures"))
     auto_class = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
     model = auto_class.from_pretrained(source, cluster_order=cluster_order)
-    if vocab is None and any((source / name).is_file() for name in HF_FILES):
+    beside = next((file for name in HF_FILES if (file := source / name).is_file()), None)
+    if vocab is None and beside is not None and split != "spaces":
         tokenizer = AutoTokenizer.from_pretrained(source)
         _check_size(model, tokenizer.vocab_size, source)
         return model, tokenizer
-    return model, _tokenizer(model, vocab, split="moses", add_eos=False)
+    return model, _tokenizer(model, vocab or beside, split or "moses")
 
 
-def _from_original(source: Path, vocab: Path | None, given: dict, cluster_order: str | None) -> tuple:
+def _from_original(
+    source: Path, vocab: Path | None, given: dict, cluster_order: str | None, split: str | None
+) -> tuple:
     from transformers_xl.modeling.conversion.original import load_original
     from transformers_xl.modeling.conversion.vocabulary import ORIGINAL_FILES
 
@@ -120,12 +133,11 @@ def _from_original(source: Path, vocab: Path | None, given: dict, cluster_order:
     model = load_original(path, given, cluster_order or "reversed")
     if vocab is None:
         vocab = next((file for name in ORIGINAL_FILES if (file := path.parent / name).is_file()), None)
-    return model, _tokenizer(model, vocab, split="spaces", add_eos=True)
+    return model, _tokenizer(model, vocab, split or "spaces")
 
 
-def _tokenizer(model, vocab: Path | None, split: Literal["moses", "spaces"], add_eos: bool):
-    """The tokenizer of a vocabulary: words parted by Moses' rules, or by spaces, with `<eos>` at line ends where it has
-    one."""
+def _tokenizer(model, vocab: Path | None, split: str):
+    """The tokenizer of a vocabulary. Texts that are parted at spaces have `<eos>` at line ends, where it has one."""
     if vocab is None:
         return None
     from transformers_xl.modeling.conversion.vocabulary import read_vocabulary
@@ -135,8 +147,8 @@ def _tokenizer(model, vocab: Path | None, split: Literal["moses", "spaces"], add
     _check_size(model, len(vocabulary["idx2sym"]), vocab)
     return WordTokenizer.from_legacy(
         vocabulary,
-        split="characters" if vocabulary.get("delimiter") == "" else split,
-        add_eos=add_eos and "<eos>" in vocabulary["sym2idx"],
+        split="moses" if split == "moses" else "characters" if vocabulary.get("delimiter") == "" else "spaces",
+        add_eos=split == "spaces" and "<eos>" in vocabulary["sym2idx"],
     )
 
 

@@ -32,12 +32,16 @@ class OldWeights:
         self.where = where
         if len(self.weights) < len(weights):
             raise ValueError(f"{where!r} is refused: it holds one weight under two names.")
+        weights.clear()  # from here on a weight is freed when it is taken
 
     def has(self, beginning: str) -> bool:
         return any(name.startswith(beginning) for name in self.weights)
 
-    def take(self, shape: tuple[int, ...], *names: str) -> torch.Tensor:
-        """The weight that stands under `names`, or under some of them."""
+    def take(self, shape: tuple[int, ...], *names: str, parts: list[int] | None = None) -> list[torch.Tensor]:
+        """Copies of the weight that stands under `names`, or under some of them: of all rows, or of `parts` of them.
+
+        Copies, because the file may be mapped into memory, and may be written anew while the model is in use.
+        """
         found = [self.weights.pop(name) for name in names if name in self.weights]
         if not found:
             raise ValueError(f"{self.where!r} is refused: it holds no weight {names[0]!r}.")
@@ -47,11 +51,11 @@ class OldWeights:
                     f"{self.where!r} is refused: {names[0]!r} has shape {tuple(weight.shape)}, where the model's "
                     f"configuration asks for {shape}."
                 )
-            if not weight.is_floating_point() or not all(part.isfinite().all() for part in weight.split(2**16)):
+            if not weight.is_floating_point() or not all(part.isfinite().all() for part in weight.split(2**12)):
                 raise ValueError(f"{self.where!r} is refused: {names[0]!r} holds what is no number (NaN or infinite).")
             if weight.data_ptr() != found[0].data_ptr() and not torch.equal(weight, found[0]):
                 raise ValueError(f"{self.where!r} is refused: {names[0]!r} is tied, but has two values.")
-        return found[0]
+        return [rows.clone() for rows in found[0].split(len(found[0]) if parts is None else parts)]
 
     def finish(self) -> None:
         """Refuse weights that nobody took: the model would be another one without them."""
@@ -76,7 +80,7 @@ def translate_weights(
     A checkpoint without a head, or with one for classification, gives what it has.
 
     Args:
-        weights: by their old names.
+        weights: by their old names; the dict is emptied, so that a large model is not held twice.
         where: the file that they come from, for errors.
         cluster_order: `"reversed"` where the i-th row of the cluster weights belongs to the i-th cluster from the end.
 
@@ -99,22 +103,22 @@ def translate_weights(
     for layer in layers:
         for old_name, new_name in LAYER_NAMES.items():
             shape = shapes.get(old_name, (hidden_size,))
-            ours[f"model.layers.{layer}.{new_name}"] = old.take(shape, f"layers.{layer}.{old_name}")
-        joint = old.take((3 * inner_size, hidden_size), f"layers.{layer}.dec_attn.qkv_net.weight")
-        for part, rows in zip("qkv", joint.chunk(3), strict=True):
-            # of its own, not a view: safetensors saves no two weights of one storage
-            ours[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = rows.clone()
+            (ours[f"model.layers.{layer}.{new_name}"],) = old.take(shape, f"layers.{layer}.{old_name}")
+        joint = (3 * inner_size, hidden_size), f"layers.{layer}.dec_attn.qkv_net.weight"
+        for part, rows in zip("qkv", old.take(*joint, parts=[inner_size] * 3), strict=True):
+            ours[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = rows
     for old_name, new_name in BIASES.items():
         in_layers = [f"layers.{layer}.dec_attn.{old_name}" for layer in layers]
         if config.share_relative_bias:  # transformers 4.x also writes the shared one under the name of each layer
-            bias = old.take((heads, config.head_dim), old_name, *in_layers)
-            ours[f"model.positions.bias.{new_name}"] = bias
+            shared = old.take((heads, config.head_dim), old_name, *in_layers)
+            (ours[f"model.positions.bias.{new_name}"],) = shared
         else:
             for layer, name in zip(layers, in_layers, strict=True):
-                ours[f"model.layers.{layer}.self_attn.bias.{new_name}"] = old.take((heads, config.head_dim), name)
+                own = old.take((heads, config.head_dim), name)
+                (ours[f"model.layers.{layer}.self_attn.bias.{new_name}"],) = own
     ours |= _vocabulary_weights(old, config, cluster_order)
     if old.has("score."):
-        ours["score.weight"] = old.take((config.num_labels, hidden_size), "score.weight")
+        (ours["score.weight"],) = old.take((config.num_labels, hidden_size), "score.weight")
     old.finish()
     return ours
 
@@ -126,59 +130,54 @@ def _vocabulary_weights(old: OldWeights, config: TransformerXLConfig, cluster_or
     has_head = old.has("crit.")
     # with `div_val` 1 the old code had one table for all clusters
     tables = clusters if config.div_val > 1 else [(config.vocab_size, clusters[0][1])]
-    sizes = [size for size, _ in clusters]
-    embeddings, outputs, biases = [], [], []
+    parts = None if config.div_val > 1 else [size for size, _ in clusters]
+    embeddings: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    biases: list[torch.Tensor] = []
     for index, shape in enumerate(tables):
         names = f"word_emb.emb_layers.{index}.weight", f"crit.out_layers.{index}.weight"
         if config.tie_word_embeddings:
-            embeddings.append(old.take(shape, *names))
+            embeddings += old.take(shape, *names, parts=parts)
         else:
-            embeddings.append(old.take(shape, names[0]))
-            outputs += [old.take(shape, names[1])] if has_head else []
-        biases += [old.take(shape[:1], f"crit.out_layers.{index}.bias")] if has_head else []
+            embeddings += old.take(shape, names[0], parts=parts)
+            outputs += old.take(shape, names[1], parts=parts) if has_head else []
+        biases += old.take(shape[:1], f"crit.out_layers.{index}.bias", parts=parts) if has_head else []
     if not config.is_adaptive:
         ours |= _named(["model.embed_tokens.weight"], embeddings)
         return ours | _named(["lm_head.weight"], outputs) | _named(["lm_head.bias"], biases)
 
-    if config.div_val == 1:
-        embeddings, outputs, biases = (_split(rows, sizes) for rows in (embeddings, outputs, biases))
     each = range(len(clusters))
     ours |= _named((f"model.embed_tokens.tables.{index}.weight" for index in each), embeddings)
     ours |= _named((f"lm_head.clusters.{index}.weight" for index in each), outputs)
     ours |= _named((f"lm_head.clusters.{index}.bias" for index in each), biases)
     if has_head and config.cutoffs:
-        rows = old.take((len(config.cutoffs), clusters[0][1]), "crit.cluster_weight")
-        bias = old.take((len(config.cutoffs),), "crit.cluster_bias")
-        reverse = cluster_order == "reversed"
-        ours["lm_head.tails.weight"], ours["lm_head.tails.bias"] = (
-            part.flip(0) if reverse else part for part in (rows, bias)
-        )
+        tails = len(config.cutoffs)
+        weight = old.take((tails, clusters[0][1]), "crit.cluster_weight", parts=[1] * tails)
+        bias = old.take((tails,), "crit.cluster_bias", parts=[1] * tails)
+        for name, rows in (("weight", weight), ("bias", bias)):
+            ours[f"lm_head.tails.{name}"] = torch.cat(rows[::-1] if cluster_order == "reversed" else rows)
     if config.has_projections:
         ours |= _projections(old, config, has_head)
     return ours
 
 
 def _projections(old: OldWeights, config: TransformerXLConfig, has_head: bool) -> dict[str, torch.Tensor]:
-    ours, count = {}, len(config.clusters)
+    ours: dict[str, torch.Tensor] = {}
+    count = len(config.clusters)
     tied = config.tie_projs if isinstance(config.tie_projs, list) else [config.tie_projs] * count
     shapes = [(config.hidden_size, width) for _, width in config.clusters]
     for index in range(count if config.div_val > 1 else 1):
         sharing = [i for i in range(count) if tied[i] and (index == i or config.div_val == 1)]
         names = [f"word_emb.emb_projs.{index}", *(f"crit.out_projs.{i}" for i in sharing)]
-        ours[f"model.embed_tokens.projections.{index}.weight"] = old.take(shapes[index], *names)
+        (ours[f"model.embed_tokens.projections.{index}.weight"],) = old.take(shapes[index], *names)
     for index in range(count if has_head else 0):
         if not tied[index]:
-            ours[f"lm_head.projections.{index}.weight"] = old.take(shapes[index], f"crit.out_projs.{index}")
+            (ours[f"lm_head.projections.{index}.weight"],) = old.take(shapes[index], f"crit.out_projs.{index}")
     return ours
 
 
 def _named(names: Iterable[str], weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return dict(zip(names, weights, strict=False))
-
-
-def _split(tables: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
-    """The rows of each cluster, in storages of their own."""
-    return [rows.clone() for table in tables for rows in table.split(sizes)]
 
 
 __all__ = ["translate_weights", "without_prefix"]

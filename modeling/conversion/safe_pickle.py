@@ -126,9 +126,13 @@ class PickleReader:
         self.stack: list = []
         self.marks: list[list] = []
         self.memo: dict[int, Any] = {}
-        start, operations = self.position, OPERATIONS
+        start, operations, data = self.position, OPERATIONS, self.data
         while True:
-            operation = operations.get(code := self.number(1))
+            if self.position >= len(data):
+                self.refuse("the file is cut off")
+            code = data[self.position]
+            operation = operations.get(code)
+            self.position += 1
             self.operations += 1
             if operation is None:
                 self.refuse(f"opcode 0x{code:02x} is none that builds plain data")

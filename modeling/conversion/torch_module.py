@@ -94,6 +94,7 @@ class TorchFile:
         self.close()
 
     def close(self) -> None:
+        self.read_storages.clear()
         if self.zip is not None:
             self.zip.close()
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -16,6 +17,16 @@ SMALL = (
     "--hidden-size 32 --layers 2 --heads 2 --mem-len 16 --segment-length 8 --batch-size 4 --steps 3 --warmup-steps 1"
 )
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 20
+
+
+def commands(group: typer.Typer) -> list[list[str]]:
+    """All commands, and those of its groups, as they are typed."""
+    named = typer.main.get_command(group).commands.items()
+    return [
+        words
+        for name, command in named
+        for words in [[name], *([name, sub] for sub in getattr(command, "commands", {}))]
+    ]
 
 
 def run(*arguments: str):
@@ -162,9 +173,7 @@ def test_compare_refuses_an_unknown_variant(text_file: Path, tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["train"], ["evaluate"], ["generate"], ["compare"], ["report"], ["tokenizer", "train"]]
-)
+@pytest.mark.parametrize("command", [[], *commands(app)], ids=" ".join)
 def test_help_answers_without_importing_torch(tmp_path: Path, command: list[str]):
     """By the name of the script: it is how the package knows that it is the command line."""
     script = tmp_path / "transformers-xl"

@@ -4,6 +4,7 @@ import collections
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import types
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from typer.testing import CliRunner
 
 from transformers_xl.cli.main import app
+from transformers_xl.modeling.conversion.original import HYPER_PARAMETERS
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
 HF_FOLDER, ORIGINAL = GOLDEN / "legacy_hf_checkpoint", GOLDEN / "legacy_txl_checkpoint"
@@ -92,6 +94,42 @@ def test_a_folder_of_transformers(tmp_path: Path):
     assert json.loads((tmp_path / "out" / "config.json").read_text()).get("tokenizer_class") is None
 
 
+def test_it_is_evaluated_and_its_words_are_parted_as_the_text_is(tmp_path: Path):
+    """The way of docs/migrating.md: words at spaces, `<eos>` at line ends, other lengths than those of training."""
+    text = tmp_path / "test.txt"
+    text.write_text("the boat came home .\n\nthe wall , the boy and the town .\n" * 4)
+    (tmp_path / "hyper.json").write_text(json.dumps({"mem_len": 9, "clamp_len": 4, "same_length": True, "tgt_len": 3}))
+    for source, options in (
+        (ORIGINAL / "model.pt", ["--config", tmp_path / "hyper.json"]),
+        (HF_FOLDER, ["--split", "spaces"]),
+    ):
+        code, output = run(source, tmp_path / "out", "--overwrite", *options)
+        assert code == 0, output
+        arguments = ["evaluate", tmp_path / "out", "--text", text, "--batch-size", 2, "--json"]
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.output
+        score = json.loads(result.output[result.output.index("{") :])["with_memory"]
+        assert score["tokens"] == 4 * (5 + 9 + 3) - 1  # words and line ends, all but the first of the text
+        assert score["nats"] > 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.mem_len == 8
+
+
+def test_the_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (Path(__file__).parent.parent.parent / "docs" / "migrating.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wt103-test.json").write_text(json.dumps({"with_memory": {"nats": 30.0, "tokens": 10}}))
+    shutil.copytree(HF_FOLDER, tmp_path / "path" / "to" / "folder")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    namespace: dict = {}
+    for block in blocks:
+        exec(compile(block, "migrating.md", "exec"), namespace)
+    assert (tmp_path / "new-folder" / "model.safetensors").is_file()
+    assert namespace["perplexity"] == pytest.approx(20.0855, abs=1e-3)
+    assert set(HYPER_PARAMETERS) <= set(page.replace("`", " ").replace(".", " ").split())
+
+
 def test_a_classifier_stays_one(tmp_path: Path):
     source = tmp_path / "source"
     source.mkdir()
@@ -162,6 +200,7 @@ class Attack:
         (("{good}", "{out}", "--config", "{wrong}"), "mem_length"),
         (("{hf}", "{out}", "--config", "{hyper}"), "own config.json"),
         (("{good}", "{out}", "--cluster-order", "backwards"), "cluster_order"),
+        (("{good}", "{out}", "--split", "words"), "split"),
         (("{good}", "{full}"), "not empty"),
         (("{empty}", "{out}"), "without model.pt"),
         (("{other}", "{out}"), "bert"),

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    pipeline,
 )
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM, TransformerXLModel
@@ -173,6 +174,42 @@ def test_safetensors_whole_and_in_pieces(folder: Path):
     torch.testing.assert_close(model(IDS).logits, SCORES, **BOUNDS)
 
 
+def test_a_repository_in_the_cache(tmp_path: Path):
+    """As the Hub's client lays it out: a name, a branch and a commit, without the network."""
+    repository = tmp_path / "models--org--old"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    shutil.copytree(FOLDER, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    here = {"cache_dir": tmp_path, "local_files_only": True}
+    for kwargs in (here, here | {"revision": "0" * 40}):
+        model = AutoModelForCausalLM.from_pretrained("org/old", **kwargs)
+        torch.testing.assert_close(model(IDS).logits, SCORES, **BOUNDS)
+        assert model.name_or_path == "org/old"
+        assert AutoTokenizer.from_pretrained("org/old", **kwargs)("the boat")["input_ids"] == [1, 12]
+    with pytest.raises(OSError, match="files"):
+        AutoModelForCausalLM.from_pretrained("org/old", cache_dir=tmp_path, local_files_only=True, revision="other")
+
+
+def test_a_base_model(folder: Path):
+    """Its weights have no `transformer.` before them, and no softmax."""
+    weights = {name.removeprefix("transformer."): weight for name, weight in old_weights().items()}
+    whole = AutoModelForCausalLM.from_pretrained(folder)
+    torch.save({name: weight for name, weight in weights.items() if not name.startswith("crit.")},
+               folder / "pytorch_model.bin")  # fmt: skip
+    model, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values())
+    torch.testing.assert_close(model(IDS).last_hidden_state, whole.model(IDS).last_hidden_state)
+
+
+def test_a_pipeline(folder: Path):
+    for name in ("vocab.pkl", "tokenizer_config.json"):
+        shutil.copy(FOLDER / name, folder)
+    write = pipeline("text-generation", model=str(folder), device="cpu")
+    answer = write("the boat came", max_new_tokens=5, do_sample=False)[0]["generated_text"]
+    assert answer.startswith("the boat came")
+
+
 def test_a_classifier(folder: Path):
     """Its head has a name of its own, and there is no softmax."""
     weights = {name: weight for name, weight in old_weights().items() if not name.startswith("crit.")}
@@ -188,11 +225,10 @@ def test_a_classifier(folder: Path):
     torch.testing.assert_close(model(IDS).logits, expected)
 
 
-def test_loading_copies_no_embedding(folder: Path):
-    """A checkpoint of a gigabyte is mapped into memory, not held twice."""
+def test_the_file_may_be_written_anew(folder: Path):
+    """It is mapped into memory while it is read, and not held by the model, whose tied weights are one."""
     model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.save({"other": torch.ones(5000)}, folder / "pytorch_model.bin")
+    torch.testing.assert_close(model(IDS).logits, SCORES, **BOUNDS)
     tied = model.lm_head.clusters[1].weight
     assert tied.data_ptr() == model.model.embed_tokens.tables[1].weight.data_ptr()
-    with open("/proc/self/maps") as maps:
-        ranges = [line.split()[0].split("-") for line in maps if str(folder / "pytorch_model.bin") in line]
-    assert any(int(start, 16) <= tied.data_ptr() < int(end, 16) for start, end in ranges)
