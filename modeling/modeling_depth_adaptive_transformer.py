@@ -175,7 +175,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
             return super().predict(outputs, logits_to_keep)
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
         exit_layers = slice_logits_to_keep(outputs.exit_layers[..., None], logits_to_keep).squeeze(-1)
-        logits = hidden_states.new_zeros(*exit_layers.shape, self.lm_head.out_features)
+        logits = hidden_states.new_zeros(*exit_layers.shape, self.config.vocab_size)
         for number in range(1, self.config.num_hidden_layers + 1):
             here = exit_layers == number
             if torch.compiler.is_compiling():  # a graph has no shapes that depend on values
@@ -260,7 +260,8 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         if logits is not None or self.exit_classifiers is None:
             return token_nats(self.lm_head, path.last_hidden_state, targets, logits)
         left = [targets.where(path.exit_layers == n, -100) for n in range(1, self.config.num_hidden_layers + 1)]
-        return sum(token_nats(self.classifier(n), path.last_hidden_state, t) for n, t in enumerate(left, start=1))
+        nats = [token_nats(self.classifier(n), path.last_hidden_state, each) for n, each in enumerate(left, start=1)]
+        return torch.stack(nats).sum(0)
 
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What the classifier of each layer reads, of a call at full depth with its hidden states."""

@@ -57,13 +57,13 @@ class AdaptiveEmbedding(nn.Module):
         return sum(table.num_embeddings for table in self.tables)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embeddings = None
+        embeddings = input_ids.new_zeros((), dtype=self.tables[0].weight.dtype)
         for index, (start, table) in enumerate(zip(self.starts, self.tables, strict=True)):
             # every cluster looks at every id, so that no shape depends on the ids: a graph is compiled once
             rows = table((input_ids - start).clamp(0, table.num_embeddings - 1))
             if self.projections:
                 rows = self.projections[min(index, len(self.projections) - 1)](rows)
-            embeddings = rows if embeddings is None else torch.where((input_ids >= start)[..., None], rows, embeddings)
+            embeddings = torch.where((input_ids >= start)[..., None], rows, embeddings)
         return embeddings * math.sqrt(self.embedding_dim)
 
 
