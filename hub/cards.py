@@ -7,12 +7,21 @@ also as https://huggingface.co/docs/hub/eval-results has them.
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import (
+    EvalResult,
+    EvalResultEntry,
+    ModelCard,
+    ModelCardData,
+    eval_result_entries_to_yaml,
+    hf_hub_download,
+)
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import yaml_dump
 
 from transformers_xl.hub.measurements import (
@@ -21,6 +30,7 @@ from transformers_xl.hub.measurements import (
     Measurements,
     Text,
     Training,
+    known_measurements,
     read_measurements,
     write_text,
 )
@@ -41,8 +51,13 @@ AUTO_CLASSES = {
     "feature-extraction": "AutoModel",
 }
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+OWN = {
+    "license", "language", "base_model", "datasets", "library_name", "pipeline_tag", "tags", "metrics", "model_name",
+    "model-index",
+}  # fmt: skip
 RESULTS = ".eval_results"
 METRIC = "bits_per_byte"
+EMPTY = "[More Information Needed]"  # in the template of huggingface_hub
 MARK = re.compile(r"\n<!-- Written by transformers-xl, sha256 of the above: ([0-9a-f]{64}) -->\n\Z")
 
 
@@ -85,8 +100,8 @@ def model_card(folder: Path, name: str | None = None, choices: Choices | None = 
         )
     data = _metadata(folder, name, config, variant, measured, choices or Choices())
     text = _text(folder, name, config, variant, measured, data)
-    content = f"---\n{data.to_yaml()}\n---\n\n{text}"
-    return ModelCard(f"{content}\n<!-- Written by transformers-xl, sha256 of the above: {_digest(content)} -->\n")
+    mark = f"<!-- Written by transformers-xl, sha256 of the above: {_digest(text)} -->"
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n{mark}\n")
 
 
 def write_card(
@@ -112,10 +127,33 @@ def write_card(
 
 
 def written_by_us(readme: Path) -> bool:
-    """Whether nobody has written or changed the file since."""
-    content = readme.read_text(encoding="utf-8")
-    mark = MARK.search(content)
-    return mark is not None and mark[1] == _digest(content[: mark.start()])
+    """Whether nobody has changed the text since; metadata may have been added, which a new card keeps."""
+    text = ModelCard.load(readme, ignore_metadata_errors=True).text
+    mark = MARK.search(text)
+    return mark is not None and mark[1] == _digest(text[: mark.start()])
+
+
+def card_for_push(folder: Path, repo_id: str, origin: str, token: str | bool | None = None) -> None:
+    """Put a card into `folder`, the saved model that a push is about to send, in the place of the library's empty one, or of
+    one of ours, which may be of other weights.
+
+    The figures are those of the folder `origin`, that the model was loaded from, or of the repository, if they are of the
+    same weights.
+    """
+    readme = folder / "README.md"
+    if readme.exists() and not written_by_us(readme) and EMPTY not in readme.read_text(encoding="utf-8"):
+        return
+    sources = [Path(origin) / FILE] if origin else []
+    try:
+        sources.append(Path(hf_hub_download(repo_id, FILE, token=token)))
+    except (EntryNotFoundError, RepositoryNotFoundError):
+        pass  # a first push
+    for source in sources:
+        if source.is_file() and not (folder / FILE).exists():
+            shutil.copyfile(source, folder / FILE)
+            if known_measurements(folder) is None:
+                (folder / FILE).unlink()
+    write_card(folder, repo_id, overwrite=True)
 
 
 def result_entries(folder: Path) -> list[EvalResultEntry]:
@@ -166,6 +204,7 @@ def _metadata(
     tags += ["segment-memory"] if variant.memory != "none" else []
     tags += ["custom_code"] if "auto_map" in config else []
     task = _task(config)
+    added = {key: value for key, value in kept.to_dict().items() if key not in OWN}
     return ModelCardData(
         license=choices.license or kept.license,
         language=choices.language or kept.language,
@@ -177,6 +216,7 @@ def _metadata(
         metrics=[METRIC] if evaluations else None,
         model_name=name,
         eval_results=[_result(each, task) for each in evaluations] or None,
+        **added,
     )
 
 
@@ -258,37 +298,59 @@ def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
 
 
 def _data(measured: Measurements | None) -> str:
-    texts: list[tuple[str, str, Text]] = []
+    texts: dict[Text, tuple[str, str]] = {}
     if measured and measured.training and measured.training.data:
-        texts.append(("training", "training.data", measured.training.data))
+        texts[measured.training.data] = ("Training", "training.data")
     for index, each in enumerate(measured.evaluations if measured else ()):
-        if each.data not in [text for _, _, text in texts]:
-            texts.append(("evaluation", f"evaluations[{index}].data", each.data))
-    if not texts:
-        return "Not recorded."
-    rows = [
-        (use, _cell(text.name), _number(text.bytes), _number(text.tokens), f"`{text.sha256}`", text.sha256_of,
-         _cell(f"{text.dataset}, revision {text.revision or 'not recorded'}" if text.dataset else "none"), _source(key))
-        for use, key, text in texts
-    ]  # fmt: skip
-    return _table(("Use", "Text", "Bytes", "Tokens", "sha256", "of its", "Data set on the Hub", "Source"), rows)
+        texts.setdefault(each.data, ("Evaluation", f"evaluations[{index}].data"))
+    rows = []
+    for text, (use, key) in texts.items():
+        values = {
+            "name": _cell(text.name),
+            "bytes": _number(text.bytes),
+            "tokens": _number(text.tokens),
+            "sha256": f"`{text.sha256}` (of its {text.sha256_of})",
+            "dataset": _cell(text.dataset or "none named"),
+            "revision": _cell(text.revision or "not recorded") if text.dataset else None,
+        }
+        rows += [(f"{use}: {name}", value, _source(f"{key}.{name}")) for name, value in values.items() if value]
+    return _table(("", "Value", "Source"), rows) if rows else "Not recorded."
 
 
 def _scores(measured: Measurements | None) -> str:
+    """A column for each evaluation: a row of all lengths would be too wide for a terminal."""
     if measured is None or not measured.evaluations:
         return "Not measured. `transformers-xl evaluate FOLDER --text FILE --record` does it."
-    heads = ("Text", "Memory", "Bits per byte", "mem_len", "by layer", "segment_length", "same_length", "clamp_len",
-             "Lanes", "Bytes", "Tokens per second", "dtype, device", "Source")  # fmt: skip
-    rows = []
-    for index, each in enumerate(measured.evaluations):
+    columns = []
+    for each in measured.evaluations:
         lengths = each.lengths
-        rows.append(
-            (_cell(each.data.name), "with" if each.memory else "without", f"{each.bits_per_byte:.4f}",
-             _number(lengths.mem_len), _by_layer(lengths.layer_mem_lens), _number(lengths.segment_length),
-             str(lengths.same_length), _clamp(lengths.clamp_len), _number(lengths.lanes), _number(each.bytes),
-             _number(round(each.tokens_per_second)), _cell(f"{each.dtype}, {each.device}"),
-             _source(f"evaluations[{index}]"))
-        )  # fmt: skip
+        columns.append(
+            {
+                "data.name": _cell(each.data.name),
+                "memory": "with" if each.memory else "without",
+                "bits_per_byte": f"**{each.bits_per_byte:.4f}**",
+                "bytes": _number(each.bytes),
+                "lengths.segment_length": _number(lengths.segment_length),
+                "lengths.mem_len": _number(lengths.mem_len),
+                "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
+                "lengths.same_length": str(lengths.same_length),
+                "lengths.clamp_len": _clamp(lengths.clamp_len),
+                "lengths.lanes": _number(lengths.lanes),
+                "tokens_per_second": _number(round(each.tokens_per_second)),
+                "dtype": each.dtype,
+                "device": _cell(each.device),
+            }
+        )
+    heads = ["", *(f"i = {index}" for index in range(len(columns))), "Source"]
+    names = {"data.name": "text"}
+    rows = [
+        (
+            names.get(key, key.replace("lengths.", "")),
+            *(column[key] for column in columns),
+            _source(f"evaluations[i].{key}"),
+        )
+        for key in columns[0]
+    ]
     note = "Lengths are in tokens. Every lane begins without memory, and the first token of the text is not predicted."
     return f"{_table(heads, rows)}\n\n{note}"
 
@@ -385,8 +447,8 @@ def _unique(values: Iterable[str | None]) -> list[str]:
     return list(dict.fromkeys(value for value in values if value))
 
 
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode("utf-8")).hexdigest()
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.strip().encode("utf-8")).hexdigest()
 
 
-__all__ = ["Choices", "model_card", "result_entries", "write_card", "written_by_us"]
+__all__ = ["Choices", "card_for_push", "model_card", "result_entries", "write_card", "written_by_us"]

@@ -105,8 +105,8 @@ class RunCards(Trainer):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Write README.md into `output_dir`: the variant, and what the run measured. One that was written by hand is kept, with
-        a warning.
+        """Write README.md into `output_dir`: the variant, and what the run measured. One that was written by hand is
+        kept, with a warning.
 
         Args:
             language, license, tags, model_name: as in transformers.
