@@ -79,7 +79,8 @@ def _compare(variants: dict, chosen: list[str], texts: list[Path], output: Path,
                 f"{name}: {model.num_parameters():,} parameters in training, feed-forward of {intermediate_size}"
             )
             summed = getattr(model, "auxiliary", None) is not None
-            training = fit(model, stream, arguments, folder)
+            log = fit(model, stream, arguments, folder).state.log_history
+            seconds = next(row["train_runtime"] for row in log if "train_runtime" in row)
             scores = score(model, held_out, eval_lanes)
             runs.append(
                 {
@@ -88,9 +89,10 @@ def _compare(variants: dict, chosen: list[str], texts: list[Path], output: Path,
                     "parameters": model.num_parameters(),
                     "intermediate_size": intermediate_size,
                     "bits_per_byte": {kind: result.bits_per_byte for kind, result in scores.items()},
-                    "tokens_per_second": arguments["steps"] * tokens_per_step / training["train_seconds"],
+                    "tokens_per_second": arguments["steps"] * tokens_per_step / seconds,
                     "seconds_per_generated_token": seconds_per_token(model, held_out),
-                    **training,
+                    "train_seconds": seconds,
+                    "log": log,
                 }
             )
         result = {

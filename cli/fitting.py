@@ -61,8 +61,8 @@ def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: 
     return variant.causal_lm_class(config)
 
 
-def fit(model, stream: TextStream, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train with memory carried along; the seconds it took, and the log."""
+def fit(model, stream: TextStream, arguments: dict[str, Any], folder: Path) -> MemoryTrainer:
+    """Train with memory carried along."""
     trainer = MemoryTrainer(
         model,
         MemoryTrainingArguments(
@@ -81,9 +81,9 @@ def fit(model, stream: TextStream, arguments: dict[str, Any], folder: Path) -> d
         ),
         train_dataset=stream,
     )
-    seconds = trainer.train().metrics["train_runtime"]
+    trainer.train()
     model.finish_training()
-    return {"train_seconds": seconds, "log": trainer.state.log_history}
+    return trainer
 
 
 def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:

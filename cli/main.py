@@ -5,6 +5,7 @@ Commands import torch and transformers when they run, not when they are listed: 
 
 import typer
 
+from transformers_xl.cli.card import card
 from transformers_xl.cli.compare import compare
 from transformers_xl.cli.convert import convert
 from transformers_xl.cli.evaluate import evaluate
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, evaluate, generate, compare, convert, recl, context_curve, speed, push, report):
+for command in (train, evaluate, generate, compare, convert, recl, context_curve, speed, card, push, report):
     app.command(no_args_is_help=True)(command)
 app.add_typer(tokenizer, name="tokenizer")
 

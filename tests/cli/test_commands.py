@@ -52,11 +52,11 @@ def model_folder(text_file: Path) -> Path:
 def test_train_writes_a_folder_for_the_hub(model_folder: Path):
     names = {path.name for path in model_folder.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors"} <= names
-    assert {"tokenizer.json", "training_metrics.json"} <= names
+    assert {"tokenizer.json", "training_metrics.json", "README.md"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pkl", ".pt"))]
     metrics = json.loads((model_folder / "training_metrics.json").read_text())
-    assert set(metrics["held_out_bits_per_byte"]) == {"with_memory", "without_memory"}
-    assert metrics["arguments"]["mem_len"] == 16
+    assert [each["memory"] for each in metrics["evaluations"]] == [True, False]
+    assert metrics["training"]["arguments"]["mem_len"] == 16
     model, tokenizer = (cls.from_pretrained(model_folder) for cls in (AutoModelForCausalLM, AutoTokenizer))
     assert model.config.mem_len == 16
     assert model.generate(**tokenizer("It was", return_tensors="pt"), max_new_tokens=3).shape == (1, 9)
