@@ -53,7 +53,7 @@ def mistral(arguments: dict[str, Any], intermediate_size: int) -> MistralForCaus
     return MistralForCausalLM(config)
 
 
-def _tokens() -> dict[str, int]:
+def _tokens() -> dict[str, Any]:
     tokenizer = ByteTokenizer()
     return {
         "vocab_size": len(tokenizer),

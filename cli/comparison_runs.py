@@ -29,6 +29,7 @@ from transformers_xl.cli.fitting import build_model, fit, read_texts
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import remembers, score_windows
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
+from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 Builder = Callable[[dict[str, Any], int], PreTrainedModel]
@@ -94,8 +95,9 @@ def inner_widths(arguments: dict[str, Any], names: list[str]) -> tuple[dict[str,
 
 def _count(model: PreTrainedModel) -> int:
     """Parameters without what exists in training only."""
-    if hasattr(model, "finish_training"):
-        model.finish_training()
+    finish: Callable[[], None] | None = getattr(model, "finish_training", None)
+    if finish is not None:
+        finish()
     return model.num_parameters()
 
 
@@ -160,11 +162,12 @@ def run(
     }
 
 
-def stream_for(model: PreTrainedModel, stream, arguments: dict[str, Any]):
+def stream_for(model: PreTrainedModel, stream: TextStream, arguments: dict[str, Any]) -> TextStream | WindowStream:
     """What a model is trained on: the stream, or the same segments, with a context where the model can read one."""
-    if model.config.model_type not in BASELINES:
+    window = longest_window(model)
+    if window is None or model.config.model_type not in BASELINES:
         return stream
-    return WindowStream(stream, longest_window(model) - arguments["segment_length"])
+    return WindowStream(stream, window - arguments["segment_length"])
 
 
 def visible(model: PreTrainedModel, arguments: dict[str, Any]) -> int:

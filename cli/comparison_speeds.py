@@ -16,6 +16,7 @@ from transformers_xl.cli.comparison_runs import builders, stream_for, versions, 
 from transformers_xl.cli.fitting import read_texts
 from transformers_xl.evaluation.context_curve import remembers
 from transformers_xl.evaluation.speed import take_turns
+from transformers_xl.streams.text_stream import TextStream
 
 
 class TokenTimes(BaseStreamer):
@@ -62,13 +63,13 @@ def speeds(
     build, device = builders(), "cuda" if torch.cuda.is_available() else "cpu"
     steps, times = {}, {}
     for name, width in widths.items():
-        steps[name] = training_step(build[name](arguments, width).to(device), stream, arguments)
+        steps[name] = training_step(build[name](arguments, width).to(device=device), stream, arguments)
         times[name] = TokenTimes()
     seconds = take_turns(steps, turns)
     del steps
     writers = {}
     for name in widths:
-        model = AutoModelForCausalLM.from_pretrained(models / name).to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(models / name).to(device=device).eval()
         writers[name] = writer(model, held_out, arguments, times[name])
     take_turns(writers, turns)
     tokens = stream.lanes * stream.segment_length
@@ -86,7 +87,7 @@ def speeds(
     }
 
 
-def training_step(model: PreTrainedModel, stream, arguments: dict[str, Any]) -> Callable[[], None]:
+def training_step(model: PreTrainedModel, stream: TextStream, arguments: dict[str, Any]) -> Callable[[], None]:
     """A whole optimizer step on one batch, behind a full memory or context. At a learning rate of 0 all turns are alike."""
     data = stream_for(model, stream, arguments)
     segments = min(stream.segments, 1 + -(-arguments["mem_len"] // stream.segment_length))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from transformers_xl.evaluation.recl import recl
+from transformers_xl.evaluation.recl import RECL, recl
 
 MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")
 RUN_FIELDS = {
@@ -110,9 +110,9 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
     return dict(sorted(rows.items(), key=lambda row: statistics.mean(row[1]["with_context"])))
 
 
-def _recl(runs: list[dict[str, Any]]) -> dict[tuple[str, int], Any]:
+def _recl(runs: list[dict[str, Any]]) -> dict[tuple[str, int], RECL]:
     """RECL by model and seed; the models of one seed are a group."""
-    lengths = {}
+    lengths: dict[tuple[str, int], RECL] = {}
     for seed in {run["seed"] for run in runs}:
         group = {}
         for run in runs:
