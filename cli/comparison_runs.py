@@ -27,7 +27,7 @@ from transformers_xl.cli.baselines import BASELINES, WindowStream
 from transformers_xl.cli.common import import_models, written_whole
 from transformers_xl.cli.fitting import build_model, fit, read_texts
 from transformers_xl.evaluation.bits_per_byte import score_text
-from transformers_xl.evaluation.context_curve import remembers, score_windows
+from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
@@ -182,11 +182,11 @@ def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, arguments: 
     """Bits per byte of the held-out text: segments alone, and with a memory, or with a context that is read anew."""
     segment_length = arguments["segment_length"]
     alone = score_text(model, held_out, segment_length, lanes, memory=False)
-    if remembers(model):
+    window, context = longest_window(model), visible(model, arguments)
+    if window is None:  # a memory
         known = score_text(model, held_out, segment_length, lanes)
     else:
-        context = visible(model, arguments)
-        known = score_windows(model, held_out, context, longest_window(model) - context, lanes)
+        known = score_windows(model, held_out, context, window - context, lanes)
     return {"with_context": known.bits_per_byte, "without_context": alone.bits_per_byte}
 
 

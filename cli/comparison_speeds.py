@@ -114,7 +114,7 @@ def training_step(model: PreTrainedModel, stream: TextStream, arguments: dict[st
     return step
 
 
-def writer(model: PreTrainedModel, held_out: np.ndarray, arguments: dict[str, Any], times: TokenTimes) -> Callable:
+def writer(model: Any, held_out: np.ndarray, arguments: dict[str, Any], times: TokenTimes) -> Callable:
     """Half a segment of tokens, behind all that the model can see."""
     count = max(2, arguments["segment_length"] // 2)
     prompt = torch.from_numpy(held_out[None, : visible(model, arguments)].astype(np.int64)).to(model.device)
