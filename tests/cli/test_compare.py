@@ -94,6 +94,22 @@ def test_a_comparison_goes_on(text: Path, copied: Path):
         assert new[name] == old[name]
 
 
+def test_speeds_need_the_trained_models(text: Path, copied: Path):
+    """They can be left out; then the files are what they were, and nothing is trained."""
+    shutil.rmtree(copied / "models")
+    before = files(copied)
+    result = compare(text, copied)
+    assert result.exit_code == 2
+    assert "is missing" in result.stderr
+    assert "--no-speeds" in result.stderr
+    assert files(copied) == before
+    result = compare(text, copied, "--no-speeds")
+    assert result.exit_code == 0, result.output
+    after = files(copied)
+    assert {name for name in before if after[name] != before[name]} == {"compare.md", "compare.png"}
+    assert after.keys() == before.keys()
+
+
 def test_what_was_done_is_kept_when_a_run_fails(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def killed(function, name, seed, *arguments):
         if name == "gpt2":
