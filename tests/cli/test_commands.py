@@ -146,33 +146,6 @@ def test_overwrite_replaces_the_folder(text_file: Path, tmp_path: Path):
     assert not (folder / "old.txt").exists()
 
 
-def test_compare_is_on_equal_terms(text_file: Path, tmp_path: Path):
-    sizes = [option for option in SMALL.split() if option not in ("--warmup-steps", "1")]
-    variants = ["--variant", "gtrxl", "--variant", "transformer_xl", "--variant", "vanilla_transformer"]
-    result = run("compare", text_file, "-o", tmp_path / "out", *variants, *sizes)
-    assert result.exit_code == 0, result.output
-    data = json.loads((tmp_path / "out/compare.json").read_text())
-    assert [row["variant"] for row in data["runs"]] == ["gtrxl", "transformer_xl", "vanilla_transformer"]
-    reference = data["runs"][1]
-    assert data["runs"][0]["intermediate_size"] == 32  # its gates are the largest: the others get wider feed-forwards
-    for row in data["runs"]:
-        assert abs(row["parameters"] / reference["parameters"] - 1) < 0.01
-        assert row["seconds_per_generated_token"] > 0
-        remembers = row["variant"] != "vanilla_transformer"
-        assert set(row["bits_per_byte"]) == ({"with_memory"} if remembers else set()) | {"without_memory"}
-    table = (tmp_path / "out/compare.md").read_text()
-    assert table in result.output
-    assert table.count("\n") == 5
-    assert (tmp_path / "out/compare.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_compare_refuses_an_unknown_variant(text_file: Path, tmp_path: Path):
-    result = run("compare", text_file, "-o", tmp_path / "out", "--variant", "lstm", "--steps", 1)
-    assert result.exit_code == 2
-    assert "lstm" in result.output
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("command", [[], *commands(app)], ids=" ".join)
 def test_help_answers_without_importing_torch(tmp_path: Path, command: list[str]):
     """By the name of the script: it is how the package knows that it is the command line."""

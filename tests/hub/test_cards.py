@@ -1,4 +1,4 @@
-"""Cards: every figure is in the file that it names, the client's own validators take them, and what is no figure is refused."""
+"""Cards: every figure is in the file that it names, the client's own validators take them, and no other is taken."""
 
 import json
 import re
