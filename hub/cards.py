@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from huggingface_hub import (
     eval_result_entries_to_yaml,
     hf_hub_download,
 )
-from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import yaml_dump
 
 from transformers_xl.hub.measurements import (
@@ -134,8 +135,8 @@ def written_by_us(readme: Path) -> bool:
 
 
 def card_for_push(folder: Path, repo_id: str, origin: str, token: str | bool | None = None) -> None:
-    """Put a card into `folder`, the saved model that a push is about to send, in the place of the library's empty one, or of
-    one of ours, which may be of other weights.
+    """Put a card into `folder`, the saved model that a push is about to send, in the place of the library's empty one, or
+    of one of ours, which may be of other weights.
 
     The figures are those of the folder `origin`, that the model was loaded from, or of the repository, if they are of the
     same weights.
@@ -144,10 +145,8 @@ def card_for_push(folder: Path, repo_id: str, origin: str, token: str | bool | N
     if readme.exists() and not written_by_us(readme) and EMPTY not in readme.read_text(encoding="utf-8"):
         return
     sources = [Path(origin) / FILE] if origin else []
-    try:
+    with suppress(EntryNotFoundError):  # a first push
         sources.append(Path(hf_hub_download(repo_id, FILE, token=token)))
-    except (EntryNotFoundError, RepositoryNotFoundError):
-        pass  # a first push
     for source in sources:
         if source.is_file() and not (folder / FILE).exists():
             shutil.copyfile(source, folder / FILE)
@@ -257,11 +256,11 @@ def _text(
     architecture = (config.get("architectures") or [variant.model_class.__name__])[0]
     sections = {
         "": f"# {name}\n\nA `{architecture}`. {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
-        "Use": _use(name, data.pipeline_tag, "auto_map" in config, variant),
+        "Use": _use(name, _task(config), "auto_map" in config, variant),
         "Sizes": _table(
             ("", "Value", "Source"),
             [(f"`{key}`", _number(config[key]), _source(key, "config.json")) for key in SIZES if key in config]
-            + [("Parameters", *_measured(measured and measured.parameters, "parameters"))],
+            + [("Parameters", *_measured(measured.parameters if measured else None, "parameters"))],
         ),
         "Data": _data(measured),
         "Bits per byte": _scores(measured),
