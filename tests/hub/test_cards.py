@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import HfApi, ModelCard, parse_eval_result_entries
 from huggingface_hub.repocard_data import ModelCardData, eval_results_to_model_index, model_index_to_eval_results
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
@@ -398,7 +398,7 @@ def test_the_card_is_shown_in_the_terminal(folder: Path, tmp_path: Path):
     assert "`model_type`='gpt2' is none of this package" in " ".join(run("card", tmp_path / "empty").output.split())
 
 
-def test_a_model_that_is_pushed_brings_its_card(hub, folder: Path, tmp_path: Path):
+def test_a_model_that_is_pushed_brings_its_card(hub, folder: Path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.push_to_hub(REPO, tags=["mine"])
     card = ModelCard(hub.files(REPO)["README.md"].decode())
@@ -415,8 +415,7 @@ def test_a_model_that_is_pushed_brings_its_card(hub, folder: Path, tmp_path: Pat
     card = ModelCard(hub.files(REPO)["README.md"].decode())
     assert "Not measured." in card.text
     assert "model-index" not in card.data.to_dict()
-    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# My own\n")
-    ModelCard.load(tmp_path / "README.md").push_to_hub(REPO)
+    HfApi().upload_file(path_or_fileobj=b"# My own\n", path_in_repo="README.md", repo_id=REPO)
     model.push_to_hub(REPO)
     assert b"# My own" in hub.files(REPO)["README.md"]
 
