@@ -56,7 +56,7 @@ def evaluation_of(
     assert score.seconds is not None  # `score_text` has measured it
     return Evaluation(
         data=data,
-        lengths=lengths_of(model.config, lanes, segment_length, memory),
+        lengths=lengths_of(model, lanes, segment_length, memory),
         memory=memory,
         bits_per_byte=score.bits_per_byte,
         nats=score.nats,

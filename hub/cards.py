@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +21,14 @@ from huggingface_hub import (
     eval_result_entries_to_yaml,
     hf_hub_download,
 )
-from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import yaml_dump
 
+from transformers_xl.hub.card_text import card_text, listed, task_of, unique
 from transformers_xl.hub.measurements import (
     FILE,
     Evaluation,
     Measurements,
-    Text,
-    Training,
     known_measurements,
     read_measurements,
     write_text,
@@ -39,19 +37,6 @@ from transformers_xl.modeling.auto import VARIANTS, Variant
 
 # the Hub shows the code of this library, and counts its downloads: it is what loads the model, with or without our package
 LIBRARY = "transformers"
-TASKS = {
-    "ForCausalLM": "text-generation",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "Model": "feature-extraction",
-}
-AUTO_CLASSES = {
-    "text-generation": "AutoModelForCausalLM",
-    "text-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "feature-extraction": "AutoModel",
-}
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 OWN = {
     "license", "language", "base_model", "datasets", "library_name", "pipeline_tag", "tags", "metrics", "model_name",
     "model-index",
@@ -100,7 +85,7 @@ def model_card(folder: Path, name: str | None = None, choices: Choices | None = 
             f"{folder / FILE}: `variant`={measured.variant!r}, but config.json has {config['model_type']!r}: measure again."
         )
     data = _metadata(folder, name, config, variant, measured, choices or Choices())
-    text = _text(folder, name, config, variant, measured, data)
+    text = card_text(folder, name, config, variant, measured, data)
     mark = f"<!-- Written by transformers-xl, sha256 of the above: {_digest(text)} -->"
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n{mark}\n")
 
@@ -145,7 +130,7 @@ def card_for_push(folder: Path, repo_id: str, origin: str, token: str | bool | N
     if readme.exists() and not written_by_us(readme) and EMPTY not in readme.read_text(encoding="utf-8"):
         return
     sources = [Path(origin) / FILE] if origin else []
-    with suppress(EntryNotFoundError, RepositoryNotFoundError):  # a first push
+    with suppress(EntryNotFoundError):  # a first push
         sources.append(Path(hf_hub_download(repo_id, FILE, token=token)))
     for source in sources:
         if source.is_file() and not (folder / FILE).exists():
@@ -198,11 +183,11 @@ def _metadata(
     texts = [each.data for each in evaluations]
     if measured and measured.training and measured.training.data:
         texts.insert(0, measured.training.data)
-    datasets = _unique([*(text.dataset for text in texts), *choices.datasets, *_listed(kept.datasets)])
+    datasets = unique([*(text.dataset for text in texts), *choices.datasets, *listed(kept.datasets)])
     tags = ["transformers-xl", config["model_type"]]
     tags += ["segment-memory"] if variant.memory != "none" else []
     tags += ["custom_code"] if "auto_map" in config else []
-    task = _task(config)
+    task = task_of(config)
     added = {key: value for key, value in kept.to_dict().items() if key not in OWN}
     return ModelCardData(
         license=choices.license or kept.license,
@@ -211,7 +196,7 @@ def _metadata(
         datasets=datasets or None,
         library_name=LIBRARY,
         pipeline_tag=task,
-        tags=_unique([*tags, *choices.tags, *_listed(kept.tags)]),
+        tags=unique([*tags, *choices.tags, *listed(kept.tags)]),
         metrics=[METRIC] if evaluations else None,
         model_name=name,
         eval_results=[_result(each, task) for each in evaluations] or None,
@@ -244,186 +229,6 @@ def _result(each: Evaluation, task: str) -> EvalResult:
     )
 
 
-def _text(
-    folder: Path,
-    name: str,
-    config: dict[str, Any],
-    variant: Variant,
-    measured: Measurements | None,
-    data: ModelCardData,
-) -> str:
-    paper = f"[{variant.paper}]({variant.url}), {variant.authors}, {variant.year}"
-    architecture = (config.get("architectures") or [variant.model_class.__name__])[0]
-    sections = {
-        "": f"# {name}\n\nA `{architecture}`. {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
-        "Use": _use(name, data.pipeline_tag, "auto_map" in config, variant),
-        "Sizes": _table(
-            ("", "Value", "Source"),
-            [(f"`{key}`", _number(config[key]), _source(key, "config.json")) for key in SIZES if key in config]
-            + [("Parameters", *_measured(measured and measured.parameters, "parameters"))],
-        ),
-        "Data": _data(measured),
-        "Bits per byte": _scores(measured),
-        "Training": _training(measured.training if measured else None),
-        "Reproduce": _commands(folder, measured),
-        "Licence": f"Weights: {data.license or 'not stated'}."
-        + (" The code beside them: Apache-2.0." if any(folder.glob("*.py")) else ""),
-    }
-    return "\n\n".join(f"## {title}\n\n{body}" if title else body for title, body in sections.items()) + "\n"
-
-
-def _origin(data: ModelCardData) -> str:
-    return f" The training began with {', '.join(_listed(data.base_model))}." if data.base_model else ""
-
-
-def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
-    repo = name if "/" in name else f"you/{name}"
-    auto = AUTO_CLASSES[task]
-    lines = [
-        "import transformers_xl  # pip install transformers-xl",
-        f"from transformers import {', '.join(sorted((auto, 'AutoTokenizer')))}",
-        "",
-        f'model = {auto}.from_pretrained("{repo}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
-    ]
-    if task == "text-generation" and variant.memory != "none":
-        lines += [
-            'first = model(**tokenizer("What came before, ", return_tensors="pt"))',
-            'inputs = tokenizer("and what follows", return_tensors="pt")',
-            "text = model.generate(**inputs, mems=first.mems, max_new_tokens=100)",
-        ]
-    without = "Without the package, leave out the first line and add `trust_remote_code=True`: the code is here."
-    return "```python\n" + "\n".join(lines) + "\n```" + (f"\n\n{without}" if has_code else "")
-
-
-def _data(measured: Measurements | None) -> str:
-    texts: dict[Text, tuple[str, str]] = {}
-    if measured and measured.training and measured.training.data:
-        texts[measured.training.data] = ("Training", "training.data")
-    for index, each in enumerate(measured.evaluations if measured else ()):
-        texts.setdefault(each.data, ("Evaluation", f"evaluations[{index}].data"))
-    rows = []
-    for text, (use, key) in texts.items():
-        values = {
-            "name": _cell(text.name),
-            "bytes": _number(text.bytes),
-            "tokens": _number(text.tokens),
-            "sha256": f"`{text.sha256}` (of its {text.sha256_of})",
-            "dataset": _cell(text.dataset or "none named"),
-            "revision": _cell(text.revision or "not recorded") if text.dataset else None,
-        }
-        rows += [(f"{use}: {name}", value, _source(f"{key}.{name}")) for name, value in values.items() if value]
-    return _table(("", "Value", "Source"), rows) if rows else "Not recorded."
-
-
-def _scores(measured: Measurements | None) -> str:
-    """A column for each evaluation: a row of all lengths would be too wide for a terminal."""
-    if measured is None or not measured.evaluations:
-        return "Not measured. `transformers-xl evaluate FOLDER --text FILE --record` does it."
-    columns = []
-    for each in measured.evaluations:
-        lengths = each.lengths
-        columns.append(
-            {
-                "data.name": _cell(each.data.name),
-                "memory": "with" if each.memory else "without",
-                "bits_per_byte": f"**{each.bits_per_byte:.4f}**",
-                "bytes": _number(each.bytes),
-                "lengths.segment_length": _number(lengths.segment_length),
-                "lengths.mem_len": _number(lengths.mem_len),
-                "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
-                "lengths.same_length": str(lengths.same_length),
-                "lengths.clamp_len": _clamp(lengths.clamp_len),
-                "lengths.lanes": _number(lengths.lanes),
-                "tokens_per_second": _number(round(each.tokens_per_second)),
-                "dtype": each.dtype,
-                "device": _cell(each.device),
-            }
-        )
-    heads = ["", *(f"i = {index}" for index in range(len(columns))), "Source"]
-    names = {"data.name": "text"}
-    rows = [
-        (
-            names.get(key, key.replace("lengths.", "")),
-            *(column[key] for column in columns),
-            _source(f"evaluations[i].{key}"),
-        )
-        for key in columns[0]
-    ]
-    note = "Lengths are in tokens. Every lane begins without memory, and the first token of the text is not predicted."
-    return f"{_table(heads, rows)}\n\n{note}"
-
-
-def _training(training: Training | None) -> str:
-    if training is None:
-        return "Not recorded."
-    lengths = training.lengths
-    values = {
-        "steps": _number(training.steps),
-        "first_step": _number(training.first_step),
-        "seconds": f"{training.seconds:,.1f}",
-        "tokens": _number(training.tokens),
-        "tokens_per_second": _number(training.tokens_per_second and round(training.tokens_per_second)),
-        "loss": "not measured" if training.loss is None else f"{training.loss:.4f} nats, mean over the steps",
-        "learning_rate": f"{training.learning_rate:g}",
-        "seed": str(training.seed),
-        "lengths.segment_length": _number(lengths.segment_length),
-        "lengths.mem_len": _number(lengths.mem_len),
-        "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
-        "lengths.same_length": str(lengths.same_length),
-        "lengths.clamp_len": _clamp(lengths.clamp_len),
-        "lengths.lanes": _number(lengths.lanes),
-        "gradient_accumulation_steps": str(training.gradient_accumulation_steps),
-        "processes": str(training.processes),
-        "dtype": training.dtype,
-        "device": _cell(training.device),
-    }
-    rows = [(key.replace("lengths.", ""), value, _source(f"training.{key}")) for key, value in values.items()]
-    return _table(("", "Value", "Source"), rows)
-
-
-def _commands(folder: Path, measured: Measurements | None) -> str:
-    if measured is None:
-        return "Not recorded."
-    commands = [measured.training.command] if measured.training and measured.training.command else []
-    commands = _unique([*commands, *(each.command for each in measured.evaluations)])
-    parts = ["```\n" + "\n".join(commands) + "\n```"] if commands else []
-    if measured.training and not measured.training.command:
-        told = " Its arguments are in `training_args.json`." if (folder / "training_args.json").is_file() else ""
-        parts.append(f"The training was a script of its own, whose command is not recorded.{told}")
-    versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
-    return "\n\n".join([*parts, f"With {versions} ({_source('versions')})."])
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = list(heads)
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
-
-
-def _measured(value: int | None, key: str) -> tuple[str, str]:
-    return ("not measured", "") if value is None else (_number(value), _source(key))
-
-
-def _source(key: str, file: str = FILE) -> str:
-    return f"`{file}`: `{key}`"
-
-
-def _number(value: float | None) -> str:
-    return "not recorded" if value is None else f"{value:,}"
-
-
-def _by_layer(lengths: tuple[int, ...]) -> str:
-    return f"{lengths[0]:,} each" if len(set(lengths)) == 1 else ", ".join(map(str, lengths))
-
-
-def _clamp(value: int | None) -> str:
-    return "off" if value is None else f"{value:,}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|").replace("\n", " ")
-
-
 def _way(each: Evaluation) -> str:
     memory = f"with a memory of {each.lengths.mem_len}" if each.memory else "without memory"
     return f"{memory}, segments of {each.lengths.segment_length}, {each.lengths.lanes} lanes"
@@ -431,19 +236,6 @@ def _way(each: Evaluation) -> str:
 
 def _words(text: str | None) -> str:
     return re.sub(r"\W+", "_", text or "")
-
-
-def _task(config: dict[str, Any]) -> str:
-    architecture = (config.get("architectures") or ["Model"])[0]
-    return next((task for end, task in TASKS.items() if architecture.endswith(end)), "feature-extraction")
-
-
-def _listed(value: str | list[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or [])
-
-
-def _unique(values: Iterable[str | None]) -> list[str]:
-    return list(dict.fromkeys(value for value in values if value))
 
 
 def _digest(text: str) -> str:

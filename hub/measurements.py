@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
 
 import torch
 import transformers
@@ -130,7 +130,8 @@ def measurements_of(model: PreTrainedModel, folder: Path, **parts: Any) -> Measu
     return Measurements(model.config.model_type, model.num_parameters(), weights_digest(folder), versions, **parts)
 
 
-def lengths_of(config: MemoryConfig, lanes: int, segment_length: int | None = None, memory: bool = True) -> Lengths:
+def lengths_of(model: PreTrainedModel, lanes: int, segment_length: int | None = None, memory: bool = True) -> Lengths:
+    config = cast(MemoryConfig, model.config)
     return Lengths(
         segment_length=segment_length or config.segment_length,
         mem_len=config.mem_len if memory else 0,
@@ -245,7 +246,7 @@ def _parsed(text: str, where: str) -> Measurements:
 
 def _read(kind: Any, value: Any, where: str, key: str) -> Any:
     """`value`, found under `key`, as a `kind`: a data class of this file, or one of the types of its fields."""
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = get_type_hints(kind)
         if not isinstance(value, dict):
             _refuse(where, key, value, f"an object with {', '.join(hints)}")
@@ -256,7 +257,8 @@ def _read(kind: Any, value: Any, where: str, key: str) -> Any:
         for each in fields(kind):
             if each.name not in value:
                 raise ValueError(f"{where}: `{prefix}{each.name}` is missing: train or measure again.")
-        return kind(**{name: _read(hint, value[name], where, prefix + name) for name, hint in hints.items()})
+        found = {name: _read(hint, value[name], where, prefix + name) for name, hint in hints.items()}
+        return cast(Any, kind)(**found)
     if isinstance(kind, UnionType):
         return None if value is None else _read(get_args(kind)[0], value, where, key)
     if get_origin(kind) is tuple:

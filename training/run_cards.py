@@ -43,7 +43,7 @@ class RunCards(Trainer):
         tokens = steps * accumulated * lanes * length if full else None
         fields: dict[str, Any] = {
             "data": self._data_record(),
-            "lengths": lengths_of(model.config, lanes, length),
+            "lengths": lengths_of(model, lanes, length),
             "first_step": self._initial_global_step,
             "steps": self.state.global_step,
             "seconds": seconds,
@@ -85,7 +85,7 @@ class RunCards(Trainer):
 
     @property
     def _is_ours(self) -> bool:
-        return getattr(self.model.config, "model_type", None) in VARIANTS
+        return getattr(getattr(self.model, "config", None), "model_type", "") in VARIANTS
 
     @staticmethod
     def _evaluations_in(folder: Path) -> tuple[Evaluation, ...]:
@@ -138,7 +138,7 @@ class RunCards(Trainer):
                 f"{readme} was written by hand and is kept: `transformers-xl card --write --overwrite` replaces it."
             )
             return
-        origin = getattr(self.model.config, "_name_or_path", "")
+        origin = cast(PreTrainedModel, self.model).config._name_or_path
         if finetuned_from is None and origin and not Path(origin).is_dir():
             finetuned_from = origin
         choices = Choices(license, language, finetuned_from, _tuple(dataset_tags), _tuple(tags))
