@@ -361,12 +361,13 @@ class MemoryModel:
         projections), and the shared biases."""
         if self.positions is None:
             return None
+        bias = None if self.positions.bias is None else self.positions.bias()
         if past_key_values is None:
-            return self.positions(num_keys, hidden_states), self.positions.bias
+            return self.positions(num_keys, hidden_states), bias
         num_keys = max(num_keys, *self.config.layer_windows)  # at once for all steps to come
         if not torch.is_grad_enabled() and past_key_values.num_positions > num_keys:
-            return None, self.positions.bias
-        return self.positions(num_keys, hidden_states), self.positions.bias
+            return None, bias
+        return self.positions(num_keys, hidden_states), bias
 
     def initial_mems(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The memory of a fresh row: empty, or `mem_len` zero vectors, as `config.initial_memory` says."""
