@@ -217,9 +217,12 @@ class RelativeAttention(MemoryAttention):
             past_key_values.layers[self.layer_idx].keep_positions(positions)
             return positions
         # a linear layer that something was put around or upon (an adapter, a hook, a parametrization) is not known by its
-        # weight; asking a GPU for equality would make it wait, and a weight that was offloaded is not there
+        # weight; a quantized weight knows no equality, an offloaded one is not there, and a GPU would have to wait for it
         plain = (
-            type(self.r_proj) is nn.Linear and not self.r_proj._forward_hooks and not self.r_proj._forward_pre_hooks
+            type(self.r_proj) is nn.Linear
+            and type(self.r_proj.weight) is nn.Parameter
+            and not self.r_proj._forward_hooks
+            and not self.r_proj._forward_pre_hooks
         )
         if self.training or not plain or {table.device.type, self.r_proj.weight.device.type} != {"cpu"}:
             self.kept_projection = None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from tiny import FLOAT32, memory_of, read, tiny_model, tokens, variants
 from transformers import AutoModel, AutoModelForCausalLM
 
@@ -86,8 +87,20 @@ def test_layers_are_not_split(model_type: str):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("model_type", variants())
-def test_layers_on_the_gpu_and_layers_kept_on_the_cpu(model_type: str, tmp_path: Path):
+def test_one_gpu(model_type: str, tmp_path: Path):
     model, auto_class = saved(model_type, tmp_path / "model")
-    for places in ("auto", parts(model, "cpu", 0), {name: 0 for name in parts(model, 0)}):
+    for places in ("auto", parts(model, "cpu", 0)):
         loaded = auto_class.from_pretrained(tmp_path / "model", device_map=places)
         assert_equal(used(loaded, "cuda"), used(model))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model_type", variants())
+def test_layers_on_two_devices(model_type: str, tmp_path: Path):
+    """The first layer on the CPU and the second on the GPU, each with its memory there."""
+    model, auto_class = saved(model_type, tmp_path / "model")
+    loaded = auto_class.from_pretrained(tmp_path / "model")
+    places = parts(model, "cpu")
+    places[[name for name in places if "layers." in name][-1]] = 0
+    dispatch_model(loaded, places, main_device="cpu")
+    assert_equal(used(loaded), used(model))
