@@ -1,6 +1,6 @@
 """What weights of 8 bits cost in bits per byte: with a plain output layer and with an adaptive softmax, which is tied no more.
 
-    python benchmarks/bench_quantization.py --text input.txt
+python benchmarks/bench_quantization.py --text input.txt
 """
 
 import argparse

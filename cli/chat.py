@@ -35,9 +35,7 @@ def chat(
         else:
             streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}
-        if stop:
-            settings |= {"stop_strings": list(stop), "tokenizer": tokenizer}
-        conversation = Conversation(model, tokenizer, **settings)
+        conversation = Conversation(model, tokenizer, stop, **settings)
         transformers.set_seed(seed)
         with suppress(ImportError):  # a line can be edited, and earlier ones come back
             import readline  # noqa: F401

@@ -42,18 +42,23 @@ class Conversation:
     Args:
         model: a causal language model that remembers.
         tokenizer: its tokenizer.
+        stop: texts that end an answer.
         settings: of `generate()`, for every answer.
 
     Raises:
         ValueError: the model remembers nothing.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings):
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop: list[str] | None = None, **settings
+    ):
         if not model.config.mem_len:
             raise ValueError(
                 f"`model` is a {model.config.model_type!r} with `mem_len`=0, which remembers nothing from turn to turn: "
                 "use `transformers-xl generate`."
             )
+        if stop:
+            settings |= {"stop_strings": stop, "tokenizer": tokenizer}
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.reset()
 

@@ -315,9 +315,7 @@ class MemoryCache(Cache):
     def reset_rows(self, reset: torch.Tensor, fresh: "MemoryCache | None") -> None:
         """Let the rows in `reset` (batch,) forget: they become the one row of `fresh`, or remember nothing without it."""
         for layer in self.layers:
-            layer.states = {
-                name: reset_state(state, reset.to(state.device)) for name, state in layer.states.items()
-            }
+            layer.states = {name: reset_state(state, reset.to(state.device)) for name, state in layer.states.items()}
         if not self.longest.is_initialized:
             return
         if fresh is not None:

@@ -70,7 +70,10 @@ def test_layers_alone_on_disk_and_biases_of_each_layer(tmp_path: Path):
     model, auto_class = saved("transformer_xl", tmp_path / "model", share_relative_bias=False)
     places = parts(model, "disk", "cpu")
     loaded = auto_class.from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload")
-    assert {loaded.model.embed_tokens.weight.device.type, loaded.model.layers[0].self_attn.r_proj.weight.device.type} == {
+    assert {
+        loaded.model.embed_tokens.weight.device.type,
+        loaded.model.layers[0].self_attn.r_proj.weight.device.type,
+    } == {
         "cpu",
         "meta",
     }

@@ -46,7 +46,9 @@ def test_an_exported_step_is_the_model(model_type: str):
     torch.testing.assert_close(steps(program, ids, memory), expected, **FLOAT32)
 
 
-@pytest.mark.parametrize("fields", [{"same_length": False}, {"initial_memory": "zeros"}, {"cutoffs": [10, 20]}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"same_length": False}, {"initial_memory": "zeros"}, {"cutoffs": [10, 20]}], ids=str
+)
 def test_options_of_the_model_are_in_the_graph(fields: dict):
     model, ids = small("transformer_xl", **fields), tokens(1, LENGTH)
     torch.testing.assert_close(steps(export_step(model), ids, step_memory(model)), eager(model, ids), **FLOAT32)

@@ -29,7 +29,9 @@ def by_hand(model, text: str, **settings) -> list[int]:
 
 
 def texts_of(answers: list) -> list[str]:
-    return [answer[0]["generated_text"] if isinstance(answer, list) else answer["generated_text"] for answer in answers]
+    return [
+        answer[0]["generated_text"] if isinstance(answer, list) else answer["generated_text"] for answer in answers
+    ]
 
 
 @lettered
@@ -52,7 +54,9 @@ def test_text_generation_from_a_memory(model_type: str):
     assert texts_of(generate("Hello", mems=mems, **GREEDY)) == ["Hello" + expected]
     ids = generate("Hello", mems=mems, return_tensors=True, **GREEDY)[0]["generated_token_ids"]
     assert ids[-5:] == by_hand(model, "Hello", mems=mems)
-    assert ids[-5:] == by_hand(model, "Hello", mems=model(torch.tensor([list(b"What was said before. ")]), use_cache=True).past_key_values)
+    assert ids[-5:] == by_hand(
+        model, "Hello", mems=model(torch.tensor([list(b"What was said before. ")]), use_cache=True).past_key_values
+    )
 
 
 @lettered
