@@ -1,4 +1,4 @@
-"""What weights of 8 bits cost in bits per byte: with a plain output layer and with an adaptive softmax, which is tied no more.
+"""What weights of 8 bits cost in bits per byte: with a plain output layer, and with an adaptive softmax that is not tied.
 
 python benchmarks/bench_quantization.py --text input.txt
 """

@@ -34,7 +34,7 @@ from transformers_xl.modeling.outputs import MemoryModelOutput
 
 @contextmanager
 def where_it_runs(module: nn.Module, states: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`states` on the device of `module`, whose weights are there meanwhile: what Accelerate does around `forward` alone."""
+    """`states` on the device of `module`, and its weights there meanwhile: Accelerate does so around `forward` alone."""
     hook = getattr(module, "_hf_hook", None)
     if hook is None:
         yield states

@@ -57,7 +57,7 @@ class SegmentLSTM(nn.LSTM):
 
     @contextmanager
     def weights_of_call(self) -> Iterator[None]:
-        """Torch's LSTM reads a list of its own, which does not hear of weights that Accelerate brings from disk for a call."""
+        """Torch's LSTM has a list of its own, which does not hear of weights that Accelerate brings from disk."""
         listed = self._flat_weights
         if not listed[0].is_meta:
             yield
