@@ -56,6 +56,11 @@ def load_model(folder: Path, any_kind: bool = False) -> tuple:
     return model.to(device=device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
+def sampling(temperature: float, top_k: int) -> dict:
+    """Arguments of `generate()`: at a temperature of 0 the likeliest token is taken."""
+    return {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
+
+
 def check_output(folder: Path, overwrite: bool) -> None:
     """Raise a `ValueError` where `folder` cannot be written."""
     if folder.exists() and not folder.is_dir():
@@ -83,4 +88,4 @@ def written_whole(folder: Path) -> Iterator[Path]:
             raise
 
 
-__all__ = ["check_output", "clean_errors", "import_models", "load_model", "written_whole"]
+__all__ = ["check_output", "clean_errors", "import_models", "load_model", "sampling", "written_whole"]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.common import clean_errors, load_model, sampling
 
 
 def generate(
@@ -28,15 +28,12 @@ def generate(
 
         inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
         transformers.set_seed(seed)
-        sampling = (
-            {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
-        )
         typer.echo(prompt, nl=False)
         model.generate(
             **inputs,
             max_new_tokens=max_new_tokens,
             streamer=ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False)),
-            **sampling,
+            **sampling(temperature, top_k),
         )
         typer.echo()
 

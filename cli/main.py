@@ -6,6 +6,7 @@ Commands import torch and transformers when they run, not when they are listed: 
 import typer
 
 from transformers_xl.cli.card import card
+from transformers_xl.cli.chat import chat
 from transformers_xl.cli.compare import compare
 from transformers_xl.cli.convert import convert
 from transformers_xl.cli.evaluate import evaluate
@@ -15,6 +16,7 @@ from transformers_xl.cli.measure_recl import recl
 from transformers_xl.cli.measure_speed import speed
 from transformers_xl.cli.push import push
 from transformers_xl.cli.report import report
+from transformers_xl.cli.serve import serve
 from transformers_xl.cli.tokenizer import tokenizer
 from transformers_xl.cli.train import train
 
@@ -25,7 +27,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, evaluate, generate, compare, convert, recl, context_curve, speed, card, push, report):
+for command in (
+    train,
+    evaluate,
+    generate,
+    compare,
+    convert,
+    recl,
+    context_curve,
+    speed,
+    card,
+    push,
+    report,
+    chat,
+    serve,
+):
     app.command(no_args_is_help=True)(command)
 app.add_typer(tokenizer, name="tokenizer")
 

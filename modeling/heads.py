@@ -191,11 +191,15 @@ class MemoryForSequenceClassification(MemoryHead):
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
         **kwargs,
     ) -> MemoryHeadOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch,)`, *optional*):
             Class of each row, in 0..num_labels-1; with one label, a number to regress to.
+        use_cache (`bool`, *optional*):
+            Whether to remember in a [`MemoryCache`] instead of `mems`; False returns no memory at all, which is what a
+            pipeline asks for, since it could not cut it into rows.
         """
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = input_ids != self.config.pad_token_id
@@ -203,13 +207,15 @@ class MemoryForSequenceClassification(MemoryHead):
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
             **(kwargs | {"return_dict": True}),
         )
         logits = self.score(self.pool(outputs, attention_mask))
         loss = None
         if labels is not None:
             loss = self.head_loss(outputs, logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        return self.head_output(outputs, loss, logits)
+        memory = ("mems", "mems_mask") if use_cache is False else ()
+        return self.head_output(outputs, loss, logits, ("last_hidden_state", *memory))
 
 
 class MemoryForTokenClassification(MemoryHead):

@@ -317,12 +317,12 @@ class MemoryCache(Cache):
     def reset_rows(self, reset: torch.Tensor, fresh: "MemoryCache | None") -> None:
         """Let the rows in `reset` (batch,) forget: they become the one row of `fresh`, or remember nothing without it."""
         for layer in self.layers:
-            layer.states = {name: reset_state(state, reset) for name, state in layer.states.items()}
+            layer.states = {name: reset_state(state, reset.to(state.device)) for name, state in layer.states.items()}
         if not self.longest.is_initialized:
             return
         if fresh is not None:
             for layer, new in zip(self.layers, fresh.layers, strict=True):
-                rows = reset[:, None, None, None]
+                rows = reset[:, None, None, None].to(layer.keys.device)
                 layer.keys = torch.where(rows, new.keys, layer.keys)
                 layer.values = torch.where(rows, new.values, layer.values)
             self.mask = None if self.mask is None else self.mask | reset[:, None]

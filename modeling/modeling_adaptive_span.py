@@ -86,7 +86,7 @@ class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
     positions_class = SpanPositions
 
     def position_embeddings(self, *args) -> torch.Tensor:
-        return self.positions.get_parameter("table")
+        return self.positions()
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a language modeling head.")

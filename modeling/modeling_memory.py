@@ -1,5 +1,8 @@
 """The backbone that every variant shares: a decoder that carries memory from segment to segment."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -27,6 +30,20 @@ from transformers_xl.modeling.ops.window import (
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput
+
+
+@contextmanager
+def where_it_runs(module: nn.Module, states: torch.Tensor) -> Iterator[torch.Tensor]:
+    """`states` on the device of `module`, and its weights there meanwhile: Accelerate does so around `forward` alone."""
+    hook = getattr(module, "_hf_hook", None)
+    if hook is None:
+        yield states
+        return
+    (states,), _ = hook.pre_forward(module, states)
+    try:
+        yield states
+    finally:
+        hook.post_forward(module, states)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of every model with segment memory.")
@@ -348,7 +365,7 @@ class MemoryModel:
                 packings[kept, mem_len] = pack_rows((batch, kept, added), mems_mask, segment_mask, episode)
             rows = packings[kept, mem_len]
             order = None if rows.order is None else last(rows.order, mem_len)
-            both = torch.cat([last(memory, kept).to(new.dtype), last(new, added)], dim=1)
+            both = torch.cat([last(memory, kept).to(new), last(new, added)], dim=1)  # each layer's on its device
             new_mems.append(last(take(both, order), mem_len).detach())
             masks.append(remembered(rows, mem_len))
         lengths = [memory.shape[1] for memory in new_mems]
@@ -361,12 +378,13 @@ class MemoryModel:
         projections), and the shared biases."""
         if self.positions is None:
             return None
+        bias = None if self.positions.bias is None else self.positions.bias()
         if past_key_values is None:
-            return self.positions(num_keys, hidden_states), self.positions.bias
+            return self.positions(num_keys, hidden_states), bias
         num_keys = max(num_keys, *self.config.layer_windows)  # at once for all steps to come
         if not torch.is_grad_enabled() and past_key_values.num_positions > num_keys:
-            return None, self.positions.bias
-        return self.positions(num_keys, hidden_states), self.positions.bias
+            return None, bias
+        return self.positions(num_keys, hidden_states), bias
 
     def initial_mems(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The memory of a fresh row: empty, or `mem_len` zero vectors, as `config.initial_memory` says."""
@@ -399,7 +417,8 @@ class MemoryModel:
             zip(self.layers, memories, cache.seen_lengths, strict=False)
         ):
             rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
-            cache.update(*layer.self_attn.project(layer.attention_input(memory)), layer_idx, order=rows.order)
+            with where_it_runs(layer, memory) as here, where_it_runs(layer.self_attn, here) as here:
+                cache.update(*layer.self_attn.project(layer.attention_input(here)), layer_idx, order=rows.order)
             cache.layers[layer_idx].count_anew()  # it counts the tokens that generate() has fed
             if rows.valid is not None and (widest is None or rows.valid.shape[1] > widest.shape[1]):
                 widest = rows.valid

@@ -59,6 +59,9 @@ class SpanPositions(nn.Module):
     def init_weights(self, config: AdaptiveSpanConfig) -> None:
         init.normal_(self.table, mean=0.0, std=1.0)  # as in the authors' code
 
+    def forward(self) -> torch.Tensor:
+        return self.table
+
 
 # B batch, T segment length, K = memory + T, H heads, D head dim, N distances
 class AdaptiveSpanAttention(MemoryAttention):

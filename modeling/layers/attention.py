@@ -8,7 +8,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.layers.positions import RelativeBias
+from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
 from transformers_xl.modeling.ops.window import last, take
@@ -180,11 +180,11 @@ class RelativeAttention(MemoryAttention):
 
     def relative_terms(
         self, num_keys: int, position_embeddings: tuple, past_key_values=None
-    ) -> tuple[torch.Tensor, RelativeBias]:
+    ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
         table, shared_bias = position_embeddings
         positions = last(self.project_positions(table, past_key_values), num_keys + 1)
-        return positions, shared_bias if self.bias is None else self.bias
+        return positions, shared_bias if self.bias is None else self.bias()
 
     def attend(self, query, key, value, visible, by_distance, positions, window=None, **kwargs):
         backend = relative_backend(self.config._attn_implementation, query)
@@ -218,11 +218,14 @@ class RelativeAttention(MemoryAttention):
             past_key_values.layers[self.layer_idx].keep_positions(positions)
             return positions
         # a linear layer that something was put around or upon (an adapter, a hook, a parametrization) is not known by its
-        # weight; and asking a GPU for equality would make it wait
+        # weight; a quantized weight knows no equality, an offloaded one is not there, and a GPU would have to wait for it
         plain = (
-            type(self.r_proj) is nn.Linear and not self.r_proj._forward_hooks and not self.r_proj._forward_pre_hooks
+            type(self.r_proj) is nn.Linear
+            and type(self.r_proj.weight) is nn.Parameter
+            and not self.r_proj._forward_hooks
+            and not self.r_proj._forward_pre_hooks
         )
-        if self.training or not plain or table.device.type != "cpu":
+        if self.training or not plain or {table.device.type, self.r_proj.weight.device.type} != {"cpu"}:
             self.kept_projection = None
             return self.projected_along_rows(table)
         if self.kept_projection is None or not self.kept_projection.holds(self.r_proj.weight, table):

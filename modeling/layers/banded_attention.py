@@ -1,20 +1,13 @@
 """Sliding windows with dilation per head: Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 3.1."""
 
-from typing import NamedTuple
-
 import torch
 from torch.nn import functional as F
 
 from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.positions import RelativeBias
+from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.ops.band import Band
 from transformers_xl.modeling.ops.window import PackedRows, visible_positions
-
-
-class _Bias(NamedTuple):
-    content_bias: torch.Tensor
-    position_bias: torch.Tensor
 
 
 # B batch, T segment length, K = memory + T, H heads, D head dim, W window, d dilation of a head
@@ -35,7 +28,7 @@ class BandedAttention(RelativeAttention):
         in_turn = [head for heads in self.heads.values() for head in heads]
         self.place_of_head = [in_turn.index(head) for head in range(self.num_heads)]
 
-    def relative_terms(self, num_keys: int, near: torch.Tensor, bias: _Bias) -> tuple[torch.Tensor, _Bias]:
+    def relative_terms(self, num_keys: int, near: torch.Tensor, bias: Biases) -> tuple[torch.Tensor, Biases]:
         """`near` `(H, n, D)`, the positions n-1 .. 0, with zeros for what is farther and so never seen, and behind."""
         near = near[:, -num_keys:]
         return F.pad(near, (0, 0, num_keys - near.shape[1], 1)), bias
@@ -71,7 +64,7 @@ class BandedAttention(RelativeAttention):
             if len(self.heads) == 1:
                 outputs.append(self.attend_band(band, query, key, value, near_heads, bias, rows, **kwargs))
                 continue
-            some_bias = _Bias(bias.content_bias[heads], bias.position_bias[heads])
+            some_bias = Biases(bias.content_bias[heads], bias.position_bias[heads])
             states = (query[:, heads], key[:, heads], value[:, heads])
             outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, rows, **kwargs))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)[:, :, self.place_of_head], None
@@ -83,7 +76,7 @@ class BandedAttention(RelativeAttention):
         key: torch.Tensor,
         value: torch.Tensor,
         near: torch.Tensor,
-        bias: _Bias | RelativeBias,
+        bias: Biases,
         rows: PackedRows,
         **kwargs,
     ) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_tensorized_transformer import TensorizedTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.positions import RelativeBias
+from transformers_xl.modeling.layers.positions import Biases
 
 # numbers of the largest tensor of a piece: tokens are worked on together as long as their windows are no larger
 PIECE = 2**22
@@ -86,7 +86,7 @@ class MultiLinearAttention(RelativeAttention):
             pairs = pairs * (seen[..., :, None] & seen[..., None, :])[:, :, None]
         return self.map_pairs(pairs)
 
-    def weighted_queries(self, query: torch.Tensor, bias: RelativeBias) -> tuple[torch.Tensor, torch.Tensor]:
+    def weighted_queries(self, query: torch.Tensor, bias: Biases) -> tuple[torch.Tensor, torch.Tensor]:
         """`(q + u) g` and `(q + w) g` of queries `(B, T, H, D)`, g being the mean of the cores."""
         core = self.cores.mean(dim=1)
         return (query + bias.content_bias) * core, (query + bias.position_bias) * core
@@ -113,7 +113,7 @@ class NonCausalMultiLinearAttention(MultiLinearAttention):
         self,
         hidden_states: torch.Tensor,
         positions: torch.Tensor,
-        bias: RelativeBias,
+        bias: Biases,
         memory: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """

@@ -1,12 +1,20 @@
 """Relative positions: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 3.3."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+
+
+class Biases(NamedTuple):
+    """u and v, each `(heads, head_dim)`, as layers get them."""
+
+    content_bias: torch.Tensor
+    position_bias: torch.Tensor
 
 
 class RelativeBias(nn.Module):
@@ -19,6 +27,10 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.content_bias = nn.Parameter(torch.empty(config.num_attention_heads, config.head_dim))
         self.position_bias = nn.Parameter(torch.empty(config.num_attention_heads, config.head_dim))
+
+    def forward(self) -> Biases:
+        # read in a call, not as attributes: weights that were offloaded are there during calls only
+        return Biases(self.content_bias, self.position_bias)
 
     def init_weights(self, config: MemoryConfig) -> None:
         init.normal_(self.content_bias, mean=0.0, std=config.initializer_range)

@@ -1,5 +1,7 @@
 """An LSTM (Hochreiter and Schmidhuber, 1997) that reads segments of rows with padding, and with episodes inside."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -53,6 +55,19 @@ class SegmentLSTM(nn.LSTM):
         for parameter in self.parameters():  # as torch does: the library would leave them as they are
             init.uniform_(parameter, -(config.hidden_size**-0.5), config.hidden_size**-0.5)
 
+    @contextmanager
+    def weights_of_call(self) -> Iterator[None]:
+        """Torch's LSTM has a list of its own, which does not hear of weights that Accelerate brings from disk."""
+        listed = self._flat_weights
+        if not listed[0].is_meta:
+            yield
+            return
+        self._flat_weights = [getattr(self, name) for name in self._flat_weights_names]
+        try:
+            yield
+        finally:
+            self._flat_weights = listed
+
     def forward(
         self, inputs: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor, parts: list[Stretch]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -70,7 +85,8 @@ class SegmentLSTM(nn.LSTM):
         for columns, reads, begins in parts:
             if begins is not None:
                 hidden, cell = reset_state(hidden, begins), reset_state(cell, begins)
-            output, (new_hidden, new_cell) = super().forward(inputs[:, columns], (hidden[None], cell[None]))
+            with self.weights_of_call():
+                output, (new_hidden, new_cell) = super().forward(inputs[:, columns], (hidden[None], cell[None]))
             outputs.append(output)
             if reads is None:
                 hidden, cell = new_hidden[0], new_cell[0]

@@ -55,7 +55,8 @@ class SingleHeadAttention(MemoryAttention):
     def gate_of_values(self) -> torch.Tensor:
         if self.overparameterization is None:
             return self.value_gate
-        return self.overparameterization(self.value_gate.sigmoid())
+        # as a row: quantized linear layers take no vectors
+        return self.overparameterization(self.value_gate.sigmoid()[None])[0]
 
     @torch.no_grad()
     def collapse(self) -> None:

@@ -32,7 +32,7 @@ def take(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.
         return rows
     shape = [1] * rows.dim()
     shape[0], shape[dim] = order.shape
-    return rows.take_along_dim(order.view(shape), dim=dim)
+    return rows.take_along_dim(order.view(shape).to(rows.device), dim=dim)
 
 
 def last(columns: torch.Tensor, count: int, dim: int = 1) -> torch.Tensor:

@@ -1,0 +1,75 @@
+"""What weights of 8 bits cost in bits per byte: with a plain output layer, and with an adaptive softmax that is not tied.
+
+python benchmarks/bench_quantization.py --text input.txt
+"""
+
+import argparse
+import copy
+import json
+import warnings
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import torch
+import torchao
+from bench_precision import RESULTS, build, train
+from torch import nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.evaluation.bits_per_byte import bits_per_byte
+
+FORMS = {
+    "int8 weights, torchao": Int8WeightOnlyConfig,
+    "int8 weights and activations, torchao": Int8DynamicActivationInt8WeightConfig,
+}
+
+
+def adaptive() -> TransformerXLForCausalLM:
+    """The small model with clusters of 64, 64 and 128 bytes, the second and third narrower."""
+    config = build("small").config.to_dict() | {"cutoffs": [64, 128], "div_val": 2, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    return TransformerXLForCausalLM(TransformerXLConfig(**config))
+
+
+def measure(model: TransformerXLForCausalLM, ids: np.ndarray) -> dict[str, float]:
+    """Bits per byte in each form; all linear layers are quantized, those of the output too."""
+    scores = {"float32": bits_per_byte(model, ids, lanes=1)}
+    for form, config in FORMS.items():
+        mine = copy.deepcopy(model)
+        quantize_(mine, config())
+        scores[form] = bits_per_byte(mine, ids, lanes=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch names torchao as its successor
+        mine = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    return scores | {"int8 dynamic, torch": bits_per_byte(mine, ids, lanes=1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, help="a file, its last 5 %% held out; without it, what CPython ships")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time of each training")
+    parser.add_argument("--bytes", type=int, default=20_000, help="of the held-out text")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    text = args.text.read_bytes() if args.text else "".join(topics.values()).encode()
+    ids = np.frombuffer(text, dtype=np.uint8)
+    split = int(0.95 * len(ids))
+    result: dict = {
+        "versions": f"torch {torch.__version__}, torchao {torchao.__version__}",
+        "text": args.text.name if args.text else "pydoc_data.topics",
+        "bytes": args.bytes,
+        "steps": {},
+        "bits_per_byte": {},
+    }
+    for name, model in (("plain", build("small")), ("adaptive softmax", adaptive())):
+        result["steps"][name] = train(model, ids[:split], args.seconds)
+        result["bits_per_byte"][name] = measure(model.eval(), ids[split:][: args.bytes])
+        print(name, result["bits_per_byte"][name], flush=True)
+    (RESULTS / "quantization.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

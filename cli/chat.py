@@ -1,0 +1,64 @@
+"""`transformers-xl chat`: a session at the terminal that a model remembers, of any length, at a constant cost per turn."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors, load_model, sampling
+
+
+def chat(
+    model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model that remembers.")],
+    max_new_tokens: Annotated[int, Option(min=1, help="Longest answer in tokens.")] = 200,
+    temperature: Annotated[float, Option(min=0, help="Of sampling; 0 always takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, Option(min=0, help="Sample from this many likeliest tokens; 0: from all.")] = 0,
+    stop: Annotated[list[str] | None, Option(help="Text that ends an answer; may be given several times.")] = None,
+    seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
+) -> None:
+    """Talk with a model that remembers what was said: each turn is read once, and goes into its memory.
+
+    With a chat template, turns are rendered by it; without one, a line is text that the model continues.
+    /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer.
+    """
+    with clean_errors():
+        model, tokenizer = load_model(model_dir)
+        import transformers
+
+        from transformers_xl.cli.conversation import Conversation
+        from transformers_xl.streams.streamers import ByteStreamer
+
+        if hasattr(tokenizer, "decode_bytes"):
+            streamer = ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False))
+        else:
+            streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}
+        conversation = Conversation(model, tokenizer, stop, **settings)
+        transformers.set_seed(seed)
+        with suppress(ImportError):  # a line can be edited, and earlier ones come back
+            import readline  # noqa: F401
+        typer.echo("/reset forgets, /quit ends, Ctrl-C ends an answer.")
+        while (line := next_line()) != "/quit":
+            if line == "/reset":
+                conversation.reset()
+                typer.echo("Forgotten.")
+            elif line:
+                conversation.say(line, streamer)
+                typer.echo()
+
+
+def next_line() -> str:
+    """What the user types; `/quit` at the end of the input."""
+    while True:
+        try:
+            return input("> ").strip()
+        except EOFError:
+            typer.echo()
+            return "/quit"
+        except KeyboardInterrupt:
+            typer.echo()  # the line is dropped
+
+
+__all__ = ["chat"]

@@ -1,0 +1,79 @@
+"""`transformers-xl serve`: the server of transformers, which speaks OpenAI's protocol, with our models known to it."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors, import_models
+
+
+def serve(
+    model: Annotated[str, Argument(help="Folder of a language model, or its repository on the Hub.")],
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    device: Annotated[str, Option(help="As cpu, cuda:0, or auto.")] = "auto",
+    dtype: Annotated[str, Option(help="Of the weights, as float32 or bfloat16; auto: as they were saved.")] = "auto",
+    seed: Annotated[int | None, Option(help="Seed of sampling, where a request has none.")] = None,
+) -> None:
+    """Serve one model: /v1/completions, and /v1/chat/completions and /v1/responses if it has a chat template.
+
+    Requests name the model as it is named here. Ctrl-C ends the server.
+    """
+    with clean_errors():
+        variants = import_models()
+        from transformers.utils.import_utils import is_serve_available
+
+        if not is_serve_available():
+            raise ValueError("`serve` needs fastapi, uvicorn and openai: pip install 'transformers-xl[serve]'.")
+        check_model(model, variants)
+        server = server_of(model)
+        server(force_model=model, host=host, port=port, device=device, dtype=dtype, default_seed=seed)
+
+
+def check_model(model: str, variants: dict) -> None:
+    """Let transformers find the class of `model`, which it looks for among its own names.
+
+    Raises:
+        ValueError: it is no language model of this package.
+        OSError: there is no such folder or repository.
+    """
+    import transformers
+
+    if Path(model).is_dir() and not Path(model, "config.json").is_file():
+        raise ValueError(f"`model`={model!r} has no config.json: give a folder that `transformers-xl train` wrote.")
+    config = transformers.AutoConfig.from_pretrained(model)
+    if config.model_type not in variants:
+        raise ValueError(f"`model`={model!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
+    name = (config.architectures or [""])[0]
+    if not name.endswith(("ForCausalLM", "LMHeadModel")):
+        raise ValueError(f"`model`={model!r} holds a {name!r}: only language models can be served.")
+    setattr(transformers, name, transformers.AutoModelForCausalLM)  # it finds what we have registered
+
+
+def server_of(model: str) -> type:
+    """The library's server, which lists `model` and nothing else, and answers wrong requests with status 400."""
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+    from transformers.cli import serve as library
+    from transformers.cli.serving import model_manager, server
+
+    build_server = server.build_server
+
+    def build(*args, **kwargs):
+        app = build_server(*args, **kwargs)
+
+        @app.exception_handler(ValueError)
+        async def refuse(_: Request, error: ValueError) -> JSONResponse:
+            message = {"message": str(error), "type": "invalid_request_error"}
+            return JSONResponse({"error": message}, status_code=400)
+
+        return app
+
+    server.build_server = build
+    entry = {"id": model, "object": "model", "created": 0, "owned_by": "transformers-xl"}
+    model_manager.ModelManager.get_gen_models = staticmethod(lambda *_: [entry])
+    return library.Serve
+
+
+__all__ = ["serve"]

@@ -1,0 +1,101 @@
+"""One step of generation as a graph of fixed shapes: `torch.export` of a token in, logits and the next memory out."""
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from transformers import PreTrainedModel
+
+from transformers_xl.modeling.memory import MemoryCache
+
+
+class ExportableStep(nn.Module):
+    """A step as a function: the memory comes in as tensors and goes out as tensors, and nothing is changed in place.
+
+    Args:
+        model: a language model with a memory of attention.
+        memory: what [`step_memory`] gives; its values do not matter.
+    """
+
+    def __init__(self, model: PreTrainedModel, memory: dict):
+        super().__init__()
+        self.model = model
+        # what attention projects of the positions is the same at every step: it is kept in the graph
+        cache = self.cache_of(memory)
+        mask = memory["mask"]
+        model(mask.new_zeros(len(mask), 1, dtype=torch.long), past_key_values=cache)
+        for layer_idx, layer in enumerate(cache.layers):
+            self.register_buffer(f"positions_{layer_idx}", layer.positions)
+
+    def cache_of(self, memory: dict) -> MemoryCache:
+        cache = MemoryCache(self.model.config, static=True)
+        cache.mask = memory["mask"].clone()
+        for layer, keys, values in zip(cache.layers, memory["keys"], memory["values"], strict=True):
+            layer.lazy_initialization(keys, values)
+            layer.keys.copy_(keys)
+            layer.values.copy_(values)
+        return cache
+
+    def forward(self, input_ids: torch.LongTensor, memory: dict) -> tuple[torch.Tensor, dict]:
+        """Logits `(batch, vocab_size)` of what follows `input_ids` `(batch, 1)`, and the memory after it."""
+        cache = self.cache_of(memory)
+        for layer_idx, layer in enumerate(cache.layers):
+            layer.positions = getattr(self, f"positions_{layer_idx}")
+        outputs = self.model(input_ids, past_key_values=cache)
+        return outputs.logits[:, -1], as_tensors(cache)
+
+
+def as_tensors(cache: MemoryCache) -> dict:
+    return {
+        "mask": cache.mask,
+        "keys": tuple(layer.keys for layer in cache.layers),
+        "values": tuple(layer.values for layer in cache.layers),
+    }
+
+
+@torch.no_grad()
+def step_memory(
+    model: PreTrainedModel,
+    batch: int = 1,
+    mems: tuple[torch.Tensor, ...] | None = None,
+    mems_mask: torch.Tensor | None = None,
+) -> dict:
+    """A memory as the tensors that an exported step takes: of fresh rows, or `mems` (and `mems_mask`) of an output.
+
+    Returns:
+        `mask` `(batch, positions)` bool, and `keys` and `values`, a tensor `(batch, heads, positions, head_dim)` per layer,
+        where positions are `config.sliding_window - 1`, newest last.
+
+    Raises:
+        ValueError: the model remembers nothing, or more than attention does.
+    """
+    config = model.config
+    if not config.mem_len or config.layer_states:
+        remembers = f"also remembers {', '.join(config.layer_states)}" if config.mem_len else "remembers nothing"
+        raise ValueError(
+            f"`model` is a {config.model_type!r} that {remembers}: a step can be exported of models whose memory is that "
+            "of their attention, with `mem_len` above 0."
+        )
+    decoder = model.base_model
+    if mems is None:
+        mems = decoder.initial_mems(torch.empty(batch, 0, config.hidden_size, dtype=model.dtype, device=model.device))
+    return as_tensors(decoder.make_cache(mems, mems_mask, mems[0], static=True))
+
+
+@torch.no_grad()
+def export_step(model: PreTrainedModel, batch: int = 1) -> ExportedProgram:
+    """Export a step of `batch` rows: `logits, memory = program.module()(input_ids, memory)`.
+
+    `input_ids` is `(batch, 1)`, `memory` begins as [`step_memory`] and is handed on; logits are `(batch, vocab_size)`. A
+    prompt is read token by token, or at once by the model itself, whose `mems` [`step_memory`] takes.
+
+    Raises:
+        ValueError: the model is in training mode, or its memory is not that of attention alone.
+    """
+    if model.training:
+        raise ValueError("`model` is in training mode, where dropout is part of the graph: call `model.eval()` first.")
+    memory = step_memory(model, batch)
+    input_ids = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
+    return torch.export.export(ExportableStep(model, memory), (input_ids, memory))
+
+
+__all__ = ["ExportableStep", "export_step", "step_memory"]

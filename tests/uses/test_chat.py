@@ -1,0 +1,228 @@
+"""`transformers-xl chat`: what the model reads of a session, what that costs, and the keys of a terminal."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_model, variants
+from typer.testing import CliRunner
+
+from transformers_xl import ByteTokenizer
+from transformers_xl.cli.conversation import Conversation
+from transformers_xl.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = (
+    "{{ 'System: short answers.\n' }}{% for message in messages %}"
+    "{{ message['role'] }}: {{ message['content'] }}{% if message['role'] == 'user' %}{{ '\n' }}{% else %}{{ '|' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+SETTINGS = {"do_sample": False, "max_new_tokens": 6}
+remembering = pytest.mark.parametrize("model_type", variants(causal_lm=True, memory=("exact", "own")))
+
+
+def byte_model(model_type: str = "transformer_xl", letter: str = "a", **fields):
+    """A model that writes letters from `letter` on."""
+    fields = {"vocab_size": 259, "tie_word_embeddings": False} | fields  # tied, it would repeat what it reads
+    model = tiny_model(model_type, "causal_lm", torch.float32, **fields)
+    if getattr(model.lm_head, "bias", None) is not None:
+        model.lm_head.bias.data[ord(letter) : ord("z")] += 12.0
+    return model
+
+
+def saved(folder: Path, template: str | None = None, **fields) -> str:
+    byte_model(**fields).save_pretrained(folder, include_code=False)
+    ByteTokenizer(chat_template=template).save_pretrained(folder, include_code=False)
+    return str(folder)
+
+
+def read_by(model) -> list[int]:
+    """The ids that the model reads from now on."""
+    ids: list[int] = []
+    model.model.embed_tokens.register_forward_pre_hook(lambda _, inputs: ids.extend(inputs[0].flatten().tolist()))
+    return ids
+
+
+@remembering
+def test_a_session_is_one_text(model_type: str):
+    """Turns and answers in a memory, against the whole text so far read anew for every answer."""
+    model = byte_model(model_type, mem_len=64)
+    conversation, whole = Conversation(model, ByteTokenizer(), **SETTINGS), b""
+    for line in ("Hello.", "And then?", "Go on"):
+        answer = conversation.say(line)
+        whole += f"{line}\n".encode()
+        ids = torch.tensor([list(whole)])
+        expected = model.generate(ids, **SETTINGS)[0, len(whole) :].tolist()
+        assert answer == ByteTokenizer().decode(expected)
+        whole += bytes(expected)
+
+
+def test_a_template_is_read_as_if_the_whole_session_were_rendered():
+    tokenizer, model = ByteTokenizer(chat_template=TEMPLATE), byte_model()
+    ids, messages = read_by(model), []
+    conversation = Conversation(model, tokenizer, **SETTINGS)
+    for line in ("Hello.", "[[answer]]?", "Go on"):
+        messages += [{"role": "user", "content": line}, {"role": "assistant", "content": conversation.say(line)}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    # but for the end of the last answer and its last token, which wait for the next turn
+    assert bytes(ids).decode() == rendered[:-2]
+
+
+def test_the_end_of_an_answer_is_read_once():
+    """The model itself may write what the template puts behind an answer."""
+    tokenizer, model = ByteTokenizer(chat_template=TEMPLATE), byte_model(eos_token_id=ord("|"))
+    model.lm_head.bias.data[ord("|")] += 100.0
+    ids, conversation = read_by(model), Conversation(model, tokenizer, **SETTINGS)
+    for line in ("Hello.", "Go on"):
+        assert conversation.say(line) == "|"
+    assert bytes(ids).decode() == "System: short answers.\nuser: Hello.\nassistant: |user: Go on\nassistant: "
+
+
+@remembering
+def test_a_turn_costs_the_same_however_long_the_session(model_type: str):
+    model = byte_model(model_type)
+    ids, conversation = read_by(model), Conversation(model, ByteTokenizer(), **SETTINGS)
+    sizes = []
+    for turn in range(20):
+        conversation.say("A turn of 20 letters")
+        # the turn, its line break, and what the model has written, of which the last token is read with the next turn
+        assert len(ids) == 21 + 6 - (turn == 0)
+        ids.clear()
+        held: list[int] = []
+        conversation.mems.map_rows(lambda rows: held.append(rows.numel()) or rows)
+        sizes.append(sum(held))
+        # the window of the attention, and not one position more
+        assert all(layer.keys.shape[-2] <= layer.kept for layer in conversation.mems.layers)
+    assert sizes[2] == sizes[-1]
+
+
+def test_reset_forgets():
+    conversation = Conversation(byte_model(mem_len=64), ByteTokenizer(), **SETTINGS)
+    first = conversation.say("Hello.")
+    assert conversation.say("Hello.") != first
+    conversation.reset()
+    assert conversation.say("Hello.") == first
+
+
+def test_stop_strings_end_an_answer():
+    settings = SETTINGS | {"max_new_tokens": 50}
+    whole = Conversation(byte_model(), ByteTokenizer(), **settings).say("Hello.")
+    stop = whole[3:5]
+    end = whole.index(stop) + len(stop)
+    tokenizer = ByteTokenizer()
+    stopped = Conversation(byte_model(), tokenizer, stop=[stop], **settings)
+    assert stopped.say("Hello.") == whole[:end]
+
+
+def test_ctrl_c_ends_an_answer_and_the_memory_holds_what_was_written():
+    """The next answer is that of a session whose answer was as short by itself."""
+
+    class Impatient:
+        def __init__(self, after: int):
+            self.after = after
+
+        def put(self, value: torch.Tensor) -> None:
+            self.after -= 1
+            if self.after == 0:
+                signal.raise_signal(signal.SIGINT)
+
+        def end(self) -> None: ...
+
+    before = signal.getsignal(signal.SIGINT)
+    interrupted = Conversation(byte_model(), ByteTokenizer(), do_sample=False, max_new_tokens=50)
+    answer = interrupted.say("Hello.", Impatient(after=4))
+    assert 2 < len(answer) < 5
+    assert signal.getsignal(signal.SIGINT) is before
+    short = Conversation(byte_model(), ByteTokenizer(), do_sample=False, max_new_tokens=len(answer))
+    assert answer == short.say("Hello.")
+    assert interrupted.say("Go on")[: len(answer)] == short.say("Go on")
+
+
+def test_the_command(tmp_path: Path):
+    folder = saved(tmp_path / "model")
+    options = ["--max-new-tokens", "5", "--temperature", "0"]
+    result = CliRunner().invoke(
+        app, ["chat", folder, *options], input="Hello.\n\n/reset\nHello.\nHello.\n/quit\nnot read\n"
+    )
+    assert result.exit_code == 0, result.output
+    assert "Forgotten." in result.output
+    said = [line.removeprefix("> ") for line in result.output.splitlines() if line.startswith("> ")]
+    answers = [line for line in said if line.lstrip("> ").isalpha() and line != "Forgotten."]
+    assert len(answers) == 3
+    assert answers[0].lstrip("> ") == answers[1].lstrip("> ") != answers[2].lstrip("> ")
+    ended = CliRunner().invoke(app, ["chat", folder, *options, "--stop", answers[0].lstrip("> ")[1]], input="Hello.\n")
+    assert ended.exit_code == 0, ended.output  # the end of the input ends the session
+    assert answers[0].lstrip("> ")[:2] in ended.output
+    assert answers[0].lstrip("> ") not in ended.output
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model_type": "vanilla_transformer"}, {"same_length": False, "mem_len": 0}], ids=str
+)
+def test_a_model_without_memory_is_refused(tmp_path: Path, fields: dict):
+    result = CliRunner().invoke(app, ["chat", saved(tmp_path / "model", **fields)], input="/quit\n")
+    assert result.exit_code == 2
+    assert "remembers nothing" in result.output
+
+
+class Terminal:
+    """A process at a terminal of its own."""
+
+    def __init__(self, command: list[str]):
+        self.end, theirs = pty.openpty()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            preexec_fn=make_controlling,
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def types(self, text: str) -> None:
+        os.write(self.end, text.encode())
+
+    def waits_for(self, text: str, seconds: float = 120) -> None:
+        """Read until `text` has come since the last wait."""
+        until = time.monotonic() + seconds
+        while text not in self.seen:
+            assert select.select([self.end], [], [], max(until - time.monotonic(), 0))[0], (
+                f"{text!r} not in {self.seen!r}"
+            )
+            self.seen += os.read(self.end, 4096).decode(errors="replace")
+        self.seen = self.seen.partition(text)[2]
+
+
+def make_controlling() -> None:
+    """Let Ctrl-C on the terminal reach this process."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_ctrl_c_at_a_terminal(tmp_path: Path):
+    command = [sys.executable, "-m", "transformers_xl.cli.main", "chat", saved(tmp_path / "model", letter="y")]
+    terminal = Terminal([*command, "--max-new-tokens", "1000000", "--temperature", "0"])
+    try:
+        terminal.waits_for("> ")
+        terminal.types("Hello.\n")
+        terminal.waits_for("yyyyyyyyyy")  # it would write on for minutes
+        terminal.types("\x03")
+        terminal.waits_for("\n> ", seconds=60)
+        terminal.types("half a li\x03")  # at the prompt it drops the line
+        terminal.waits_for("\n> ", seconds=60)
+        terminal.types("/reset\n")
+        terminal.waits_for("Forgotten.", seconds=60)
+        terminal.types("/quit\n")
+        assert terminal.process.wait(60) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.end)

@@ -1,0 +1,109 @@
+"""`device_map`: weights on several devices, or on disk while they are not needed, and memory that goes along."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from tiny import FLOAT32, memory_of, read, tiny_model, tokens, variants
+from transformers import AutoModel, AutoModelForCausalLM
+
+from transformers_xl.modeling.auto import VARIANTS
+
+
+def saved(model_type: str, folder: Path, **fields):
+    """A small model, and what loads it again."""
+    head = "model" if VARIANTS[model_type].causal_lm_class is None else "causal_lm"
+    model = tiny_model(model_type, head, torch.float32, **fields)
+    model.save_pretrained(folder, include_code=False)
+    return model, AutoModel if head == "model" else AutoModelForCausalLM
+
+
+def parts(model, kind, others=None) -> dict:
+    """A map of every layer to `kind`, and of all else to `others` (None: to the same)."""
+    others = kind if others is None else others
+    base = model.base_model
+    prefix = "" if base is model else "model."
+    places = {prefix + name: others for name, _ in base.named_children() if name != "layers"}
+    places |= {f"{prefix}layers.{name}": kind for name, _ in base.layers.named_children()}
+    return places | {name: others for name, _ in model.named_children() if base is not model and name != "model"}
+
+
+@torch.no_grad()
+def used(model, device: str = "cpu") -> list[torch.Tensor]:
+    """Segments in both forms, generation with memory in both forms, and goes on from that."""
+    ids = tokens(2, 20).to(device)
+    results = []
+    for use_cache in (None, True):
+        said, memory = read(model, ids, [7, 7, 6], use_cache=use_cache)
+        results.append(said)
+    if model.can_generate():
+        value = memory_of(model(ids))
+        settings = {"do_sample": False, "max_new_tokens": 6, "return_dict_in_generate": True}
+        first = model.generate(ids[:, :3], **({} if value.get("mems") is None else value), **settings)
+        going_on = {} if first.mems is None else {"mems": first.mems}
+        second = model.generate(first.sequences[:, -1:], **going_on, **settings)
+        results += [first.sequences, second.sequences]
+    return [result.cpu() for result in results]
+
+
+def assert_equal(results: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for mine, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, **FLOAT32)
+
+
+@pytest.mark.parametrize("model_type", variants())
+def test_auto_and_weights_on_disk(model_type: str, tmp_path: Path):
+    """On a machine without accelerators "auto" is the CPU. From disk, a weight is there while its module runs only: a
+    model that read one at any other time would fail here, as it would on several devices."""
+    model, auto_class = saved(model_type, tmp_path / "model")
+    expected = used(model)
+    assert_equal(used(auto_class.from_pretrained(tmp_path / "model", device_map="auto").cpu()), expected)
+    on_disk = auto_class.from_pretrained(
+        tmp_path / "model", device_map=parts(model, "disk"), offload_folder=tmp_path / "offload"
+    )
+    assert {parameter.device.type for parameter in on_disk.parameters()} == {"meta"}
+    assert_equal(used(on_disk), expected)
+
+
+def test_layers_alone_on_disk_and_biases_of_each_layer(tmp_path: Path):
+    model, auto_class = saved("transformer_xl", tmp_path / "model", share_relative_bias=False)
+    places = parts(model, "disk", "cpu")
+    loaded = auto_class.from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload")
+    assert {
+        loaded.model.embed_tokens.weight.device.type,
+        loaded.model.layers[0].self_attn.r_proj.weight.device.type,
+    } == {
+        "cpu",
+        "meta",
+    }
+    assert_equal(used(loaded), used(model))
+
+
+@pytest.mark.parametrize("model_type", variants())
+def test_layers_are_not_split(model_type: str):
+    """Accelerate keeps together what a residual sum goes around: the layers, by the name of their class."""
+    model = tiny_model(model_type)
+    (name,) = model._no_split_modules
+    assert {type(layer).__name__ for layer in model.layers.children()} == {name}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model_type", variants())
+def test_one_gpu(model_type: str, tmp_path: Path):
+    model, auto_class = saved(model_type, tmp_path / "model")
+    for places in ("auto", parts(model, "cpu", 0)):
+        loaded = auto_class.from_pretrained(tmp_path / "model", device_map=places)
+        assert_equal(used(loaded, "cuda"), used(model))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model_type", variants())
+def test_layers_on_two_devices(model_type: str, tmp_path: Path):
+    """The first layer on the CPU and the second on the GPU, each with its memory there."""
+    model, auto_class = saved(model_type, tmp_path / "model")
+    loaded = auto_class.from_pretrained(tmp_path / "model")
+    places = parts(model, "cpu")
+    places[[name for name in places if "layers." in name][-1]] = 0
+    dispatch_model(loaded, places, main_device="cpu")
+    assert_equal(used(loaded), used(model))

@@ -1,0 +1,76 @@
+"""`torch.export` of a step with static memory: the graph says what the model says, token by token."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import FLOAT32, MEM_LEN, tiny_model, tokens, variants
+
+from transformers_xl.modeling.exporting import export_step, step_memory
+
+LENGTH = 2 * MEM_LEN + 3  # the window fills, and moves on
+exportable = pytest.mark.parametrize("model_type", variants(causal_lm=True, memory=("exact", "own"), states=False))
+
+
+def small(model_type: str, **fields):
+    return tiny_model(model_type, "causal_lm", torch.float32, num_hidden_layers=2, **fields)
+
+
+def steps(program, ids: torch.Tensor, memory: dict) -> torch.Tensor:
+    step, logits = program.module(), []
+    for column in ids.split(1, dim=1):
+        said, memory = step(column, memory)
+        logits.append(said)
+    return torch.stack(logits, dim=1)
+
+
+@torch.no_grad()
+def eager(model, ids: torch.Tensor, **memory) -> torch.Tensor:
+    """The same tokens, one per call, through the dynamic memory."""
+    logits = []
+    for column in ids.split(1, dim=1):
+        output = model(column, use_cache=True, **memory)
+        memory = {"past_key_values": output.past_key_values}
+        logits.append(output.logits[:, -1])
+    return torch.stack(logits, dim=1)
+
+
+@exportable
+def test_an_exported_step_is_the_model(model_type: str):
+    model, ids = small(model_type), tokens(2, LENGTH)
+    program = export_step(model, batch=2)
+    memory = step_memory(model, batch=2)
+    expected = eager(model, ids)
+    torch.testing.assert_close(steps(program, ids, memory), expected, **FLOAT32)
+    assert not bool(memory["mask"].any())  # nothing was changed in place
+    torch.testing.assert_close(steps(program, ids, memory), expected, **FLOAT32)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"same_length": False}, {"initial_memory": "zeros"}, {"cutoffs": [10, 20]}], ids=str
+)
+def test_options_of_the_model_are_in_the_graph(fields: dict):
+    model, ids = small("transformer_xl", **fields), tokens(1, LENGTH)
+    torch.testing.assert_close(steps(export_step(model), ids, step_memory(model)), eager(model, ids), **FLOAT32)
+
+
+def test_a_step_goes_on_from_mems_and_from_a_file(tmp_path: Path):
+    model, before, ids = small("transformer_xl"), tokens(2, 5, seed=1), tokens(2, LENGTH)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    output = model(before, attention_mask=mask)
+    carried = {"mems": output.mems, "mems_mask": output.mems_mask}
+    torch.export.save(export_step(model, batch=2), tmp_path / "step.pt2")
+    program = torch.export.load(tmp_path / "step.pt2")
+    memory = step_memory(model, batch=2, **carried)
+    torch.testing.assert_close(steps(program, ids, memory), eager(model, ids, **carried), **FLOAT32)
+
+
+@pytest.mark.parametrize("model_type", ["sha_rnn", "r_transformer", "vanilla_transformer"])
+def test_models_that_remember_otherwise_are_refused(model_type: str):
+    with pytest.raises(ValueError, match=f"`model` is a '{model_type}'"):
+        export_step(small(model_type))
+
+
+def test_training_mode_is_refused():
+    with pytest.raises(ValueError, match=r"`model` is in training mode.*eval"):
+        export_step(small("transformer_xl").train())

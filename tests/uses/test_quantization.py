@@ -1,0 +1,114 @@
+"""Weights of 8 bits on the CPU: torchao through `from_pretrained`, and torch's own dynamic quantization."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import memory_of, tiny_model, tokens, variants
+from torch import nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8Tensor, Int8WeightOnlyConfig
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+ADAPTIVE = {"cutoffs": [10, 20], "div_val": 2}
+COMPLEX = "complex_order_transformer"  # its matrices are complex, and its linear layers none of torch's
+remembering = pytest.mark.parametrize(
+    "model_type", [name for name in variants(causal_lm=True, memory=("exact", "own")) if name != COMPLEX]
+)
+
+
+def small(model_type: str, **fields):
+    return tiny_model(model_type, "causal_lm", torch.float32, **fields)
+
+
+def quantized(model, folder: Path, config=None, **options):
+    model.save_pretrained(folder, include_code=False)
+    config = TorchAoConfig(config or Int8WeightOnlyConfig(), **options)
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).eval()
+
+
+def in_int8(model) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Int8Tensor)}
+
+
+@torch.no_grad()
+def log_probs(model, ids: torch.Tensor) -> torch.Tensor:
+    """Two segments, the second with memory."""
+    first, second = ids.chunk(2, dim=1)
+    before = model(first)
+    after = model(second, **memory_of(before))
+    return torch.cat([before.logits, after.logits], dim=1).log_softmax(-1)
+
+
+@torch.no_grad()
+def goes_on(model, ids: torch.Tensor) -> torch.Tensor:
+    settings = {"do_sample": False, "min_new_tokens": 4, "max_new_tokens": 4, "return_dict_in_generate": True}
+    first = model.generate(ids, **settings)
+    return model.generate(first.sequences[:, -1:], mems=first.mems, **settings).sequences
+
+
+def is_near(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """By 8 bits: different, and not by much. Mean of the divergence in nats per token."""
+    divergence = (theirs.exp() * (theirs - mine)).sum(-1).mean().item()
+    return 0 < divergence < 0.02
+
+
+@remembering
+def test_weights_in_int8_by_torchao(model_type: str, tmp_path: Path):
+    model, ids = small(model_type), tokens(2, 20)
+    mine = quantized(model, tmp_path)
+    assert in_int8(mine)
+    assert not in_int8(model)
+    assert is_near(log_probs(mine, ids), log_probs(model, ids))
+    assert goes_on(mine, ids).shape == (2, 5)
+
+
+@pytest.mark.parametrize("config", [Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig])
+def test_an_adaptive_softmax_in_int8_by_torchao(config: type, tmp_path: Path):
+    """The library leaves an output layer as it is, unless it is told: then untied clusters are linear layers like others.
+    `Projection`, whose weight is read both ways, stays as it is."""
+    model, ids = small("transformer_xl", tie_word_embeddings=False, **ADAPTIVE), tokens(2, 20)
+    assert not [name for name in in_int8(quantized(model, tmp_path, config())) if name.startswith("lm_head")]
+    mine = quantized(model, tmp_path, config(), modules_to_not_convert=[])
+    assert {"lm_head.clusters.0", "lm_head.clusters.2", "lm_head.tails"} <= in_int8(mine)
+    assert not [name for name in in_int8(mine) if "projections" in name]
+    assert is_near(log_probs(mine, ids), log_probs(model, ids))
+    assert goes_on(mine, ids).shape == (2, 5)
+
+
+def test_complex_matrices_stay_as_they_are(tmp_path: Path):
+    model, ids = small(COMPLEX), tokens(2, 20)
+    mine = quantized(model, tmp_path)
+    assert not in_int8(mine)
+    assert torch.equal(log_probs(mine, ids), log_probs(model, ids))
+
+
+def test_tied_words_are_left_as_they_are(tmp_path: Path):
+    """A table that also embeds cannot be turned into int8 for one of its uses."""
+    for fields in ({}, ADAPTIVE):
+        mine = quantized(small("transformer_xl", **fields), tmp_path)
+        assert in_int8(mine)
+        embedding = mine.get_input_embeddings()
+        table = embedding.tables[0] if fields else embedding
+        head = mine.lm_head.clusters[0] if fields else mine.lm_head
+        assert head.weight is table.weight
+        assert not isinstance(table.weight, Int8Tensor)
+
+
+def test_int8_weights_are_saved_and_loaded(tmp_path: Path):
+    mine, ids = quantized(small("transformer_xl"), tmp_path / "float"), tokens(2, 20)
+    mine.save_pretrained(tmp_path / "int8", include_code=False)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "int8").eval()
+    assert in_int8(again) == in_int8(mine)
+    assert torch.equal(log_probs(again, ids), log_probs(mine, ids))
+    assert {path.suffix for path in (tmp_path / "int8").iterdir()} == {".safetensors", ".json"}
+
+
+@remembering
+def test_dynamic_int8_of_torch(model_type: str):
+    model, ids = small(model_type), tokens(2, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch names torchao as its successor
+        mine = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    assert is_near(log_probs(mine, ids), log_probs(model, ids))
+    assert goes_on(mine, ids).shape == (2, 5)

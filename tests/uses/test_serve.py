@@ -1,0 +1,162 @@
+"""`transformers-xl serve` in a process of its own, asked over HTTP by OpenAI's client."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+import torch
+from tiny import tiny_model
+from typer.testing import CliRunner
+
+from transformers_xl import ByteTokenizer
+from transformers_xl.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+MESSAGES = [{"role": "user", "content": "Who is there?"}]
+
+
+def saved(folder: Path, model_type: str = "transformer_xl", template: str | None = TEMPLATE):
+    model = tiny_model(model_type, "causal_lm", torch.float32, vocab_size=259, pad_token_id=256, eos_token_id=258)
+    model.lm_head.bias.data[ord("a") : ord("z")] += 12.0  # letters, so that every token is a character
+    model.save_pretrained(folder, include_code=False)
+    ByteTokenizer(chat_template=template).save_pretrained(folder, include_code=False)
+    return model
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Server:
+    def __init__(self, folder: Path):
+        self.model_id, self.model = str(folder), saved(folder)
+        port = free_port()
+        command = [sys.executable, "-m", "transformers_xl.cli.main", "serve", self.model_id, "--port", str(port)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self.log = (folder.parent / "server.log").open("w+")
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log, stderr=self.log)
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def wait(self) -> None:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and self.process.poll() is None:
+            try:
+                assert httpx2.get(f"{self.url}/health").json() == {"status": "ok"}
+                return
+            except httpx2.ConnectError:
+                time.sleep(0.1)
+        raise AssertionError(self.said())
+
+    def said(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
+
+    def greedy(self, text: str, tokens: int) -> str:
+        """What the model alone writes."""
+        ids = torch.tensor([list(text.encode())])
+        return bytes(
+            self.model.generate(ids, max_new_tokens=tokens, do_sample=False)[0, ids.shape[1] :].tolist()
+        ).decode()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("serve") / "model")
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.process.send_signal(signal.SIGINT)
+        try:
+            server.process.wait(20)
+        finally:
+            server.process.kill()
+            server.log.close()
+
+
+def test_completions(server: Server):
+    settings = {"model": server.model_id, "prompt": "Once upon", "max_tokens": 12, "temperature": 0}
+    expected = server.greedy("Once upon", 12)
+    answer = server.client.completions.create(**settings)
+    assert answer.choices[0].text == expected
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (9, 12)
+    pieces = [chunk.choices[0].text for chunk in server.client.completions.create(**settings, stream=True)]
+    assert "".join(pieces) == expected
+    assert len([piece for piece in pieces if piece]) > 1
+
+
+def test_chat_completions(server: Server):
+    settings = {"model": server.model_id, "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    expected = server.greedy("user: Who is there?\nassistant: ", 12)
+    answer = server.client.chat.completions.create(**settings)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == expected
+    chunks = list(server.client.chat.completions.create(**settings, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_responses(server: Server):
+    settings = {
+        "model": server.model_id,
+        "input": "Who is there?",
+        "max_output_tokens": 12,
+        "temperature": 0,
+    }  # this endpoint streams unless told
+    expected = server.greedy("user: Who is there?\nassistant: ", 12)
+    assert server.client.responses.create(**settings, stream=False).output_text == expected
+    events = list(server.client.responses.create(**settings, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected
+
+
+def test_models(server: Server):
+    assert [model.id for model in server.client.models.list()] == [server.model_id]
+
+
+def test_wrong_requests_are_answered(server: Server):
+    right = {"model": server.model_id, "prompt": "a", "max_tokens": 1}
+    for wrong, status, message in (
+        ({"model": "another/model"}, 400, "pinned"),
+        ({"prompt": [1, 2]}, 400, "prompt must be a string"),
+        ({"no_such_field": 1}, 422, "no_such_field"),
+        ({"max_tokens": 0}, 400, "max_new_tokens"),  # a ValueError of `generate()`
+    ):
+        with pytest.raises(openai.APIStatusError) as caught:
+            server.client.completions.create(**(right | {"extra_body": wrong}))
+        assert caught.value.status_code == status
+        assert message in caught.value.response.text
+    assert server.client.completions.create(**right).choices[0].text  # it goes on
+
+
+def test_what_cannot_be_served_is_said_at_once(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    tiny_model("transformer_xl", "sequence_classification").save_pretrained(tmp_path / "classes", include_code=False)
+    tiny_model("star_transformer").save_pretrained(tmp_path / "encoder", include_code=False)
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt/config.json").write_text('{"model_type": "gpt2"}')
+    for name, message in {
+        "empty": "config.json",
+        "classes": "only language models",
+        "encoder": "only language models",
+        "gpt": "'gpt2'",
+    }.items():
+        result = CliRunner().invoke(app, ["serve", str(tmp_path / name)])
+        assert result.exit_code == 2, result.output
+        assert message in result.output
+        assert result.output.startswith("Error: ")
