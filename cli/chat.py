@@ -26,12 +26,13 @@ def chat(
     with clean_errors():
         model, tokenizer = load_model(model_dir)
         import transformers
+        from transformers.generation.streamers import BaseStreamer
 
         from transformers_xl.cli.conversation import Conversation
         from transformers_xl.streams.streamers import ByteStreamer
 
         if hasattr(tokenizer, "decode_bytes"):
-            streamer = ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False))
+            streamer: BaseStreamer = ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False))
         else:
             streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}

@@ -18,7 +18,7 @@ class Interrupted(StoppingCriteria):
         self.asked = False
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
-        return torch.full((len(input_ids),), self.asked, dtype=torch.bool, device=input_ids.device)
+        return torch.full((len(input_ids),), self.asked, device=input_ids.device).bool()  # type: ignore[return-value]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -80,7 +80,7 @@ class Conversation:
         return ids[1:] if ids[:1] == self.unread else ids
 
     def rendered(self, messages: list[dict]) -> str:
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
     def ids_of(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -90,7 +90,7 @@ class Conversation:
         ids = torch.tensor([self.unread + self.turn(text)], device=self.model.device)
         stopping = Interrupted()
         with stopping.listening():
-            result = self.model.generate(
+            result = self.model.generate(  # type: ignore[operator]
                 ids,
                 attention_mask=torch.ones_like(ids),
                 mems=self.mems,
@@ -101,7 +101,7 @@ class Conversation:
             )
         answer = result.sequences[0, ids.shape[1] :].tolist()
         self.mems, self.unread = result.mems, answer[-1:]
-        return self.tokenizer.decode(answer, skip_special_tokens=True)
+        return str(self.tokenizer.decode(answer, skip_special_tokens=True))
 
 
 __all__ = ["Conversation", "Interrupted"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model, variants
+from tiny import held_by, tiny_model, variants
 from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer
@@ -21,7 +21,8 @@ from transformers_xl.cli.main import app
 ROOT = Path(__file__).parents[2]
 TEMPLATE = (
     "{{ 'System: short answers.\n' }}{% for message in messages %}"
-    "{{ message['role'] }}: {{ message['content'] }}{% if message['role'] == 'user' %}{{ '\n' }}{% else %}{{ '|' }}{% endif %}"
+    "{{ message['role'] }}: {{ message['content'] }}"
+    "{% if message['role'] == 'user' %}{{ '\n' }}{% else %}{{ '|' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 SETTINGS = {"do_sample": False, "max_new_tokens": 6}
@@ -95,9 +96,7 @@ def test_a_turn_costs_the_same_however_long_the_session(model_type: str):
         # the turn, its line break, and what the model has written, of which the last token is read with the next turn
         assert len(ids) == 21 + 6 - (turn == 0)
         ids.clear()
-        held: list[int] = []
-        conversation.mems.map_rows(lambda rows: held.append(rows.numel()) or rows)
-        sizes.append(sum(held))
+        sizes.append(sum(rows.numel() for rows in held_by(conversation.mems)))
         # the window of the attention, and not one position more
         assert all(layer.keys.shape[-2] <= layer.kept for layer in conversation.mems.layers)
     assert sizes[2] == sizes[-1]

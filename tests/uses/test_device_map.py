@@ -35,8 +35,7 @@ def used(model, device: str = "cpu") -> list[torch.Tensor]:
     ids = tokens(2, 20).to(device)
     results = []
     for use_cache in (None, True):
-        said, memory = read(model, ids, [7, 7, 6], use_cache=use_cache)
-        results.append(said)
+        results.append(read(model, ids, [7, 7, 6], use_cache=use_cache)[0])
     if model.can_generate():
         value = memory_of(model(ids))
         settings = {"do_sample": False, "max_new_tokens": 6, "return_dict_in_generate": True}
