@@ -38,8 +38,14 @@ def train(args: argparse.Namespace, folder: Path) -> dict:
     command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
     subprocess.run([sys.executable, "-m", "transformers_xl.cli.main", *command], check=True)
     metrics = json.loads((folder / "training_metrics.json").read_text())
-    kept = ("arguments", "parameters", "train_bytes", "held_out_bytes", "train_seconds")
-    return {name: metrics[name] for name in kept}
+    training = metrics["training"]
+    return {
+        "arguments": training["arguments"],
+        "parameters": metrics["parameters"],
+        "train_bytes": training["data"]["bytes"],
+        "held_out_bytes": metrics["evaluations"][0]["data"]["bytes"],
+        "train_seconds": training["seconds"],
+    }
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:

@@ -1,6 +1,7 @@
 """`transformers-xl evaluate`: bits per byte of a text, with and without memory, and by a moving window."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,16 @@ def evaluate(
             help="Also predict each token from the segment's length of tokens before it, read anew: as many times slower.",
         ),
     ] = False,
+    record: Annotated[
+        bool,
+        Option(
+            "--record",
+            help="Keep the figures in the folder, for its card: training_metrics.json and README.md.",
+        ),
+    ] = False,
+    dataset: Annotated[str | None, Option(help="With --record: the data set on the Hub that the text is.")] = None,
+    dataset_revision: Annotated[str | None, Option(help="With --record: its commit.")] = None,
+    task_id: Annotated[str | None, Option(help="With --record: the task in its eval.yaml, of a benchmark.")] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")
     ] = False,
@@ -33,10 +44,14 @@ def evaluate(
     The text is read in segments. A model without memory is measured once.
     """
     with clean_errors():
+        if dataset is not None and not record:
+            raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
         model, tokenizer = load_model(model_dir)
+        from transformers_xl.cli.recording import check_claims, evaluation_of, text_of_files
         from transformers_xl.evaluation.bits_per_byte import score_moving_window, score_text
         from transformers_xl.streams.files import read_ids
 
+        claims = check_claims(dataset, dataset_revision, task_id)
         ids, size = read_ids(text, tokenizer, progress=not as_json)
         size -= len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
         ways = (
@@ -50,10 +65,38 @@ def evaluate(
             scores["moving window"] = score_moving_window(
                 model, ids, segment_length, num_bytes=size, progress=not as_json
             )
+        if record:
+            data = text_of_files(text, len(ids), claims)
+            command = _command(text, segment_length, batch_size, claims)
+            evaluations = [
+                evaluation_of(model, scores[name], data, batch_size, memory, command, segment_length)
+                for name, memory in ways
+            ]
+            _record(model, model_dir, evaluations)
     if as_json:
         typer.echo(json.dumps({name.replace(" ", "_"): _summary(score) for name, score in scores.items()}, indent=2))
     else:
         _print_table(scores)
+
+
+def _command(text: list[Path], segment_length: int | None, lanes: int, claims: tuple) -> str:
+    options = dict(zip(("dataset", "dataset-revision", "task-id"), claims, strict=True))
+    options = {"batch-size": lanes, "segment-length": segment_length} | options
+    words = [word for path in text for word in ("--text", path.name)]
+    words += [str(word) for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+    return shlex.join(["transformers-xl", "evaluate", "MODEL", *words, "--record"])
+
+
+def _record(model, folder: Path, evaluations: list) -> None:
+    """Beside what is known of the same weights; the card follows, unless somebody has written one."""
+    from transformers_xl.hub.cards import write_card, written_by_us
+    from transformers_xl.hub.measurements import known_measurements, measurements_of, write_measurements
+
+    known = known_measurements(folder)
+    write_measurements(folder, (known or measurements_of(model, folder)).with_evaluations(evaluations))
+    readme = folder / "README.md"
+    if not readme.exists() or written_by_us(readme):
+        write_card(folder)
 
 
 def _summary(score) -> dict:

@@ -3,14 +3,13 @@
 Imported by the commands when they run: it costs the import of torch and transformers.
 """
 
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch.utils.data import Dataset
 
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.modeling.auto import Variant
@@ -21,16 +20,16 @@ from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArgume
 
 
 def read_texts(
-    texts: list[Path], eval_text: list[Path] | None, arguments: dict[str, Any]
+    texts: list[Path], eval_text: list[Path] | None, arguments: dict[str, Any], progress: bool = True
 ) -> tuple[TextStream, np.ndarray, int]:
     """The stream to train on, the held-out bytes, and the lanes to score them in.
 
     Raises:
         ValueError: a text is too short for the segments and lanes, before anything is trained.
     """
-    ids, _ = read_ids(texts, ByteTokenizer())
+    ids, _ = read_ids(texts, ByteTokenizer(), progress=progress)
     if eval_text:
-        held_out, _ = read_ids(eval_text, ByteTokenizer())
+        held_out, _ = read_ids(eval_text, ByteTokenizer(), progress=progress)
     else:
         ids, held_out = split_held_out(ids, arguments["eval_fraction"])
     segment_length, lanes = arguments["segment_length"], arguments["batch_size"]
@@ -61,9 +60,12 @@ def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: 
     return variant.causal_lm_class(config)
 
 
-def fit(model, stream: TextStream, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train with memory carried along; the seconds it took, and the log."""
-    trainer = MemoryTrainer(
+def fit(
+    model, stream: Dataset, arguments: dict[str, Any], folder: Path, progress: bool = True
+) -> transformers.Trainer:
+    """Train on a stream, with memory carried along, or on the windows of one; what trained it."""
+    trainer_class = MemoryTrainer if isinstance(stream, TextStream) else transformers.Trainer
+    trainer = trainer_class(
         model,
         MemoryTrainingArguments(
             output_dir=str(folder),
@@ -77,13 +79,18 @@ def fit(model, stream: TextStream, arguments: dict[str, Any], folder: Path) -> d
             logging_steps=20,
             save_strategy="no",
             report_to="none",
+            disable_tqdm=not progress,
             dataloader_pin_memory=torch.cuda.is_available(),
         ),
         train_dataset=stream,
+        data_collator=transformers.default_data_collator,
     )
-    seconds = trainer.train().metrics["train_runtime"]
-    model.finish_training()
-    return {"train_seconds": seconds, "log": trainer.state.log_history}
+    if not progress:
+        trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    if hasattr(model, "finish_training"):
+        model.finish_training()
+    return trainer
 
 
 def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
@@ -92,17 +99,4 @@ def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
     return {name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True) for name, memory in ways}
 
 
-def seconds_per_token(model, held_out: np.ndarray, new_tokens: int = 64, repeats: int = 3) -> float:
-    """The median time of a token that `generate()` adds to a segment of the held-out text."""
-    prompt = torch.from_numpy(held_out[None, : model.config.segment_length].astype(np.int64)).to(model.device)
-    options = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False}
-    model.generate(prompt, **options)  # the first is slower
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        model.generate(prompt, **options)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) / new_tokens
-
-
-__all__ = ["build_model", "fit", "read_texts", "score", "seconds_per_token"]
+__all__ = ["build_model", "fit", "read_texts", "score"]

@@ -5,6 +5,7 @@ Commands import torch and transformers when they run, not when they are listed: 
 
 import typer
 
+from transformers_xl.cli.card import card
 from transformers_xl.cli.chat import chat
 from transformers_xl.cli.compare import compare
 from transformers_xl.cli.convert import convert
@@ -26,7 +27,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, evaluate, generate, chat, serve, compare, convert, recl, context_curve, speed, push, report):
+for command in (
+    train,
+    evaluate,
+    generate,
+    compare,
+    convert,
+    recl,
+    context_curve,
+    speed,
+    card,
+    push,
+    report,
+    chat,
+    serve,
+):
     app.command(no_args_is_help=True)(command)
 app.add_typer(tokenizer, name="tokenizer")
 

@@ -1,6 +1,6 @@
 """`transformers-xl train`: text files in, a folder for the Hub out."""
 
-import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,9 @@ def train(
     texts: Annotated[
         list[Path], Argument(exists=True, dir_okay=False, readable=True, help="Text files, read in this order.")
     ],
-    output: Annotated[Path, Option("--output", "-o", help="Folder to write: config, weights, tokenizer, metrics.")],
+    output: Annotated[
+        Path, Option("--output", "-o", help="Folder to write: config, weights, tokenizer, metrics, card.")
+    ],
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
     variant: Annotated[
         str, Option(help="Model type, a row of the table of variants.", rich_help_panel=MODEL)
@@ -37,6 +39,13 @@ def train(
     eval_fraction: Annotated[
         float, Option(help="Share of the text to hold out at its end, without --eval-text.", rich_help_panel=DATA)
     ] = 0.1,
+    dataset: Annotated[
+        str | None, Option(help="Data set on the Hub that the text is; for the card.", rich_help_panel=DATA)
+    ] = None,
+    dataset_revision: Annotated[str | None, Option(help="Its commit.", rich_help_panel=DATA)] = None,
+    task_id: Annotated[
+        str | None, Option(help="The held-out text's task in its eval.yaml, of a benchmark.", rich_help_panel=DATA)
+    ] = None,
     segment_length: Annotated[int, Option(help="Tokens per segment.", rich_help_panel=DATA)] = 128,
     batch_size: Annotated[int, Option(help="Lanes of text that are read side by side.", rich_help_panel=DATA)] = 16,
     steps: Annotated[int | None, Option(help="Training steps.", show_default="1000", rich_help_panel=TRAINING)] = None,
@@ -73,8 +82,12 @@ def train(
 
 def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> None:
     from transformers_xl.cli.fitting import build_model, fit, read_texts, score
+    from transformers_xl.cli.recording import check_claims, evaluation_of, text_of_bytes
+    from transformers_xl.hub.cards import write_card
+    from transformers_xl.hub.measurements import measurements_of, write_measurements
     from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
+    claims = check_claims(arguments["dataset"], arguments["dataset_revision"], arguments["task_id"])
     stream, held_out, eval_lanes = read_texts(texts, eval_text, arguments)
     model = build_model(row, arguments)
     typer.echo(
@@ -82,23 +95,38 @@ def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, a
         f"{len(held_out):,} held out"
     )
     with written_whole(output) as folder:
-        training = fit(model, stream, arguments, folder)
+        trainer = fit(model, stream, arguments, folder)
         scores = score(model, held_out, eval_lanes)
         model.save_pretrained(folder)
         ByteTokenizer().save_pretrained(folder)
-        metrics = {
-            "variant": model.config.model_type,
-            "arguments": arguments,
-            "parameters": model.num_parameters(),
-            "train_bytes": len(stream.ids),
-            "held_out_bytes": len(held_out),
-            "held_out_bits_per_byte": {name: result.bits_per_byte for name, result in scores.items()},
-            **training,
-        }
-        (folder / "training_metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        command = _command(texts, output, eval_text, arguments)
+        parts = ("", "") if eval_text else ("first", "last")
+        read = text_of_bytes(texts, parts[0], stream.ids, (*claims[:2], None))
+        unseen = text_of_bytes(eval_text or texts, parts[1], held_out, claims)
+        measured = measurements_of(
+            model,
+            folder,
+            training=trainer.training_record(data=read, command=command, arguments=arguments),
+            evaluations=tuple(
+                evaluation_of(model, result, unseen, eval_lanes, name == "with_memory", command)
+                for name, result in scores.items()
+            ),
+            log=tuple(trainer.state.log_history),
+        )
+        write_measurements(folder, measured)
+        write_card(folder, output.resolve().name)
     for name, result in scores.items():
         typer.echo(f"{result.bits_per_byte:.3f} bits per byte of held-out text {name.replace('_', ' ')}")
     typer.echo(f"wrote {output}")
+
+
+def _command(texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> str:
+    """The command with all its options spelled out, and files by their names: where they lie is nobody's business."""
+    words = ["transformers-xl", "train", *(path.name for path in texts), "-o", output.resolve().name]
+    words += [word for path in eval_text or () for word in ("--eval-text", path.name)]
+    for name, value in arguments.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 __all__ = ["train"]

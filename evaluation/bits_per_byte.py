@@ -7,6 +7,7 @@ for. Every token of a text is predicted but its first, which nothing precedes.
 """
 
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +28,13 @@ class TextScore:
         nats_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
         tokens_by_position: tokens predicted at each position of a segment `(segment_length,)`.
         bytes: bytes that the predicted tokens stand for.
+        seconds: how long [`score_text`] took; None where it was not measured.
     """
 
     nats_by_position: np.ndarray
     tokens_by_position: np.ndarray
     bytes: int
+    seconds: float | None = None
 
     @property
     def nats(self) -> float:
@@ -87,6 +90,7 @@ def score_text(
     nats = torch.zeros(segment_length, dtype=torch.float64, device=model.device)
     tokens = torch.zeros(segment_length, dtype=torch.long, device=model.device)
     cache = None
+    start = time.perf_counter()
     was_training = model.training
     model.eval()
     try:
@@ -104,7 +108,8 @@ def score_text(
                 tokens += (targets != -100).sum(0)
     finally:
         model.train(was_training)
-    return TextScore(nats.cpu().numpy(), tokens.cpu().numpy(), int(tokens.sum()) if num_bytes is None else num_bytes)
+    num_bytes = int(tokens.sum()) if num_bytes is None else num_bytes  # waits for a GPU
+    return TextScore(nats.cpu().numpy(), tokens.cpu().numpy(), num_bytes, time.perf_counter() - start)
 
 
 def score_moving_window(

@@ -16,6 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.hub.cards import card_for_push
 from transformers_xl.hub.code_export import PACKAGE, write_code
 from transformers_xl.hub.uploading import explained, files_below
 from transformers_xl.modeling.auto import VARIANTS
@@ -57,6 +58,16 @@ class SavedWithCode:
     def _upload_modified_files(self, working_dir: str | os.PathLike, repo_id: str, *args: Any, **kwargs: Any) -> Any:
         with explained(repo_id, files_below(Path(working_dir)), kwargs.get("revision"), kwargs.get("token")):
             return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
+
+class ModelWithCard(SavedWithCode):
+    """A model also brings its card, where the library would push an empty form."""
+
+    def _upload_modified_files(self, working_dir: str | os.PathLike, repo_id: str, *args: Any, **kwargs: Any) -> Any:
+        if self.config.model_type in VARIANTS:
+            with explained(repo_id, {}, kwargs.get("revision"), kwargs.get("token")):
+                card_for_push(Path(working_dir), repo_id, self.config._name_or_path, kwargs.get("token"))
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
 class ConfigWithCode(SavedWithCode):
@@ -122,10 +133,10 @@ def tokenizers() -> list[type[PreTrainedTokenizerBase]]:
 
 def install() -> None:
     """Make models, configs and tokenizers save and push as above. `import transformers_xl` does it."""
-    front = {MemoryPreTrainedModel: SavedWithCode, MemoryConfig: ConfigWithCode}
+    front = {MemoryPreTrainedModel: ModelWithCard, MemoryConfig: ConfigWithCode}
     for saved, mixin in {**front, **dict.fromkeys(tokenizers(), TokenizerWithCode)}.items():
         if mixin not in saved.__mro__:
             saved.__bases__ = (mixin, *saved.__bases__)
 
 
-__all__ = ["ConfigWithCode", "SavedWithCode", "TokenizerWithCode", "install", "tokenizers"]
+__all__ = ["ConfigWithCode", "ModelWithCard", "SavedWithCode", "TokenizerWithCode", "install", "tokenizers"]

@@ -85,11 +85,16 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        if logits is None:
-            nats = token_nats(self.lm_head, outputs.last_hidden_state, shift_labels)
-            return mean_nats(nats, shift_labels, num_items_in_batch)
+        if logits is None or logits.shape[1] < shift_labels.shape[1]:  # no logits, or those of a few tokens
+            return mean_nats(self.target_nats(outputs, shift_labels), shift_labels, num_items_in_batch)
         kwargs |= {"logits": logits, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
         return super().head_loss(outputs, labels=None, vocab_size=self.vocab_size, **kwargs)
+
+    def target_nats(
+        self, outputs: MemoryModelOutput, targets: torch.Tensor, logits: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`-log p` of the targets `(batch, length)`, by `logits` where they are known."""
+        return token_nats(self.lm_head, outputs.last_hidden_state, targets, logits)
 
     def shows_logits(self, targets: torch.Tensor | None) -> bool:
         """Whether a call makes logits: an adaptive softmax learns without them."""

@@ -65,10 +65,10 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         )
 
     def append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `extend` does, in buffers for twice the window: it is copied once in `kept` positions."""
+        """What `extend` does, in buffers longer than the window: it is copied where they end, not in every call."""
         length = key_states.shape[-2]
         if not self.has_room(length):
-            self.buffers = [self.buffer(last(kept, self.kept, dim=-2)) for kept in (self.keys, self.values)]
+            self.buffers = [self.buffer(last(kept, self.kept, dim=-2), length) for kept in (self.keys, self.values)]
             self.end = self.num_kept
         start, memory = self.end, min(self.end, self.kept)
         self.end += length
@@ -87,9 +87,11 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
             and (torch.is_inference_mode_enabled() or not self.buffers[0].is_inference())
         )
 
-    def buffer(self, kept: torch.Tensor) -> torch.Tensor:
-        """Space for two windows, that begins with `kept` and lies along the rows: one query reads it faster so."""
-        empty = kept.new_empty(*kept.shape[:2], kept.shape[-1], 2 * self.kept).transpose(-1, -2)
+    def buffer(self, kept: torch.Tensor, length: int) -> torch.Tensor:
+        """Space for the window and some calls of `length`, that begins with `kept` and lies along the rows: one query
+        reads it faster so."""
+        space = self.kept + max(self.kept // 4, 4 * length)
+        empty = kept.new_empty(*kept.shape[:2], kept.shape[-1], space).transpose(-1, -2)
         empty[:, :, : kept.shape[-2]] = kept
         return empty
 

@@ -248,19 +248,24 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         paths = [self.model(**inputs, **kwargs) for _ in range(config.num_exit_paths)]
         predicted = [self.predict(path) if self.shows_logits(targets) else None for path in paths]
         losses = [
-            mean_nats(self.path_nats(path, each, targets), targets, items)
+            mean_nats(self.target_nats(path, targets, each), targets, items)
             for path, each in zip(paths, predicted, strict=True)
         ]
         return paths[0], predicted[0], torch.stack(losses).mean() + exit_loss
 
-    def path_nats(
-        self, path: DepthAdaptiveTransformerModelOutput, logits: torch.Tensor | None, targets: torch.Tensor
+    def target_nats(
+        self,
+        outputs: DepthAdaptiveTransformerModelOutput,
+        targets: torch.Tensor,
+        logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`-log p` of the targets by the layers after which their tokens left, `(batch, length)`."""
         if logits is not None or self.exit_classifiers is None:
-            return token_nats(self.lm_head, path.last_hidden_state, targets, logits)
-        left = [targets.where(path.exit_layers == n, -100) for n in range(1, self.config.num_hidden_layers + 1)]
-        nats = [token_nats(self.classifier(n), path.last_hidden_state, each) for n, each in enumerate(left, start=1)]
+            return super().target_nats(outputs, targets, logits)
+        layers = range(1, self.config.num_hidden_layers + 1)
+        left = [targets.where(outputs.exit_layers == number, -100) for number in layers]
+        states = outputs.last_hidden_state
+        nats = [token_nats(self.classifier(number), states, each) for number, each in zip(layers, left, strict=True)]
         return torch.stack(nats).sum(0)
 
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ The library's own smoother shifts `labels` inside the segment, and replaces the 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,16 +14,14 @@ from torch import nn
 
 def smoothed_loss(
     logits: torch.Tensor,
-    labels: torch.Tensor | None,
+    labels: None,
     vocab_size: int,
+    shift_labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None = None,
-    shift_labels: torch.Tensor | None = None,
     smoothing: float = 0.0,
-    **kwargs,
+    **kwargs: Any,
 ) -> torch.Tensor:
     """The library's loss of a language model in nats, for targets of which `smoothing` is spread over the vocabulary."""
-    if shift_labels is None:
-        shift_labels = nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
     logits, targets = logits.float().view(-1, vocab_size), shift_labels.reshape(-1).to(logits.device)
     if num_items_in_batch is None:
         return nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing)
@@ -37,7 +36,8 @@ def smoothed_labels(model: nn.Module, smoothing: float) -> Iterator[None]:
     if not smoothing or not model.training:
         yield
         return
-    model.loss_function = partial(smoothed_loss, smoothing=smoothing)
+    loss: Any = partial(smoothed_loss, smoothing=smoothing)
+    model.loss_function = loss
     try:
         yield
     finally:

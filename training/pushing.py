@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo
-from transformers import Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import logging
 from transformers.utils.hub import PushInProgress, hf_api
 
 from transformers_xl.hub.uploading import Pushed, PushError, explained, push_folder
+from transformers_xl.training.run_cards import RunCards
 
 logger = logging.get_logger(__name__)
 
@@ -29,7 +29,7 @@ MODEL_FILES = (
 )
 
 
-class HubPushes(Trainer):
+class HubPushes(RunCards):
     """Pushes of a `Trainer` through [`~transformers_xl.hub.uploading.push_folder`]: one commit each, of the files of a
     model. The library's own would push its arguments as a pickle, and leave the code behind.
 
@@ -65,7 +65,7 @@ class HubPushes(Trainer):
             return None
         given = [kwargs.pop("tags", None) or [], getattr(self.model, "model_tags", None) or []]
         tags = [tag for some in given for tag in ([some] if isinstance(some, str) else some)]
-        name = kwargs.pop("model_name", None) or self.hub_model_id.split("/")[-1]
+        name = kwargs.pop("model_name", None) or self.hub_model_id
         self.create_model_card(model_name=name, tags=list(dict.fromkeys(tags)) or None, **kwargs)
         self._finish_current_push()
         push = self._push(self._output_dir, commit_message, token, revision)

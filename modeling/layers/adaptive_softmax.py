@@ -10,11 +10,15 @@ Auli, 2019, https://arxiv.org/abs/1809.10853), and are tied to them. Cluster i h
 words; Transformer-XL's released code reads entry -i, and checkpoints of it are turned round where they are converted.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.adaptive_embedding import Projection
+
+ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -47,13 +51,26 @@ class AdaptiveSoftmax(nn.Module):
         return _log_softmax(self.clusters[index](self.project(index, hidden_states)))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            return torch.cat([*self.parts(hidden_states)], dim=-1)
+        # a few rows at a time, into one buffer: of a large vocabulary nothing is there twice
+        rows = hidden_states.flatten(0, -2)
+        log_probs = rows.new_empty(len(rows), self.out_features)
+        for some, target in zip(rows.split(ROWS), log_probs.split(ROWS), strict=True):
+            start = 0
+            for part in self.parts(some):
+                target[:, start : start + part.shape[-1]] = part
+                start += part.shape[-1]
+        return log_probs.unflatten(0, hidden_states.shape[:-1])
+
+    def parts(self, hidden_states: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Log-probabilities of the words of each cluster in turn."""
         frequent = self.clusters[0].out_features
         head = self.head(hidden_states)
-        log_probs = [head[..., :frequent].to(hidden_states.dtype)]
+        yield head[..., :frequent].to(hidden_states.dtype)
         for index in range(1, len(self.clusters)):
             tail = self.tail(index, hidden_states) + head[..., frequent + index - 1, None]
-            log_probs.append(tail.to(hidden_states.dtype))
-        return torch.cat(log_probs, dim=-1)
+            yield tail.to(hidden_states.dtype)
 
     def nats(self, hidden_states: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
         """`-log p` of `targets` `(batch, length)`, in their order, float32 at least; 0 at `ignore_index`.
@@ -71,10 +88,11 @@ class AdaptiveSoftmax(nn.Module):
             column = torch.where(here, frequent + index - 1, column)
             start += cluster.out_features
         nats = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
-        for index, start, rows in in_cluster:
+        for index, start, here in in_cluster:
             # also for no rows: every process of many has a gradient for every weight
-            tail = self.tail(index, hidden_states[rows]).gather(-1, (words[rows] - start)[:, None]).squeeze(-1)
-            nats = nats.index_add(0, rows, -tail)
+            for rows in [here] if torch.is_grad_enabled() else here.split(ROWS):
+                tail = self.tail(index, hidden_states[rows]).gather(-1, (words[rows] - start)[:, None]).squeeze(-1)
+                nats = nats.index_add(0, rows, -tail)
         return nats.new_zeros(flat.shape).masked_scatter(is_target, nats).view(targets.shape)
 
 

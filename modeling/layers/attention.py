@@ -213,6 +213,7 @@ class RelativeAttention(MemoryAttention):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.split_heads(self.r_proj(table))
         if past_key_values is not None:
+            self.kept_projection = None  # they are large: who reads on with a cache does not need them twice
             positions = self.projected_along_rows(table)
             past_key_values.layers[self.layer_idx].keep_positions(positions)
             return positions

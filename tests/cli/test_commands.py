@@ -52,11 +52,11 @@ def model_folder(text_file: Path) -> Path:
 def test_train_writes_a_folder_for_the_hub(model_folder: Path):
     names = {path.name for path in model_folder.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors"} <= names
-    assert {"tokenizer.json", "training_metrics.json"} <= names
+    assert {"tokenizer.json", "training_metrics.json", "README.md"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pkl", ".pt"))]
     metrics = json.loads((model_folder / "training_metrics.json").read_text())
-    assert set(metrics["held_out_bits_per_byte"]) == {"with_memory", "without_memory"}
-    assert metrics["arguments"]["mem_len"] == 16
+    assert [each["memory"] for each in metrics["evaluations"]] == [True, False]
+    assert metrics["training"]["arguments"]["mem_len"] == 16
     model, tokenizer = (cls.from_pretrained(model_folder) for cls in (AutoModelForCausalLM, AutoTokenizer))
     assert model.config.mem_len == 16
     assert model.generate(**tokenizer("It was", return_tensors="pt"), max_new_tokens=3).shape == (1, 9)
@@ -144,33 +144,6 @@ def test_overwrite_replaces_the_folder(text_file: Path, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert (folder / "config.json").is_file()
     assert not (folder / "old.txt").exists()
-
-
-def test_compare_is_on_equal_terms(text_file: Path, tmp_path: Path):
-    sizes = [option for option in SMALL.split() if option not in ("--warmup-steps", "1")]
-    variants = ["--variant", "gtrxl", "--variant", "transformer_xl", "--variant", "vanilla_transformer"]
-    result = run("compare", text_file, "-o", tmp_path / "out", *variants, *sizes)
-    assert result.exit_code == 0, result.output
-    data = json.loads((tmp_path / "out/compare.json").read_text())
-    assert [row["variant"] for row in data["runs"]] == ["gtrxl", "transformer_xl", "vanilla_transformer"]
-    reference = data["runs"][1]
-    assert data["runs"][0]["intermediate_size"] == 32  # its gates are the largest: the others get wider feed-forwards
-    for row in data["runs"]:
-        assert abs(row["parameters"] / reference["parameters"] - 1) < 0.01
-        assert row["seconds_per_generated_token"] > 0
-        remembers = row["variant"] != "vanilla_transformer"
-        assert set(row["bits_per_byte"]) == ({"with_memory"} if remembers else set()) | {"without_memory"}
-    table = (tmp_path / "out/compare.md").read_text()
-    assert table in result.output
-    assert table.count("\n") == 5
-    assert (tmp_path / "out/compare.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_compare_refuses_an_unknown_variant(text_file: Path, tmp_path: Path):
-    result = run("compare", text_file, "-o", tmp_path / "out", "--variant", "lstm", "--steps", 1)
-    assert result.exit_code == 2
-    assert "lstm" in result.output
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("command", [[], *commands(app)], ids=" ".join)

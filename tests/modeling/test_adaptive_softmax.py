@@ -146,6 +146,16 @@ def test_training_has_the_loss_of_the_predictions_without_making_them(model_type
         torch.testing.assert_close(model(ids, labels=ids).loss, model(ids, shift_labels=shifted).loss)
 
 
+@every_model
+@pytest.mark.parametrize("fields", [{}, FORMS["narrower"]], ids=["plain", "adaptive"])
+def test_a_text_is_scored_with_the_logits_of_its_last_token_alone(model_type, fields):
+    model = tiny_model(model_type, "causal_lm", **fields)
+    ids = tokens(2, 12)
+    whole, last = (model(ids, shift_labels=ids, logits_to_keep=kept) for kept in (0, 1))
+    torch.testing.assert_close(last.loss.double(), whole.loss.double(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last.logits, whole.logits[:, -1:], **EXACT)
+
+
 class Largest(TorchDispatchMode):
     """The largest result of any operation, in numbers."""
 

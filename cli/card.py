@@ -1,0 +1,45 @@
+"""`transformers-xl card`: what is known of a saved model, in the terminal or as its README.md."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transformers_xl.cli.common import clean_errors, import_models
+
+
+def card(
+    model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a saved model.")],
+    write: Annotated[bool, Option("--write", help="Write README.md, and results on benchmarks of the Hub.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that was written by hand.")] = False,
+    name: Annotated[
+        str | None, Option(help="Name of the model, or its repository: you/name.", show_default="the folder's")
+    ] = None,
+    license: Annotated[str | None, Option(help="Licence of the weights, such as apache-2.0.")] = None,
+    language: Annotated[str | None, Option(help="Language of the text, such as en.")] = None,
+    base_model: Annotated[str | None, Option(help="Repository of the model that the training began with.")] = None,
+    tag: Annotated[list[str] | None, Option(help="A further tag; may be given more than once.")] = None,
+) -> None:
+    """Show the card of a model: its variant, and what was measured, each figure with the file and key it is from.
+
+    Figures are those of training_metrics.json, which `train` and `evaluate --record` write. What you say of the licence and
+    the like stays in README.md when it is written again.
+    """
+    with clean_errors():
+        import_models()
+        from transformers_xl.hub.cards import Choices, model_card, write_card
+
+        choices = Choices(license, language, base_model, tags=tuple(tag or ()))
+        if write:
+            for path in write_card(model_dir, name, choices, overwrite):
+                typer.echo(f"wrote {path}")
+            return
+        shown = model_card(model_dir, name, choices)
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(f"```yaml\n{shown.data.to_yaml()}\n```\n{shown.text}"))
+
+
+__all__ = ["card"]

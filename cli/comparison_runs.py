@@ -1,0 +1,245 @@
+"""The runs of `transformers-xl compare`: the models at equal parameters, and one model trained from one seed and measured.
+
+Every run is a process of its own, forked from one that has imported the libraries and done nothing else: its peak of memory
+is its own, and what fails takes nothing else with it.
+"""
+
+import base64
+import hashlib
+import multiprocessing
+import platform
+import resource
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from transformers_xl.cli.baselines import BASELINES, WindowStream
+from transformers_xl.cli.common import import_models, written_whole
+from transformers_xl.cli.fitting import build_model, fit, read_texts
+from transformers_xl.evaluation.bits_per_byte import score_text
+from transformers_xl.evaluation.context_curve import score_windows
+from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
+from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+
+Builder = Callable[[dict[str, Any], int], PreTrainedModel]
+
+TOLERANCE = 0.03  # of the parameters
+STEPS_OF_CONTEXT, BLOCKS, POSITIONS = 12, 16, 48  # what RECL is measured on
+# fields of a variant beside the shared ones: a memory of about the size of the feed-forward that it stands for; one head,
+# as the authors' code has, where every head would add a map of all pairs of positions
+FIELDS = {
+    "pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16},
+    "tensorized_transformer": {"num_attention_heads": 1},
+}
+
+
+def builders() -> dict[str, Builder]:
+    """How to build each language model, by name: the variants, and the baselines of transformers."""
+    variants = {name: row for name, row in import_models().items() if row.causal_lm_class is not None}
+    return {name: partial(_build_variant, row, FIELDS.get(name, {})) for name, row in variants.items()} | BASELINES
+
+
+def _build_variant(row, fields: dict[str, int], arguments: dict[str, Any], intermediate_size: int) -> PreTrainedModel:
+    return build_model(row, arguments, intermediate_size, **fields)
+
+
+def inner_widths(arguments: dict[str, Any], names: list[str]) -> tuple[dict[str, int], int]:
+    """The inner width of the feed-forward of each model with which it has as many parameters as the others; that number.
+
+    It is that of a Transformer-XL of the usual shape, or more where any model needs it for a feed-forward of at least its
+    width; it does not depend on `names`, so that models can be added later.
+
+    Raises:
+        ValueError: a model is not known, or comes no nearer than 3 %.
+    """
+    known = builders()
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"`variant`={name!r} is not a language model of this comparison: known are {', '.join(known)}."
+            )
+    arguments = arguments | {"seed": 0}
+    width = arguments["hidden_size"]  # no model refuses it; parameters grow linearly with it
+    at_width = {}
+    for name, builder in known.items():
+        try:
+            at_width[name] = _count(builder(arguments, width))
+        except ValueError:  # of a model that these settings exclude
+            if name in names:
+                raise
+    target = max(_count(known["transformer_xl"](arguments, 4 * width)), *at_width.values())
+    widths = {}
+    for name in names:
+        slope = (_count(known[name](arguments, 2 * width)) - at_width[name]) / width
+        # even, because a complex one has real and imaginary parts
+        widths[name] = 2 * round((width + (target - at_width[name]) / slope) / 2)
+        parameters = _count(known[name](arguments, widths[name]))
+        if abs(parameters / target - 1) > TOLERANCE:
+            raise ValueError(
+                f"`hidden_size`={width}: {name} has {parameters:,} parameters, more than {100 * TOLERANCE:g} % from "
+                f"{target:,}: choose a larger width."
+            )
+    return widths, target
+
+
+def _count(model: PreTrainedModel) -> int:
+    """Parameters without what exists in training only."""
+    finish: Callable[[], None] | None = getattr(model, "finish_training", None)
+    if finish is not None:
+        finish()
+    return model.num_parameters()
+
+
+def settings_of(texts: list[Path], arguments: dict[str, Any], parameters: int) -> dict[str, Any]:
+    """What all runs of a comparison share."""
+    longest = arguments["mem_len"] + arguments["segment_length"]
+    delta = max(1, longest // STEPS_OF_CONTEXT)
+    contexts = list(range(delta, longest + 1, delta))
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in texts}
+    measured = {"contexts": contexts, "blocks": BLOCKS, "positions": POSITIONS}
+    return {"texts": hashes, **arguments, "target_parameters": parameters, "recl": measured}
+
+
+def in_a_process(function: Callable, *arguments: Any) -> Any:
+    """The result of a call in a new process.
+
+    Raises:
+        OSError: the process was killed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool as error:
+            raise OSError(
+                "the process of a run was killed, perhaps for want of memory: the same command goes on where it stopped."
+            ) from error
+
+
+def run(
+    name: str, seed: int, width: int, texts: list[Path], settings: dict[str, Any], model_folder: Path | None
+) -> dict[str, Any]:
+    """Train one model from one seed, and measure it; `model_folder` is where to leave it."""
+    arguments = settings | {"seed": seed, "epochs": None}
+    stream, held_out, lanes = read_texts(texts, None, arguments, progress=False)
+    memory_before = peak_memory()
+    model = builders()[name](arguments, width)
+    summed = getattr(model, "auxiliary", None) is not None
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = fit(model, stream_for(model, stream, arguments), arguments, Path(folder), progress=False)
+    log = trainer.state.log_history
+    memory = peak_memory()
+    if model_folder is not None:
+        with written_whole(model_folder) as new:
+            model.save_pretrained(new)
+            ByteTokenizer().save_pretrained(new)
+    return {
+        "model": name,
+        "seed": seed,
+        "settings": settings,
+        "parameters": model.num_parameters(),
+        "intermediate_size": width,
+        "train_bytes": len(stream.ids),
+        "held_out_bytes": len(held_out),
+        "training_loss_is_a_sum": summed,
+        "bits_per_byte": scores(model, held_out, lanes, arguments),
+        "recl_nats": recl_nats(model, held_out, settings["recl"]),
+        "peak_memory": memory,
+        "memory_before": memory_before,
+        "versions": versions(),
+        "train_seconds": next(row["train_runtime"] for row in log if "train_runtime" in row),
+        "log": log,
+    }
+
+
+def stream_for(model: PreTrainedModel, stream: TextStream, arguments: dict[str, Any]) -> TextStream | WindowStream:
+    """What a model is trained on: the stream, or the same segments, with a context where the model can read one."""
+    window = longest_window(model)
+    if window is None or model.config.model_type not in BASELINES:
+        return stream
+    return WindowStream(stream, window - arguments["segment_length"])
+
+
+def visible(model: PreTrainedModel, arguments: dict[str, Any]) -> int:
+    """Tokens that a model is given before those that it predicts: those of its memory or window, or half of a segment where
+    that is all it can read."""
+    window = longest_window(model)
+    segment_length = arguments["segment_length"]
+    return segment_length // 2 if window == segment_length else arguments["mem_len"]
+
+
+def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, arguments: dict[str, Any]) -> dict[str, float]:
+    """Bits per byte of the held-out text: segments alone, and with a memory, or with a context that is read anew."""
+    segment_length = arguments["segment_length"]
+    alone = score_text(model, held_out, segment_length, lanes, memory=False)
+    window, context = longest_window(model), visible(model, arguments)
+    if window is None:  # a memory
+        known = score_text(model, held_out, segment_length, lanes)
+    else:
+        known = score_windows(model, held_out, context, window - context, lanes)
+    return {"with_context": known.bits_per_byte, "without_context": alone.bits_per_byte}
+
+
+def recl_nats(model: PreTrainedModel, held_out: np.ndarray, measured: dict[str, Any]) -> str:
+    """Nats by context and position, as base64 of float16, little-endian `(contexts, positions)`."""
+    contexts, positions = measured["contexts"], recl_positions(len(held_out), measured)
+    nats = token_losses_with_context(model, held_out, contexts, positions)
+    return base64.b64encode(nats.astype("<f2").tobytes()).decode()
+
+
+def recl_positions(tokens: int, measured: dict[str, Any]) -> np.ndarray:
+    """Positions of the tokens that RECL is measured on, in a held-out text of so many.
+
+    Raises:
+        ValueError: it is too short.
+    """
+    contexts = measured["contexts"]
+    spacing = contexts[1] - contexts[0]
+    return spread_positions(tokens, contexts[-1], spacing, measured["blocks"], measured["positions"])[0]
+
+
+def peak_memory() -> int:
+    """The most bytes that this process had in memory so far; on a GPU, in the GPU's memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def versions() -> dict[str, str]:
+    """The libraries and the machine."""
+    return {
+        "transformers_xl": sys.modules["transformers_xl"].__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }
+
+
+__all__ = [
+    "TOLERANCE",
+    "builders",
+    "in_a_process",
+    "inner_widths",
+    "recl_nats",
+    "recl_positions",
+    "run",
+    "scores",
+    "settings_of",
+    "stream_for",
+    "versions",
+    "visible",
+]

@@ -1,0 +1,77 @@
+"""What `train` and `evaluate` record of a text and its score.
+
+Imported by the commands when they run: it costs the import of torch and transformers.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from transformers_xl.evaluation.bits_per_byte import TextScore
+from transformers_xl.hub.measurements import Evaluation, Text, device_name, lengths_of
+
+
+def check_claims(dataset: str | None, revision: str | None, task_id: str | None) -> tuple[str | None, ...]:
+    """What the user says a text is on the Hub.
+
+    Raises:
+        ValueError: a revision or a task of no data set.
+    """
+    for name, value in (("dataset_revision", revision), ("task_id", task_id)):
+        if value is not None and dataset is None:
+            raise ValueError(f"`{name}`={value!r} is of no data set: add --dataset, its name on the Hub.")
+    return dataset, revision, task_id
+
+
+def text_of_files(files: Iterable[Path], tokens: int, claims: tuple[str | None, ...]) -> Text:
+    """A text that is all of its files, one behind the other."""
+    files, digest, size = list(files), hashlib.sha256(), 0
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+                size += len(block)
+    return Text(_names(files), digest.hexdigest(), "bytes", size, tokens, *claims)
+
+
+def text_of_bytes(files: Iterable[Path], part: str, ids: np.ndarray, claims: tuple[str | None, ...]) -> Text:
+    """The `part` ("first", "last" or "", all) of the files that the bytes `ids` are."""
+    digest = hashlib.sha256(ids.astype(np.uint8).tobytes()).hexdigest()
+    which = f", its {part} {len(ids):,} bytes" if part else ""
+    return Text(_names(files) + which, digest, "bytes", len(ids), len(ids), *claims)
+
+
+def evaluation_of(
+    model: PreTrainedModel,
+    score: TextScore,
+    data: Text,
+    lanes: int,
+    memory: bool,
+    command: str,
+    segment_length: int | None = None,
+) -> Evaluation:
+    assert score.seconds is not None  # `score_text` has measured it
+    return Evaluation(
+        data=data,
+        lengths=lengths_of(model, lanes, segment_length, memory),
+        memory=memory,
+        bits_per_byte=score.bits_per_byte,
+        nats=score.nats,
+        tokens=score.tokens,
+        bytes=score.bytes,
+        seconds=score.seconds,
+        tokens_per_second=score.tokens / score.seconds,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=device_name(model.device),
+        command=command,
+    )
+
+
+def _names(files: Iterable[Path]) -> str:
+    return ", ".join(file.name for file in files)
+
+
+__all__ = ["check_claims", "evaluation_of", "text_of_bytes", "text_of_files"]

@@ -1,0 +1,158 @@
+"""What `transformers-xl compare` found, from its files: means and spreads over seeds, RECL, a table.
+
+A folder of a comparison holds `runs/MODEL-SEED.json`, and `speeds.json` where speeds were measured.
+"""
+
+import base64
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformers_xl.evaluation.recl import RECL, recl
+
+MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")
+RUN_FIELDS = {
+    "model", "seed", "settings", "parameters", "bits_per_byte", "recl_nats", "peak_memory", "memory_before",
+}  # fmt: skip
+
+
+def read_runs(folder: Path) -> list[dict[str, Any]]:
+    """The runs in a folder.
+
+    Raises:
+        ValueError: there are none, a file is none, or settings differ from run to run.
+    """
+    files = sorted((folder / "runs").glob("*.json"))
+    if not files:
+        raise ValueError(
+            f"`from`={str(folder)!r} has no runs/*.json: give a folder that `transformers-xl compare` wrote."
+        )
+    runs = [_read(file, RUN_FIELDS) for file in files]
+    for file, run in zip(files, runs, strict=True):
+        check_settings(file, run["settings"], runs[0]["settings"])
+    return runs
+
+
+def read_speeds(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Speeds by model, none where they were not measured.
+
+    Raises:
+        ValueError: they were measured with other settings.
+    """
+    file = folder / "speeds.json"
+    if not file.is_file():
+        return {}
+    found = _read(file, {"settings", "models"})
+    check_settings(file, found["settings"], settings)
+    return found["models"]
+
+
+def _read(file: Path, fields: set[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"`from`: {str(file)!r} is no JSON ({error}): remove it.") from error
+    missing = fields - found.keys() if isinstance(found, dict) else fields
+    if missing:
+        raise ValueError(f"`from`: {str(file)!r} has no `{min(missing)}`: it is no file of a comparison, remove it.")
+    return found
+
+
+def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raise a `ValueError` that names the first field in which the settings of a file are not those expected."""
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f"`{name}`={expected.get(name)} is not that of {str(file)!r}, {found.get(name)}: give the same, or another "
+                "folder."
+            )
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".json-") as folder:
+        new = Path(folder, path.name)
+        new.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, path)
+
+
+def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By model, best first: `parameters`, `recl_is_bound`, and a list with a value per seed for each of `MEASURES`.
+
+    `with_context` and `without_context` are bits per byte, `recl` tokens, `training` tokens per second, `generation`
+    milliseconds per token, `memory` the MiB that training takes at its peak beside the libraries. Speeds are one value, or
+    none.
+    """
+    runs = list(runs)
+    lengths = _recl(runs)
+    rows: dict[str, dict[str, Any]] = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        name = run["model"]
+        row = rows.setdefault(
+            name, {"parameters": run["parameters"], "recl_is_bound": False} | {measure: [] for measure in MEASURES}
+        )
+        found = lengths[name, run["seed"]]
+        for way in ("with_context", "without_context"):
+            row[way].append(run["bits_per_byte"][way])
+        row["recl"].append(found.length)
+        row["recl_is_bound"] |= found.is_bound
+        row["memory"].append((run["peak_memory"] - run["memory_before"]) / 2**20)
+    for name in rows.keys() & speeds.keys():
+        rows[name]["training"] = [speeds[name]["training_tokens_per_second"]]
+        rows[name]["generation"] = [1000 * speeds[name]["seconds_per_generated_token"]]
+    return dict(sorted(rows.items(), key=lambda row: statistics.mean(row[1]["with_context"])))
+
+
+def _recl(runs: list[dict[str, Any]]) -> dict[tuple[str, int], RECL]:
+    """RECL by model and seed; the models of one seed are a group."""
+    lengths: dict[tuple[str, int], RECL] = {}
+    for seed in {run["seed"] for run in runs}:
+        group = {}
+        for run in runs:
+            if run["seed"] == seed:
+                contexts = run["settings"]["recl"]["contexts"]
+                nats = np.frombuffer(base64.b64decode(run["recl_nats"]), dtype="<f2").reshape(len(contexts), -1)
+                group[run["model"]] = dict(zip(contexts, nats, strict=True))
+        lengths |= {(name, seed): length for name, length in recl(group).items()}
+    return lengths
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Mean, and standard deviation where there are several values."""
+    if not values:
+        return "-"
+    mean = f"{statistics.mean(values):,.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} +- {statistics.stdev(values):.{digits}f}"
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """A summary as a Markdown table."""
+    lines = [
+        "| model | seeds | bits per byte | segments alone | RECL, bytes | parameters | training, tokens/s | "
+        "`generate()`, ms per token | peak of training, MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, row in rows.items():
+        cells = [
+            f"`{name}`",
+            str(len(row["with_context"])),
+            spread(row["with_context"], 3),
+            spread(row["without_context"], 3),
+            ("at least " if row["recl_is_bound"] else "") + spread(row["recl"], 0),
+            f"{row['parameters']:,}",
+            spread(row["training"], 0),
+            spread(row["generation"], 2),
+            spread(row["memory"], 0),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["MEASURES", "check_settings", "read_runs", "read_speeds", "spread", "summary", "table", "write_json"]

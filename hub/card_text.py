@@ -1,0 +1,220 @@
+"""The text of a card: what the variant is, and every figure in a row that names the file and key that it is from."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from transformers_xl.hub.measurements import FILE, Measurements, Text, Training
+from transformers_xl.modeling.auto import Variant
+
+TASKS = {
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "Model": "feature-extraction",
+}
+AUTO_CLASSES = {
+    "text-generation": "AutoModelForCausalLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "feature-extraction": "AutoModel",
+}
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+
+
+def card_text(
+    folder: Path,
+    name: str,
+    config: dict[str, Any],
+    variant: Variant,
+    measured: Measurements | None,
+    data: ModelCardData,
+) -> str:
+    paper = f"[{variant.paper}]({variant.url}), {variant.authors}, {variant.year}"
+    architecture = (config.get("architectures") or [variant.model_class.__name__])[0]
+    sections = {
+        "": f"# {name}\n\nA `{architecture}`. {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
+        "Use": _use(name, task_of(config), "auto_map" in config, variant),
+        "Sizes": _table(
+            ("", "Value", "Source"),
+            [(f"`{key}`", _number(config[key]), _source(key, "config.json")) for key in SIZES if key in config]
+            + [("Parameters", *_measured(measured.parameters if measured else None, "parameters"))],
+        ),
+        "Data": _data(measured),
+        "Bits per byte": _scores(measured),
+        "Training": _training(measured.training if measured else None),
+        "Reproduce": _commands(folder, measured),
+        "Licence": f"Weights: {data.license or 'not stated'}."
+        + (" The code beside them: Apache-2.0." if any(folder.glob("*.py")) else ""),
+    }
+    return "\n\n".join(f"## {title}\n\n{body}" if title else body for title, body in sections.items()) + "\n"
+
+
+def _origin(data: ModelCardData) -> str:
+    return f" The training began with {', '.join(listed(data.base_model))}." if data.base_model else ""
+
+
+def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
+    repo = name if "/" in name else f"you/{name}"
+    auto = AUTO_CLASSES[task]
+    lines = [
+        "import transformers_xl  # pip install transformers-xl",
+        f"from transformers import {', '.join(sorted((auto, 'AutoTokenizer')))}",
+        "",
+        f'model = {auto}.from_pretrained("{repo}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
+    ]
+    if task == "text-generation" and variant.memory != "none":
+        lines += [
+            'first = model(**tokenizer("What came before, ", return_tensors="pt"))',
+            'inputs = tokenizer("and what follows", return_tensors="pt")',
+            "text = model.generate(**inputs, mems=first.mems, max_new_tokens=100)",
+        ]
+    without = "Without the package, leave out the first line and add `trust_remote_code=True`: the code is here."
+    return "```python\n" + "\n".join(lines) + "\n```" + (f"\n\n{without}" if has_code else "")
+
+
+def _data(measured: Measurements | None) -> str:
+    texts: dict[Text, tuple[str, str]] = {}
+    if measured and measured.training and measured.training.data:
+        texts[measured.training.data] = ("Training", "training.data")
+    for index, each in enumerate(measured.evaluations if measured else ()):
+        texts.setdefault(each.data, ("Evaluation", f"evaluations[{index}].data"))
+    rows = []
+    for text, (use, key) in texts.items():
+        values = {
+            "name": _cell(text.name),
+            "bytes": _number(text.bytes),
+            "tokens": _number(text.tokens),
+            "sha256": f"`{text.sha256}` (of its {text.sha256_of})",
+            "dataset": _cell(text.dataset or "none named"),
+            "revision": _cell(text.revision or "not recorded") if text.dataset else None,
+        }
+        rows += [(f"{use}: {name}", value, _source(f"{key}.{name}")) for name, value in values.items() if value]
+    return _table(("", "Value", "Source"), rows) if rows else "Not recorded."
+
+
+def _scores(measured: Measurements | None) -> str:
+    """A column for each evaluation: a row of all lengths would be too wide for a terminal."""
+    if measured is None or not measured.evaluations:
+        return "Not measured. `transformers-xl evaluate FOLDER --text FILE --record` does it."
+    columns = []
+    for each in measured.evaluations:
+        lengths = each.lengths
+        columns.append(
+            {
+                "data.name": _cell(each.data.name),
+                "memory": "with" if each.memory else "without",
+                "bits_per_byte": f"**{each.bits_per_byte:.4f}**",
+                "bytes": _number(each.bytes),
+                "lengths.segment_length": _number(lengths.segment_length),
+                "lengths.mem_len": _number(lengths.mem_len),
+                "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
+                "lengths.same_length": str(lengths.same_length),
+                "lengths.clamp_len": _clamp(lengths.clamp_len),
+                "lengths.lanes": _number(lengths.lanes),
+                "tokens_per_second": _number(round(each.tokens_per_second)),
+                "dtype": each.dtype,
+                "device": _cell(each.device),
+            }
+        )
+    heads = ["", *(f"i = {index}" for index in range(len(columns))), "Source"]
+    names = {"data.name": "text"}
+    rows = [
+        (
+            names.get(key, key.replace("lengths.", "")),
+            *(column[key] for column in columns),
+            _source(f"evaluations[i].{key}"),
+        )
+        for key in columns[0]
+    ]
+    note = "Lengths are in tokens. Every lane begins without memory, and the first token of the text is not predicted."
+    return f"{_table(heads, rows)}\n\n{note}"
+
+
+def _training(training: Training | None) -> str:
+    if training is None:
+        return "Not recorded."
+    lengths = training.lengths
+    values = {
+        "steps": _number(training.steps),
+        "first_step": _number(training.first_step),
+        "seconds": f"{training.seconds:,.1f}",
+        "tokens": _number(training.tokens),
+        "tokens_per_second": _number(training.tokens_per_second and round(training.tokens_per_second)),
+        "loss": "not measured" if training.loss is None else f"{training.loss:.4f} nats, mean over the steps",
+        "learning_rate": f"{training.learning_rate:g}",
+        "seed": str(training.seed),
+        "lengths.segment_length": _number(lengths.segment_length),
+        "lengths.mem_len": _number(lengths.mem_len),
+        "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
+        "lengths.same_length": str(lengths.same_length),
+        "lengths.clamp_len": _clamp(lengths.clamp_len),
+        "lengths.lanes": _number(lengths.lanes),
+        "gradient_accumulation_steps": str(training.gradient_accumulation_steps),
+        "processes": str(training.processes),
+        "dtype": training.dtype,
+        "device": _cell(training.device),
+    }
+    rows = [(key.replace("lengths.", ""), value, _source(f"training.{key}")) for key, value in values.items()]
+    return _table(("", "Value", "Source"), rows)
+
+
+def _commands(folder: Path, measured: Measurements | None) -> str:
+    if measured is None:
+        return "Not recorded."
+    commands = [measured.training.command] if measured.training and measured.training.command else []
+    commands = unique([*commands, *(each.command for each in measured.evaluations)])
+    parts = ["```\n" + "\n".join(commands) + "\n```"] if commands else []
+    if measured.training and not measured.training.command:
+        told = " Its arguments are in `training_args.json`." if (folder / "training_args.json").is_file() else ""
+        parts.append(f"The training was a script of its own, whose command is not recorded.{told}")
+    versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
+    return "\n\n".join([*parts, f"With {versions} ({_source('versions')})."])
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = list(heads)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
+
+
+def _measured(value: int | None, key: str) -> tuple[str, str]:
+    return ("not measured", "") if value is None else (_number(value), _source(key))
+
+
+def _source(key: str, file: str = FILE) -> str:
+    return f"`{file}`: `{key}`"
+
+
+def _number(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:,}"
+
+
+def _by_layer(lengths: tuple[int, ...]) -> str:
+    return f"{lengths[0]:,} each" if len(set(lengths)) == 1 else ", ".join(map(str, lengths))
+
+
+def _clamp(value: int | None) -> str:
+    return "off" if value is None else f"{value:,}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("\n", " ")
+
+
+def task_of(config: dict[str, Any]) -> str:
+    architecture = (config.get("architectures") or ["Model"])[0]
+    return next((task for end, task in TASKS.items() if architecture.endswith(end)), "feature-extraction")
+
+
+def listed(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def unique(values: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(value for value in values if value))
+
+
+__all__ = ["card_text", "listed", "task_of", "unique"]

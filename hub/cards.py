@@ -1,0 +1,245 @@
+"""The card of a saved model: what its variant is, from the table, and what was measured, each figure with its source.
+
+Metadata as https://huggingface.co/docs/hub/model-cards describes it, with `model-index`; results on benchmarks of the Hub
+also as https://huggingface.co/docs/hub/eval-results has them.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import (
+    EvalResult,
+    EvalResultEntry,
+    ModelCard,
+    ModelCardData,
+    eval_result_entries_to_yaml,
+    hf_hub_download,
+)
+from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.utils import yaml_dump
+
+from transformers_xl.hub.card_text import card_text, listed, task_of, unique
+from transformers_xl.hub.measurements import (
+    FILE,
+    Evaluation,
+    Measurements,
+    known_measurements,
+    read_measurements,
+    write_text,
+)
+from transformers_xl.modeling.auto import VARIANTS, Variant
+
+# the Hub shows the code of this library, and counts its downloads: it is what loads the model, with or without our package
+LIBRARY = "transformers"
+OWN = {
+    "license", "language", "base_model", "datasets", "library_name", "pipeline_tag", "tags", "metrics", "model_name",
+    "model-index",
+}  # fmt: skip
+RESULTS = ".eval_results"
+METRIC = "bits_per_byte"
+EMPTY = "[More Information Needed]"  # in the template of huggingface_hub
+MARK = re.compile(r"\n<!-- Written by transformers-xl, sha256 of the above: ([0-9a-f]{64}) -->\n\Z")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What nobody can measure: what the author says. None: as in the card that is there.
+
+    Attributes:
+        license: identifier of the licence of the weights, such as "apache-2.0"; no licence is stated without one.
+        language: code of the text's language, such as "en".
+        base_model: repository of the model that the training began with.
+        datasets: further data sets on the Hub.
+        tags: further tags.
+    """
+
+    license: str | None = None
+    language: str | None = None
+    base_model: str | None = None
+    datasets: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+def model_card(folder: Path, name: str | None = None, choices: Choices | None = None) -> ModelCard:
+    """The card of the model in `folder`, from its config.json and training_metrics.json.
+
+    Args:
+        folder: what `save_pretrained` or `transformers-xl train` wrote.
+        name: of the model, or its repository; that of the folder when not given.
+        choices: of the author.
+
+    Raises:
+        ValueError: there is no model of this package, or a measurement is none.
+    """
+    name = name or folder.resolve().name
+    config, variant = _config_of(folder)
+    measured = read_measurements(folder)
+    if measured is not None and measured.variant != config["model_type"]:
+        raise ValueError(
+            f"{folder / FILE}: `variant`={measured.variant!r}, but config.json has {config['model_type']!r}: measure again."
+        )
+    data = _metadata(folder, name, config, variant, measured, choices or Choices())
+    text = card_text(folder, name, config, variant, measured, data)
+    mark = f"<!-- Written by transformers-xl, sha256 of the above: {_digest(text)} -->"
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n{mark}\n")
+
+
+def write_card(
+    folder: Path, name: str | None = None, choices: Choices | None = None, overwrite: bool = False
+) -> list[Path]:
+    """Write README.md, and `.eval_results/*.yaml` where a text is a benchmark on the Hub; arguments as [`model_card`].
+
+    Raises:
+        ValueError: as [`model_card`]; or README.md was written or changed by hand, and `overwrite` is not set.
+    """
+    card = model_card(folder, name, choices)
+    readme = folder / "README.md"
+    if readme.exists() and not overwrite and not written_by_us(readme):
+        raise ValueError(f"{readme} was written or changed by hand: keep it, or add --overwrite (`overwrite=True`).")
+    results = {folder / RESULTS / f"{METRIC}_{_words(entry.notes)}.yaml": entry for entry in result_entries(folder)}
+    for old in (folder / RESULTS).glob(f"{METRIC}_*.yaml"):
+        if old not in results:
+            old.unlink()  # of figures that are no longer there
+    for path, entry in results.items():
+        write_text(path, yaml_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
+    write_text(readme, str(card))
+    return [readme, *results]
+
+
+def written_by_us(readme: Path) -> bool:
+    """Whether nobody has changed the text since; metadata may have been added, which a new card keeps."""
+    text = ModelCard.load(readme, ignore_metadata_errors=True).text
+    mark = MARK.search(text)
+    return mark is not None and mark[1] == _digest(text[: mark.start()])
+
+
+def card_for_push(folder: Path, repo_id: str, origin: str, token: str | bool | None = None) -> None:
+    """Put a card into `folder`, the saved model that a push is about to send, in the place of the library's empty one, or
+    of one of ours, which may be of other weights.
+
+    The figures are those of the folder `origin`, that the model was loaded from, or of the repository, if they are of the
+    same weights.
+    """
+    readme = folder / "README.md"
+    if readme.exists() and not written_by_us(readme) and EMPTY not in readme.read_text(encoding="utf-8"):
+        return
+    sources = [Path(origin) / FILE] if origin else []
+    with suppress(EntryNotFoundError):  # a first push
+        sources.append(Path(hf_hub_download(repo_id, FILE, token=token)))
+    for source in sources:
+        if source.is_file() and not (folder / FILE).exists():
+            shutil.copyfile(source, folder / FILE)
+            if known_measurements(folder) is None:
+                (folder / FILE).unlink()
+    write_card(folder, repo_id, overwrite=True)
+
+
+def result_entries(folder: Path) -> list[EvalResultEntry]:
+    """A result for each text that is a benchmark on the Hub, with its `task_id`, as the format of the Hub requires."""
+    measured = read_measurements(folder)
+    return [
+        EvalResultEntry(
+            dataset_id=each.data.dataset,
+            task_id=each.data.task_id,
+            dataset_revision=each.data.revision,
+            value=each.bits_per_byte,
+            notes=_way(each),
+        )
+        for each in (measured.evaluations if measured else ())
+        if each.data.dataset and each.data.task_id
+    ]
+
+
+def _config_of(folder: Path) -> tuple[dict[str, Any], Variant]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"`folder`={str(folder)!r} has no config.json: give a folder that `save_pretrained` wrote.")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("model_type") not in VARIANTS:
+        known = ", ".join(VARIANTS)
+        raise ValueError(
+            f"{path}: `model_type`={config.get('model_type')!r} is none of this package: known are {known}."
+        )
+    return config, VARIANTS[config["model_type"]]
+
+
+def _metadata(
+    folder: Path,
+    name: str,
+    config: dict[str, Any],
+    variant: Variant,
+    measured: Measurements | None,
+    choices: Choices,
+) -> ModelCardData:
+    readme = folder / "README.md"
+    kept = ModelCard.load(readme, ignore_metadata_errors=True).data if readme.is_file() else ModelCardData()
+    evaluations = measured.evaluations if measured else ()
+    texts = [each.data for each in evaluations]
+    if measured and measured.training and measured.training.data:
+        texts.insert(0, measured.training.data)
+    datasets = unique([*(text.dataset for text in texts), *choices.datasets, *listed(kept.datasets)])
+    tags = ["transformers-xl", config["model_type"]]
+    tags += ["segment-memory"] if variant.memory != "none" else []
+    tags += ["custom_code"] if "auto_map" in config else []
+    task = task_of(config)
+    added = {key: value for key, value in kept.to_dict().items() if key not in OWN}
+    return ModelCardData(
+        license=choices.license or kept.license,
+        language=choices.language or kept.language,
+        base_model=choices.base_model or kept.base_model,
+        datasets=datasets or None,
+        library_name=LIBRARY,
+        pipeline_tag=task,
+        tags=unique([*tags, *choices.tags, *listed(kept.tags)]),
+        metrics=[METRIC] if evaluations else None,
+        model_name=name,
+        eval_results=[_result(each, task) for each in evaluations] or None,
+        **added,
+    )
+
+
+def _result(each: Evaluation, task: str) -> EvalResult:
+    lengths = each.lengths
+    text: dict[str, Any] = {"file": each.data.name, "sha256": each.data.sha256, "bytes": each.data.bytes}
+    return EvalResult(
+        task_type=task,
+        dataset_type=each.data.dataset or "text",  # the loader of `datasets` for text files
+        dataset_name=each.data.dataset or each.data.name,
+        dataset_split=each.data.name if each.data.dataset else None,
+        # of a text that is nowhere on the Hub, its hash says which it is
+        dataset_revision=each.data.revision if each.data.dataset else f"sha256:{each.data.sha256}",
+        dataset_args=text,
+        metric_type=METRIC,
+        metric_name=f"Bits per byte, {_way(each)}",
+        metric_value=each.bits_per_byte,
+        metric_args={
+            "segment_length": lengths.segment_length,
+            "mem_len": lengths.mem_len,
+            "layer_mem_lens": list(lengths.layer_mem_lens),
+            "same_length": lengths.same_length,
+            "clamp_len": lengths.clamp_len if lengths.clamp_len is not None else -1,
+            "lanes": lengths.lanes,
+        },
+    )
+
+
+def _way(each: Evaluation) -> str:
+    memory = f"with a memory of {each.lengths.mem_len}" if each.memory else "without memory"
+    return f"{memory}, segments of {each.lengths.segment_length}, {each.lengths.lanes} lanes"
+
+
+def _words(text: str | None) -> str:
+    return re.sub(r"\W+", "_", text or "")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.strip().encode("utf-8")).hexdigest()
+
+
+__all__ = ["Choices", "card_for_push", "model_card", "result_entries", "write_card", "written_by_us"]

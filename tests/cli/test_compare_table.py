@@ -1,0 +1,115 @@
+"""The table and the picture of a comparison, from runs whose numbers are known."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformers_xl.evaluation.comparison import read_runs, read_speeds, spread, summary, table, write_json
+from transformers_xl.evaluation.comparison_plots import draw_comparison
+from transformers_xl.evaluation.recl import recl
+
+CONTEXTS = [4, 8, 12]
+SETTINGS = {"steps": 5, "recl": {"contexts": CONTEXTS}}
+SPEEDS = {"near": {"training_tokens_per_second": 1234.5, "seconds_per_generated_token": 0.00125}}
+
+
+def nats(useful: int, seed: int) -> np.ndarray:
+    """Losses that fall with context up to `useful` tokens."""
+    noise = np.random.default_rng(seed).random(50)
+    return np.stack([2 + noise - 0.3 * min(context, useful) / 4 for context in CONTEXTS]).astype("<f2")
+
+
+def run(model: str, seed: int, bits: float, useful: int) -> dict:
+    return {
+        "model": model, "seed": seed, "settings": SETTINGS, "parameters": 1000, "peak_memory": 5 * 2**20 * (seed + 1),
+        "memory_before": 2**20, "bits_per_byte": {"with_context": bits, "without_context": bits + 1},
+        "recl_nats": base64.b64encode(nats(useful, seed).tobytes()).decode(),
+    }  # fmt: skip
+
+
+RUNS = [run("far", 0, 2.5, 12), run("far", 1, 2.7, 12), run("near", 0, 2.0, 8), run("near", 1, 2.1, 4)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for each in RUNS:
+        write_json(tmp_path / "runs" / f"{each['model']}-{each['seed']}.json", each)
+    return tmp_path
+
+
+def test_means_and_spreads():
+    rows = summary(RUNS, SPEEDS)
+    assert list(rows) == ["near", "far"]  # the best first
+    assert rows["far"]["with_context"] == [2.5, 2.7]
+    assert rows["far"]["without_context"] == [3.5, 3.7]
+    assert rows["near"]["memory"] == [4, 9]
+    assert spread([2.5, 2.7], 3) == "2.600 +- 0.141"
+    assert spread([2.5], 3) == "2.500"
+    assert spread([], 3) == "-"
+
+
+def test_models_of_a_seed_are_a_group():
+    rows = summary(RUNS, {})
+    for seed in (0, 1):
+        useful = {"far": 12, "near": 8 - 4 * seed}
+        group = recl({name: dict(zip(CONTEXTS, nats(far, seed), strict=True)) for name, far in useful.items()})
+        assert {name: row["recl"][seed] for name, row in rows.items()} == {
+            name: row.length for name, row in group.items()
+        }
+    assert rows["near"]["recl"] == [8, 4]
+    assert rows["far"]["recl_is_bound"]
+    assert not rows["near"]["recl_is_bound"]
+
+
+def test_the_table():
+    near, far = table(summary(RUNS, SPEEDS)).splitlines()[2:]
+    assert near == "| `near` | 2 | 2.050 +- 0.071 | 3.050 +- 0.071 | 6 +- 3 | 1,000 | 1,234 | 1.25 | 6 +- 4 |"
+    assert far == "| `far` | 2 | 2.600 +- 0.141 | 3.600 +- 0.141 | at least 12 +- 0 | 1,000 | - | - | 6 +- 4 |"
+
+
+def test_the_picture_has_what_was_measured():
+    with_speeds, without = draw_comparison(summary(RUNS, SPEEDS)), draw_comparison(summary(RUNS, {}))
+    assert [axes.get_xlabel() for axes in without.axes] == ["bits per byte", "RECL (bytes)", "peak of training (MiB)"]
+    assert len(with_speeds.axes) == 5
+    axes = with_speeds.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["near", "far"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the best on top
+    marks = {tuple(line.get_xdata()) for line in axes.lines}
+    assert {(2.5, 2.7), (3.5, 3.7), (2.0, 2.1)} <= marks
+    assert (pytest.approx(2.6),) in [tuple(line.get_xdata()) for line in axes.lines]
+
+
+def test_files(folder: Path):
+    assert read_runs(folder) == RUNS
+    assert read_speeds(folder, SETTINGS) == {}
+    write_json(folder / "speeds.json", {"settings": SETTINGS, "models": SPEEDS})
+    assert read_speeds(folder, SETTINGS) == SPEEDS
+    with pytest.raises(ValueError, match="`steps`=6"):
+        read_speeds(folder, SETTINGS | {"steps": 6})
+
+
+def test_what_is_refused(folder: Path):
+    file = folder / "runs/near-1.json"
+    for content, message in (
+        (json.dumps(RUNS[3] | {"settings": SETTINGS | {"steps": 6}}), "`steps`=5 is not that"),
+        (json.dumps(RUNS[3] | {"settings": SETTINGS | {"more": 1}}), "`more`=None is not that"),
+        (json.dumps({"settings": SETTINGS}), "has no `bits_per_byte`"),
+        ("[]", "has no `bits_per_byte`"),
+        ("{", "is no JSON"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=re.escape(message)) as error:
+            read_runs(folder)
+        assert "near-1.json" in str(error.value)
+
+
+def test_a_write_that_fails_leaves_what_was_there(folder: Path):
+    before = (folder / "runs/near-1.json").read_text()
+    with pytest.raises(TypeError):
+        write_json(folder / "runs/near-1.json", {"number": object()})
+    assert (folder / "runs/near-1.json").read_text() == before
+    assert len(list((folder / "runs").iterdir())) == 4
