@@ -1,6 +1,9 @@
 """What weights of 8 bits cost in bits per byte: with a plain output layer, and with an adaptive softmax that is not tied.
 
-python benchmarks/bench_quantization.py --text input.txt
+    pip install -c constraints.txt torchao
+    python benchmarks/bench_quantization.py --text input.txt
+
+Without torchao, which is not among what development needs, it says so and ends.
 """
 
 import argparse
@@ -12,13 +15,18 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import torch
-import torchao
 from bench_precision import RESULTS, build, train
 from torch import nn
-from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.evaluation.bits_per_byte import bits_per_byte
+
+try:
+    import torchao
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+except ModuleNotFoundError:
+    print("bench_quantization.py needs torchao: pip install -c constraints.txt torchao")
+    raise SystemExit from None
 
 FORMS = {
     "int8 weights, torchao": Int8WeightOnlyConfig,
