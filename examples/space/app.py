@@ -29,11 +29,13 @@ BEGINNING = "The import statement"
 PIECE = 10  # tokens between two updates of the page
 SHOWN = 4000  # tokens of the text that the page shows, and that a session keeps
 ABOUT = """# Text that remembers
-Press **Go on**, as often as you like: the model continues its own text. It never reads the text again. All that it knows of
-the past is a **memory of fixed size**, so a token costs the same after a hundred tokens as after a million."""
+Press **Go on**, as often as you like: the model continues its own text, without reading it again. All that it knows of the
+past is a **memory of fixed size**, so a token costs the same after a hundred tokens as after a million."""
 PICTURE = """### What it reads of its memory
-A row is an attention head, a column how far back it looks: at the left the token itself, at the right the oldest memory.
-Dark means much attention, white none. White line: how long the memory was in training."""
+Each row is an attention head, each column a distance: at the left the token itself, at the right the oldest memory.
+**Dark** means much attention, **yellow** little. Right of a dashed line the memory is longer than it was in training. The
+picture is drawn anew after every press, and when the memory changes."""
+SCROLL = "() => { const box = document.querySelector('#text textarea'); box.scrollTop = box.scrollHeight; }"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Story:
         written: tokens in all, the beginning included.
         memory: what the model remembers: all but the last token. None before anything was read.
         mem_len: the length that the memory was made with.
-        pace: milliseconds for each token of the latest press of the button, and of the first.
+        pace: milliseconds per token at the latest press of the button, and at the first.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -149,10 +151,10 @@ class Writer:
 
     def figures(self, story: Story) -> str:
         """One line of figures."""
-        held = min(story.mem_len, story.written - 1)
-        line = f"**{story.written:,}** tokens written, **{held:,}** in memory"
+        seen = min(self.model.config.sliding_window, story.written)
+        line = f"**{story.written:,}** tokens of text; attention sees the last **{seen:,}**"
         if story.pace:
-            line += f", **{story.pace[0]:.1f} ms** per token (in the first piece {story.pace[1]:.1f} ms)"
+            line += f"; **{story.pace[0]:.1f} ms** per token (at the first press {story.pace[1]:.1f} ms)"
         return line
 
     def picture(self, story: Story) -> Figure | None:
@@ -163,8 +165,9 @@ class Writer:
             return None
         figure = draw_atlas(attention_atlas(self.model, ids, skip=min(mem_len, len(ids) // 2)))
         axes = figure.axes[0]
-        axes.axvline(self.trained - 0.5, color="white", linewidth=1.5)
+        axes.axvline(self.trained - 0.5, color="black", linestyle="--")
         axes.set_xlim(-0.5, max(mem_len, 2) - 0.5)
+        axes.locator_params("x", integer=True)
         return figure
 
 
@@ -210,11 +213,11 @@ def page(writer: Writer, name: str) -> gr.Blocks:
             with gr.Column(scale=6):
                 mem_len = gr.Slider(
                     0, 4 * writer.trained, writer.trained, step=1, elem_id="memory", label="Length of the memory (tokens)",
-                    info=f"{writer.trained} in training; longer works too; at 0 it knows little more than the last token",
+                    info=f"{writer.trained} in training; longer works too; at 0 it sees little more than the last token",
                 )  # fmt: skip
                 with gr.Row():
-                    tokens = gr.Slider(PIECE, 1000, 200, step=PIECE, label="Tokens for each press")
-                    temperature = gr.Slider(0, 1.5, 0.7, step=0.1, label="Temperature (0: always the likeliest)")
+                    tokens = gr.Slider(PIECE, 1000, 200, step=PIECE, label="Tokens per press")
+                    temperature = gr.Slider(0, 1.5, 0.7, step=0.1, label="Temperature")
                 gr.Markdown(writer.no_picture or PICTURE)
                 plot = gr.Plot(show_label=False, visible=not writer.no_picture, elem_id="attention")
         kind = type(writer.model).__name__
@@ -227,6 +230,7 @@ def page(writer: Writer, name: str) -> gr.Blocks:
             for button, function in ((more, go_on), (anew, begin_anew))
         ]
         stop.click(None, cancels=writing)
+        text.change(None, js=SCROLL)  # what is new is at the end
         turns["trigger_mode"] = "always_last"  # of a slider that is drawn only the end counts
         mem_len.change(resize, [story, mem_len], [story, figures, plot], show_progress="hidden", **turns)
     return blocks

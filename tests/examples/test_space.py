@@ -23,6 +23,8 @@ FOLDER = Path(__file__).parents[2] / "examples/space"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 MEM_LEN = 24
+HIDDEN = """const box = document.querySelector('#text textarea');
+return {above: box.scrollTop, below: box.scrollHeight - box.scrollTop - box.clientHeight}"""
 WIDTH = "return document.querySelector('#attention img')?.naturalWidth ?? 0"
 
 spec = importlib.util.spec_from_file_location("space_app", FOLDER / "app.py")
@@ -164,6 +166,7 @@ class Visitor:
 @pytest.mark.skipif(not (BROWSER and DRIVER), reason="no browser: `apt-get install chromium chromium-driver`")
 def test_a_browser_goes_on(writer: app.Writer, browser: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(app, "BEGINNING", "It was the best of times, " * 50)  # more than the box can show
     blocks, begun = app.page(writer, "a model"), len(app.BEGINNING)
     try:
         browser.get(app.launch(blocks, prevent_thread_lock=True, server_name="127.0.0.1", quiet=True))
@@ -171,28 +174,31 @@ def test_a_browser_goes_on(writer: app.Writer, browser: webdriver.Chrome, monkey
 
         # the text begins as it was told to, and a picture appears
         visitor.press("go-on")
-        visitor.wait_for(f"{begun + 200} tokens written, {MEM_LEN} in memory")
+        visitor.wait_for(f"{begun + 200:,} tokens of text; attention sees the last {MEM_LEN};")
         picture, text = visitor.wait_for_another(""), visitor.text
         assert text.startswith(app.BEGINNING)
         assert len(text) == begun + 200
 
         # the same text goes on, and the picture is of what is new
         visitor.press("go-on")
-        visitor.wait_for(f"{begun + 400} tokens")
+        visitor.wait_for(f"{begun + 400:,} tokens")
         picture = visitor.wait_for_another(picture)
         assert visitor.text.startswith(text)
         assert len(visitor.text) == begun + 400
+        hidden = browser.execute_script(HIDDEN)
+        assert hidden["above"] > 100
+        assert abs(hidden["below"]) < 2  # what is new is what is seen
 
         # a longer memory is seen at once
         number = visitor.find("#memory input[type=number]")
         number.send_keys(Keys.CONTROL, "a")
         number.send_keys(str(4 * MEM_LEN), Keys.TAB)
-        visitor.wait_for(f"{4 * MEM_LEN} in memory")
+        visitor.wait_for(f"sees the last {4 * MEM_LEN};")
         visitor.wait_for_another(picture)
 
         # and another text forgets this one
         visitor.press("anew")
-        visitor.wait_for(f"{begun + 200} tokens")
+        visitor.wait_for(f"{begun + 200:,} tokens")
         assert visitor.text != text
         logged = [row["message"] for row in browser.get_log("browser") if row["level"] == "SEVERE"]
         assert not logged
