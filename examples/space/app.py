@@ -216,7 +216,7 @@ def page(writer: Writer, name: str) -> gr.Blocks:
                     info=f"{writer.trained} in training; longer works too; at 0 it sees little more than the last token",
                 )  # fmt: skip
                 with gr.Row():
-                    tokens = gr.Slider(PIECE, 1000, 200, step=PIECE, label="Tokens per press")
+                    tokens = gr.Slider(PIECE, 1000, 200, step=PIECE, elem_id="tokens", label="Tokens per press")
                     temperature = gr.Slider(0, 1.5, 0.7, step=0.1, label="Temperature")
                 gr.Markdown(writer.no_picture or PICTURE)
                 plot = gr.Plot(show_label=False, visible=not writer.no_picture, elem_id="attention")

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +146,11 @@ class Visitor:
     def press(self, button: str) -> None:
         self.find(f"#{button}").click()
 
+    def set(self, slider: str, value: int) -> None:
+        number = self.find(f"#{slider} input[type=number]")
+        number.send_keys(Keys.CONTROL, "a")
+        number.send_keys(str(value), Keys.TAB)
+
     def wait_for(self, words: str) -> None:
         self.until(lambda _: words in self.find("#figures").text)
 
@@ -190,11 +196,26 @@ def test_a_browser_goes_on(writer: app.Writer, browser: webdriver.Chrome, monkey
         assert abs(hidden["below"]) < 2  # what is new is what is seen
 
         # a longer memory is seen at once
-        number = visitor.find("#memory input[type=number]")
-        number.send_keys(Keys.CONTROL, "a")
-        number.send_keys(str(4 * MEM_LEN), Keys.TAB)
+        visitor.set("memory", 4 * MEM_LEN)
         visitor.wait_for(f"sees the last {4 * MEM_LEN};")
         visitor.wait_for_another(picture)
+
+        # it stops in the middle when it is told to, and goes on from there
+        text = visitor.text
+        visitor.set("tokens", 1000)
+        visitor.press("go-on")
+        visitor.until(lambda _: len(visitor.text) > len(text))
+        visitor.press("stop")
+        time.sleep(1)
+        stopped = visitor.text
+        assert len(text) < len(stopped) < len(text) + 1000
+        time.sleep(1)
+        assert visitor.text == stopped
+        visitor.set("tokens", 20)
+        visitor.press("go-on")
+        visitor.until(lambda _: len(visitor.text) >= len(stopped) + 20)  # the last piece may not have been shown
+        assert visitor.text.startswith(stopped)
+        visitor.set("tokens", 200)
 
         # and another text forgets this one
         visitor.press("anew")
