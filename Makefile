@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 FOLDERS := benchmarks cli configuration docs evaluation examples hub modeling streams tests tokenization training transformers_xl
 PACKAGE := cli configuration evaluation hub modeling streams tokenization training
 
-.PHONY: help setup quickstart test lint format typing bench stress gpu-check clean
+.PHONY: help setup quickstart space test lint format typing bench stress gpu-check clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1: /'
@@ -18,11 +18,15 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("transformers needs Python 3.11 or newer, \
 	this is " + sys.version.split()[0] + ": name another, as in make setup PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,demo]'
 	touch $(READY)
 
 quickstart: setup  ## train a small Transformer-XL on real text, measure its memory, and load it again (under 6 minutes)
 	$(BIN)/python examples/quickstart.py
+
+space: setup  ## serve the demo: a model that writes without end, and what it reads of its memory
+	[ -d build/quickstart/model ] || [ -n "$$MODEL" ] || $(BIN)/python examples/quickstart.py
+	$(BIN)/python examples/space/app.py
 
 test: setup  ## run all tests
 	$(BIN)/python -m pytest -n $(JOBS)
