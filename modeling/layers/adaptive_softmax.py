@@ -51,7 +51,7 @@ class AdaptiveSoftmax(nn.Module):
         return _log_softmax(self.clusters[index](self.project(index, hidden_states)))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return torch.cat([*self.parts(hidden_states)], dim=-1)
         # a few rows at a time, into one buffer: of a large vocabulary nothing is there twice
         rows = hidden_states.flatten(0, -2)

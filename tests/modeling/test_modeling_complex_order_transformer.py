@@ -168,7 +168,7 @@ def test_attention_turns_with_its_input():
 
 
 def test_dropout_drops_numbers_and_no_angles():
-    dropout = AmplitudeDropout(0.5).train()
+    dropout = AmplitudeDropout(tiny_config(MODEL, dropout=0.5)).train()
     waves = torch.rand(4, 5, 12, dtype=torch.float64) + 0.1
     dropped = dropout(waves)
     assert torch.equal(dropped[..., 4:], waves[..., 4:])
