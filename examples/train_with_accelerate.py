@@ -1,6 +1,6 @@
 """Training with memory in a loop of your own: Accelerate without the Trainer, on one process or many, resumed exactly.
 
-python examples/train_with_accelerate.py --text my.txt
+python examples/train_with_accelerate.py my.txt
 accelerate launch --config_file examples/accelerate/ddp.yaml examples/train_with_accelerate.py my.txt
 
 The same command goes on where it stopped.
