@@ -215,7 +215,9 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path):
         terminal.waits_for("yyyyyyyyyy")  # it would write on for minutes
         terminal.types("\x03")
         terminal.waits_for("\n> ", seconds=60)
-        terminal.types("half a li\x03")  # at the prompt it drops the line
+        terminal.types("half a li")
+        terminal.waits_for("half a li", seconds=60)  # a signal with the first letters could come before the line is read
+        terminal.types("\x03")  # at the prompt it drops the line
         terminal.waits_for("\n> ", seconds=60)
         terminal.types("/reset\n")
         terminal.waits_for("Forgotten.", seconds=60)
