@@ -18,6 +18,7 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.ops.products import fast_products
 from transformers_xl.modeling.ops.window import (
     PackedRows,
     last,
@@ -417,7 +418,11 @@ class MemoryModel:
             zip(self.layers, memories, cache.seen_lengths, strict=False)
         ):
             rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
-            with where_it_runs(layer, memory) as here, where_it_runs(layer.self_attn, here) as here:
+            with (
+                where_it_runs(layer, memory) as here,
+                where_it_runs(layer.self_attn, here) as here,
+                fast_products(here),
+            ):
                 cache.update(*layer.self_attn.project(layer.attention_input(here)), layer_idx, order=rows.order)
             cache.layers[layer_idx].count_anew()  # it counts the tokens that generate() has fed
             if rows.valid is not None and (widest is None or rows.valid.shape[1] > widest.shape[1]):
