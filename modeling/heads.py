@@ -10,7 +10,6 @@ from transformers_xl.modeling.generation_memory import MemoryGeneration
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.ops.products import fast_products
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -160,12 +159,11 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         """What `forward` returns of the model's `inputs` and of what each token is to predict, `(batch, length)`. A variant
         that reads or learns otherwise overrides it."""
         outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
+        logits = self.predict(outputs, logits_to_keep) if self.shows_logits(targets) else None
         loss = None
-        with fast_products(outputs.last_hidden_state):
-            logits = self.predict(outputs, logits_to_keep) if self.shows_logits(targets) else None
-            if targets is not None:
-                targets = targets.contiguous()  # the library's loss views it
-                loss = self.head_loss(outputs, logits=logits, shift_labels=targets, **kwargs)
+        if targets is not None:
+            targets = targets.contiguous()  # the library's loss views it
+            loss = self.head_loss(outputs, logits=logits, shift_labels=targets, **kwargs)
         return self.head_output(outputs, loss, logits)
 
 

@@ -65,11 +65,10 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         )
 
     def append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `extend` does, in buffers longer than the window: it is copied where they end, not in every call."""
+        """What `extend` does, in buffers longer than the window: it is moved where they end, not in every call."""
         length = key_states.shape[-2]
-        if not self.has_room(length):
-            self.buffers = [self.buffer(last(kept, self.kept, dim=-2), length) for kept in (self.keys, self.values)]
-            self.end = self.num_kept
+        if not self.owns_buffers() or self.end + length > self.buffers[0].shape[-2]:
+            self.make_room(length)
         start, memory = self.end, min(self.end, self.kept)
         self.end += length
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
@@ -79,19 +78,32 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         self.window = self.keys
         return keys, values
 
-    def has_room(self, length: int) -> bool:
-        """Whether the window is still the end of what stands in the buffers, with `length` free positions behind it."""
-        return (
-            self.window is self.keys
-            and self.end + length <= self.buffers[0].shape[-2]
-            and (torch.is_inference_mode_enabled() or not self.buffers[0].is_inference())
-        )
+    def owns_buffers(self) -> bool:
+        """Whether the window is still the end of what stands in the buffers, and may be written on there."""
+        return self.window is self.keys and (torch.is_inference_mode_enabled() or not self.buffers[0].is_inference())
+
+    def make_room(self, length: int) -> None:
+        """Let the buffers begin with the window, and have `length` free positions behind it."""
+        kept = self.num_kept
+        way = self.end - kept
+        fits = self.owns_buffers() and kept + length <= self.buffers[0].shape[-2] <= self.space(length)
+        if fits and kept <= 8 * way:
+            # in steps of the way that it moves: each reads what no one has written over (new memory costs much more)
+            for first in range(0, kept, way):
+                size = min(way, kept - first)
+                for buffer in self.buffers:
+                    buffer.narrow(-2, first, size).copy_(buffer.narrow(-2, way + first, size))
+        else:
+            self.buffers = [self.buffer(last(old, self.kept, dim=-2), length) for old in (self.keys, self.values)]
+        self.end = kept
+
+    def space(self, length: int) -> int:
+        """Positions of a buffer: the window, and some calls of `length`."""
+        return self.kept + max(self.kept // 4, 4 * length)
 
     def buffer(self, kept: torch.Tensor, length: int) -> torch.Tensor:
-        """Space for the window and some calls of `length`, that begins with `kept` and lies along the rows: one query
-        reads it faster so."""
-        space = self.kept + max(self.kept // 4, 4 * length)
-        empty = kept.new_empty(*kept.shape[:2], kept.shape[-1], space).transpose(-1, -2)
+        """Space that begins with `kept` and lies along the rows: one query reads it faster so."""
+        empty = kept.new_empty(*kept.shape[:2], kept.shape[-1], self.space(length)).transpose(-1, -2)
         empty[:, :, : kept.shape[-2]] = kept
         return empty
 
@@ -344,9 +356,9 @@ class MemoryCache(Cache):
         """A memory that continues from here without changing this one; `get_seq_length()` counts anew from zero."""
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
-        for layer in other.layers:
-            layer.count_anew()
-            layer.window = None  # only one of the two may write behind it
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.window = theirs.window = None  # what both see is not written over
+            theirs.count_anew()
         # a dynamic window keeps what others see of it when it is updated, a static one writes into its tensors
         other.map_rows(torch.clone if self.static else lambda rows: rows)
         other.finish()

@@ -18,7 +18,8 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.ops.products import fast_products
+from transformers_xl.modeling.ops.pages import keep_pages
+from transformers_xl.modeling.ops.products import use_fast_products
 from transformers_xl.modeling.ops.window import (
     PackedRows,
     last,
@@ -55,6 +56,14 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
+
+    def __init__(self, config: MemoryConfig, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        keep_pages()
+
+    def post_init(self) -> None:
+        super().post_init()
+        use_fast_products(self)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -418,11 +427,7 @@ class MemoryModel:
             zip(self.layers, memories, cache.seen_lengths, strict=False)
         ):
             rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
-            with (
-                where_it_runs(layer, memory) as here,
-                where_it_runs(layer.self_attn, here) as here,
-                fast_products(here),
-            ):
+            with where_it_runs(layer, memory) as here, where_it_runs(layer.self_attn, here) as here:
                 cache.update(*layer.self_attn.project(layer.attention_input(here)), layer_idx, order=rows.order)
             cache.layers[layer_idx].count_anew()  # it counts the tokens that generate() has fed
             if rows.valid is not None and (widest is None or rows.valid.shape[1] > widest.shape[1]):

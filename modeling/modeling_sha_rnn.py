@@ -22,10 +22,9 @@ from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, Stretch, s
 from transformers_xl.modeling.layers.single_head_attention import NoAttention, SingleHeadAttention
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.products import FastProducts
 
 
-class ShaRNNLayer(GradientCheckpointingLayer, FastProducts):
+class ShaRNNLayer(GradientCheckpointingLayer):
     """LSTM, in one block attention, Boom (`Block` in the code, whose norms these are).
 
         x = LSTM(norm(x))        x = norm(x) + attention(norm(x), [memory; norm'(x)])        x = norm(x) + boom(norm'(x))

@@ -21,7 +21,6 @@ from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, begins
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.products import FastProducts
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -68,7 +67,7 @@ class StarTransformerPositions(nn.Module):
         return hidden_states + self.table(places, hidden_states.dtype)
 
 
-class StarTransformerLayer(GradientCheckpointingLayer, FastProducts):
+class StarTransformerLayer(GradientCheckpointingLayer):
     """One round: all satellites read the relay and their neighbours, then the relay reads them. Section 3.2.
 
         h = norm(act(ring(h, e, s)))            s = norm(act(relay(s, h)))

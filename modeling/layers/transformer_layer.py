@@ -9,10 +9,9 @@ from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeA
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.ops.products import FastProducts
 
 
-class MemoryLayer(GradientCheckpointingLayer, FastProducts):
+class MemoryLayer(GradientCheckpointingLayer):
     """The Transformer-XL layer, pre- or post-norm: what the papers after it change.
 
     It returns its output and what it remembers: the stream that its attention read, before the norm. `attention_input`

@@ -8,17 +8,15 @@ needs half of its time there (docs/performance.md). Sums are taken in another or
 """
 
 import platform
-from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-# Multiply-adds from which on it pays: oneDNN prepares a product for some 10 us.
-WORTH = 2**22
-_plain_linear = nn.functional.linear
-_is_x86 = platform.machine() in ("x86_64", "AMD64")
+# From which on it pays, since oneDNN prepares a product for some 10 us: numbers in the weight, or multiply-adds.
+LARGE_WEIGHT, LARGE_PRODUCT = 2**18, 2**22
+_is_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 _onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
 
 
@@ -31,21 +29,39 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         bias: `(outputs,)`.
     """
     if not _pays(states, weight):
-        return _plain_linear(states, weight, bias)
+        return nn.functional.linear(states, weight, bias)
     if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
         return _OneDNNLinear.apply(states, weight, bias)
     return _product(states, weight, bias)
 
 
+def use_fast_products(model: nn.Module) -> None:
+    """Let the linear layers of `model` multiply by `linear`. They stay what they are, for quantization, adapters and
+    hooks: only their `forward` is another one, as after `kernels.kernelize`."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.forward = MethodType(_forward, module)
+
+
+def _forward(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    return linear(input, self.weight, self.bias)
+
+
 def _pays(states: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
-        states.numel() * weight.shape[0] >= WORTH
+        (weight.numel() >= LARGE_WEIGHT or states.numel() * weight.shape[0] >= LARGE_PRODUCT)
         and states.dtype == weight.dtype == torch.float32
         and states.device.type == weight.device.type == "cpu"
         # what something was made of (quantized, sharded, traced) knows how it is multiplied
-        and {type(states), type(weight)} <= {torch.Tensor, nn.Parameter}
+        and type(states) in (torch.Tensor, nn.Parameter)
+        and type(weight) in (torch.Tensor, nn.Parameter)
         and (weight.is_contiguous() or weight.mT.is_contiguous())
+        and states.dim() > 1
+        and states.numel() > 0
+        and _onednn_linear is not None
+        and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
     )
 
 
@@ -73,45 +89,11 @@ class _OneDNNLinear(torch.autograd.Function):
         return grad_states, grad_weight, grad_rows.sum(0) if ctx.has_bias else None
 
 
-class _FastProducts(TorchFunctionMode):
-    """Linear layers of any kind come to `linear`: hooks, adapters and quantization see the layers that they know."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is _plain_linear:
-            function = linear
-        return function(*args, **(kwargs or {}))
-
-
-def fast_products(states: torch.Tensor) -> AbstractContextManager:
-    """Where linear layers read `states` `(..., width)`: their products are made by `linear` if it can pay for them."""
-    width = 4 * states.shape[-1]  # of the widest layer that is usual
-    pays = (
-        states.numel() * width >= WORTH
-        and states.dtype == torch.float32
-        and states.device.type == "cpu"
-        and _onednn_linear is not None
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and not torch.compiler.is_compiling()
-    )
-    return _FastProducts() if pays else nullcontext()
-
-
-class FastProducts(nn.Module):
-    """A module whose linear layers use `fast_products`. It stands behind `GradientCheckpointingLayer`, so that what is
-    computed again is computed alike."""
-
-    def __call__(self, states: torch.Tensor, *args, **kwargs):
-        with fast_products(states):
-            return super().__call__(states, *args, **kwargs)
-
-
 if _onednn_linear is not None and _onednn_linear not in flop_registry:  # code from the Hub may have been here first
 
     @register_flop_formula(_onednn_linear)
-    def _flops(states_shape: tuple, weight_shape: tuple, *args, out_shape: tuple, **kwargs) -> int:
-        *rows, inputs = states_shape
-        return 2 * torch.Size(rows).numel() * inputs * weight_shape[0]
+    def _flops(states_shape: tuple, weight_shape: tuple, *args, **kwargs) -> int:
+        return 2 * torch.Size(states_shape).numel() * weight_shape[0]
 
 
-__all__ = ["FastProducts", "fast_products", "linear"]
+__all__ = ["linear", "use_fast_products"]

@@ -7,13 +7,17 @@ is a view of that buffer (`relative_shift`), to which the content term is added.
 hidden in the buffer, where it is a block of columns. The backward pass writes the gradient through the same view.
 """
 
+from typing import NamedTuple
+
 import torch
+from torch.autograd.function import once_differentiable
 
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
 # Scores of a piece: they are made, normalised and used while they are still in the processor's cache. Without gradients,
 # a head with at least ONE_HEAD of them is a piece, and every head is worked on in the same buffer.
-PIECE, ONE_HEAD = 2**20, 2**16
+PIECE, ONE_HEAD = 2**19, 2**16
+BLOCK = 32  # shortest block of queries that is worked on apart from the others
 
 
 def wide_attention(
@@ -46,17 +50,41 @@ def wide_attention(
         `(B, T, H, D)`. A query that sees nothing gets zeros.
     """
     arguments = (query, key, value, positions, content_bias, position_bias)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments):
-        return _WideAttention.apply(*arguments, visible, window, scaling, recompute)
-    if query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
+    if not learns and query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
         return _one_token(*arguments, scaling)
-    attn_output = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    length, num_keys = query.shape[2], key.shape[2]
+    if learns:
+        return _WideAttention.apply(*arguments, visible, window, scaling, recompute)
+    return _without_gradients(*arguments, visible, window, scaling)
+
+
+def _without_gradients(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    content_bias: torch.Tensor,
+    position_bias: torch.Tensor,
+    visible: torch.Tensor | None,
+    window: int | None,
+    scaling: float,
+) -> torch.Tensor:
+    """Some rows, or a row's heads one after the other in one space; keys and values are read as they lie."""
+    (batch, num_heads, length, _), num_keys = query.shape, key.shape[2]
+    attn_output = query.new_empty(batch, length, num_heads, value.shape[3])
+    content_query, position_query = ((query + bias[:, None]) * scaling for bias in (content_bias, position_bias))
     one_head = length * num_keys >= ONE_HEAD
-    wide = query.new_empty(1, 1, length, num_keys + 1) if one_head else None
-    for rows, heads in _pieces(query, key, 1 if one_head else PIECE):
-        weights = _weights(*_part(arguments, rows, heads), _rows(visible, rows), window, scaling, wide)
-        _multiply(weights, value[rows, heads], attn_output[rows, :, heads])
+    heads = 1 if one_head else num_heads
+    rows = 1 if one_head else max(1, PIECE // (length * num_keys * num_heads))
+    wide = query.new_empty(min(rows, batch), heads, length, num_keys + 1)
+    for row in range(0, batch, rows):
+        for head in range(0, num_heads, heads):
+            some = slice(row, row + rows), slice(head, head + heads)
+            seen = visible if visible is None or visible.shape[0] == 1 else visible[some[0]]
+            part = wide[: batch - row]
+            torch.matmul(position_query[some], positions[some[1]].mT, out=part)
+            weights = _weights(part, content_query[some], key[some], seen, window, in_place=True)
+            attn_output[some[0], :, some[1]] = (weights @ value[some]).transpose(1, 2)
     return attn_output
 
 
@@ -83,103 +111,181 @@ def _one_token(
 
 
 class _WideAttention(torch.autograd.Function):
+    """Heads come first inside: the queries of all rows meet the positions of a head in one product."""
+
     @staticmethod
     def forward(
         ctx, query, key, value, positions, content_bias, position_bias, visible, window, scaling, recompute
     ) -> torch.Tensor:
+        query, key, value = (tensor.transpose(0, 1).contiguous() for tensor in (query, key, value))
         arguments = (query, key, value, positions, content_bias, position_bias)
-        attn_output = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        attn_output = query.new_empty(query.shape[1], query.shape[2], query.shape[0], value.shape[3])
+        pieces = _pieces(query, key, window)
+        wide = _space(query, pieces, 1)
         kept = []
-        for rows, heads in _pieces(query, key, PIECE):
-            weights = _weights(*_part(arguments, rows, heads), _rows(visible, rows), window, scaling)
-            _multiply(weights, value[rows, heads], attn_output[rows, :, heads])
+        for piece in pieces:
+            weights = _piece_weights(piece, arguments, visible, window, scaling, wide)
+            out = attn_output[piece.rows, piece.queries, piece.heads]
+            out.copy_((weights @ piece.keys_of(value)).permute(1, 2, 0, 3))
             if not recompute:
                 kept.append(weights)
-        ctx.save_for_backward(*arguments, visible, *kept)
+        ctx.save_for_backward(*arguments, visible, attn_output, *kept)
         ctx.window, ctx.scaling = window, scaling
         return attn_output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_output: torch.Tensor) -> tuple:
         saved = ctx.saved_tensors  # asking twice would run an activation checkpoint twice
-        *arguments, visible = saved[:7]
-        kept = saved[7:]
-        query, key, _, positions, content_bias, position_bias = arguments
-        grad_query, grad_key, grad_value = (torch.empty_like(tensor) for tensor in arguments[:3])
-        grad_positions = torch.zeros_like(positions)
+        *arguments, visible, attn_output = saved[:8]
+        kept = saved[8:]
+        query, key, value, positions, content_bias, position_bias = arguments
+        grad_query = torch.empty_like(query)
+        grad_key, grad_value, grad_positions = (torch.zeros_like(tensor) for tensor in (key, value, positions))
         grad_content_bias, grad_position_bias = torch.zeros_like(content_bias), torch.zeros_like(position_bias)
-        for index, (rows, heads) in enumerate(_pieces(query, key, PIECE)):
-            part = _part(arguments, rows, heads)
-            weights = kept[index] if kept else _weights(*part, _rows(visible, rows), ctx.window, ctx.scaling)
-            part_query, part_key, part_value, part_positions, part_content_bias, part_position_bias = part
-            grad_attended = grad_output[rows, :, heads].transpose(1, 2)
-            grad_weights = grad_attended @ part_value.transpose(-1, -2)
-            grad_value[rows, heads] = weights.transpose(-1, -2) @ grad_attended
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        # what the softmax takes from each score's gradient: the mean of the weights' gradients under the weights
+        means = (grad_output * attn_output).sum(-1).permute(2, 0, 1)[..., None]
+        grad_output = grad_output.permute(2, 0, 1, 3)
+        pieces = _pieces(query, key, ctx.window)
+        space, wide_space = (_space(query, pieces, more) for more in (0, 1))
+        for index, piece in enumerate(pieces):
+            weights = (
+                kept[index] if kept else _piece_weights(piece, arguments, visible, ctx.window, ctx.scaling, wide_space)
+            )
+            part_query, part_key, part_value = piece.queries_of(query), piece.keys_of(key), piece.keys_of(value)
+            part_positions, heads = piece.positions_of(positions), piece.heads
+            grad_attended = piece.queries_of(grad_output).contiguous()
+            piece.keys_of(grad_value).add_(weights.mT @ grad_attended)
+
+            grad_weights = _shaped(space, weights.shape)
+            torch.bmm(grad_attended.flatten(0, 1), part_value.flatten(0, 1).mT, out=grad_weights.flatten(0, 1))
+            grad_weights -= piece.queries_of(means)
+            grad_wide = _shaped(wide_space, (*weights.shape[:3], weights.shape[3] + 1))
+            grad_scores = torch.mul(grad_weights, weights, out=relative_shift(grad_wide))
+            grad_wide.flatten(-2)[..., : weights.shape[2] - 1] = 0  # what the view leaves out
+            grad_wide[..., -1, -1] = 0
 
             grad_content = grad_scores @ part_key * ctx.scaling
-            grad_key[rows, heads] = grad_scores.transpose(-1, -2) @ _biased(part_query, part_content_bias, ctx.scaling)
-            grad_wide = weights.new_zeros(*weights.shape[:3], weights.shape[3] + 1)
-            relative_shift(grad_wide).copy_(grad_scores)
-            grad_position = grad_wide @ part_positions * ctx.scaling
-            position_query = _biased(part_query, part_position_bias, ctx.scaling)
-            grad_positions[heads] += (grad_wide.transpose(-1, -2) @ position_query).sum(0)
+            content_query = _biased(part_query, content_bias[heads], ctx.scaling)
+            piece.keys_of(grad_key).add_(grad_scores.mT @ content_query)
+            grad_position = torch.bmm(grad_wide.flatten(1, 2), part_positions).view_as(grad_content) * ctx.scaling
+            position_query = _biased(part_query, position_bias[heads], ctx.scaling)
+            piece.positions_of(grad_positions).add_(
+                torch.bmm(grad_wide.flatten(1, 2).mT, position_query.flatten(1, 2))
+            )
 
-            grad_query[rows, heads] = grad_content + grad_position
-            grad_content_bias[heads] += grad_content.sum((0, 2))
-            grad_position_bias[heads] += grad_position.sum((0, 2))
-        return grad_query, grad_key, grad_value, grad_positions, grad_content_bias, grad_position_bias, *[None] * 4
-
-
-def _pieces(query: torch.Tensor, key: torch.Tensor, scores: int) -> list[tuple[slice, slice]]:
-    """Rows and heads that are worked on together, some `scores` of them: several rows, or some of one row's heads."""
-    batch, num_heads, length = query.shape[:3]
-    per_head = length * key.shape[2]
-    heads = min(num_heads, max(1, scores // per_head))
-    rows = max(1, scores // (per_head * num_heads))
-    return [
-        (slice(row, row + rows), slice(head, head + heads))
-        for row in range(0, batch, rows)
-        for head in range(0, num_heads, heads)
-    ]
+            piece.queries_of(grad_query).copy_(grad_content + grad_position)
+            grad_content_bias[heads] += grad_content.sum((1, 2))
+            grad_position_bias[heads] += grad_position.sum((1, 2))
+        by_rows = (grad.transpose(0, 1) for grad in (grad_query, grad_key, grad_value))
+        return *by_rows, grad_positions, grad_content_bias, grad_position_bias, *[None] * 4
 
 
-def _part(arguments: tuple, rows: slice, heads: slice) -> tuple[torch.Tensor, ...]:
-    return *(tensor[rows, heads] for tensor in arguments[:3]), *(tensor[heads] for tensor in arguments[3:])
+class _Piece(NamedTuple):
+    """What is worked on together: queries of some rows and heads, and the keys that the window lets them see."""
+
+    heads: slice
+    rows: slice
+    queries: slice
+    keys: slice
+
+    def queries_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Its part of `(H, B, T, ...)`."""
+        return tensor[self.heads, self.rows, self.queries]
+
+    def keys_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Its part of `(H, B, K, ...)`."""
+        return tensor[self.heads, self.rows, self.keys]
+
+    def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """The distances of its keys, of `(H, K + 1, D)`."""
+        return positions[self.heads, -1 - (self.keys.stop - self.keys.start) :]
 
 
-def _rows(visible: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
-    return visible if visible is None or visible.shape[0] == 1 else visible[rows]
+def _pieces(query: torch.Tensor, key: torch.Tensor, window: int | None) -> list[_Piece]:
+    """Some PIECE scores each: several heads of all rows, or some rows of one head."""
+    num_heads, batch, length = query.shape[:3]
+    num_keys, pieces = key.shape[2], []
+    # the first queries of a block see keys that its last ones do not, and the other way round: small blocks waste less
+    block = max(BLOCK, length // 4) if num_keys <= 4 * length else length
+    for start in range(0, length, block):
+        stop = min(start + block, length)
+        behind = num_keys - length
+        first = 0 if window is None else max(0, behind + start + 1 - window)
+        queries, keys = slice(start, stop), slice(first, behind + stop)
+        per_row = (stop - start) * (keys.stop - keys.start)
+        rows = min(batch, max(1, PIECE // per_row))
+        heads = min(num_heads, max(1, PIECE // (per_row * batch)))
+        pieces += [
+            _Piece(slice(head, head + heads), slice(row, row + rows), queries, keys)
+            for head in range(0, num_heads, heads)
+            for row in range(0, batch, rows)
+        ]
+    return pieces
 
 
-def _biased(query: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:
-    return (query + bias[:, None]) * scaling
-
-
-def _weights(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    content_bias: torch.Tensor,
-    position_bias: torch.Tensor,
+def _piece_weights(
+    piece: _Piece,
+    arguments: tuple,
     visible: torch.Tensor | None,
     window: int | None,
     scaling: float,
-    wide: torch.Tensor | None = None,
+    space: torch.Tensor,
 ) -> torch.Tensor:
-    """The weights `(B, H, T, K)` of a piece, in the buffer `wide` where one is given."""
+    """The weights `(H, B, T, K)` of a piece; `space` holds the scores of its distances meanwhile."""
+    query, key, _, positions, content_bias, position_bias = arguments
+    query, positions = piece.queries_of(query), piece.positions_of(positions)
+    wide = _shaped(space, (*query.shape[:3], positions.shape[1]))
+    position_query = _biased(query, position_bias[piece.heads], scaling).flatten(1, 2)
+    torch.bmm(position_query, positions.mT, out=wide.flatten(1, 2))
+    if visible is not None:
+        rows = piece.rows if visible.shape[0] > 1 else slice(None)
+        visible = visible[rows, :, piece.queries, piece.keys].transpose(0, 1)
+    content_query = _biased(query, content_bias[piece.heads], scaling)
+    return _weights(wide, content_query, piece.keys_of(key), visible, window)
+
+
+def _space(like: torch.Tensor, pieces: list[_Piece], more: int) -> torch.Tensor:
+    """Numbers for the scores of the largest piece, with `more` columns than keys."""
+    num_heads, batch = like.shape[:2]
+    sizes = [
+        len(range(num_heads)[piece.heads]) * len(range(batch)[piece.rows])
+        * (piece.queries.stop - piece.queries.start) * (piece.keys.stop - piece.keys.start + more)
+        for piece in pieces
+    ]  # fmt: skip
+    return like.new_empty(max(sizes))
+
+
+def _shaped(space: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return space[: torch.Size(shape).numel()].view(shape)
+
+
+def _biased(query: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:
+    """`(query + bias) * scaling` of `(H, B, T, D)` and `(H, D)`, in one piece of memory."""
+    return torch.add(query, bias[:, None, None]).mul_(scaling).contiguous()
+
+
+def _weights(
+    wide: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    visible: torch.Tensor | None,
+    window: int | None,
+    in_place: bool = False,
+) -> torch.Tensor:
+    """The weights `(..., T, K)` of scores by distance `(..., T, K + 1)`, which are overwritten, and of scaled queries and
+    keys of two leading dimensions; they may stand in the memory of the scores if they are used at once (`in_place`)."""
     length, num_keys = query.shape[2], key.shape[2]
-    wide = torch.matmul(_biased(query, position_bias, scaling), positions.transpose(-1, -2), out=wide)
     too_far = 0 if window is None else max(0, num_keys - window)
     if too_far:
         wide[..., :too_far].fill_(-torch.inf)
     if length > 1:
         wide[..., num_keys:].fill_(-torch.inf)
-    content = _biased(query, content_bias, scaling).flatten(0, 1), key.flatten(0, 1).transpose(-1, -2)
+    content = query.flatten(0, 1), key.flatten(0, 1).mT
     scores = relative_shift(wide).flatten(0, 1)
-    # the view of one head lies in one piece: the content term is added where the position term stands
-    scores = scores.baddbmm_(*content) if scores.is_contiguous() else torch.baddbmm(scores, *content)
+    # the view of one head lies in one piece: the content term can be added where the position term stands
+    in_place = in_place and scores.is_contiguous()
+    scores = scores.baddbmm_(*content) if in_place else torch.baddbmm(scores, *content)
     scores = scores.unflatten(0, query.shape[:2])
     # behind a query, the view shows what the next query's row begins with: up to `length - 2` of its farthest distances
     if too_far < length - 2:
@@ -194,8 +300,3 @@ def _weights(
 
 def _future(length: int, like: torch.Tensor) -> torch.Tensor:
     return torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
-
-
-def _multiply(weights: torch.Tensor, value: torch.Tensor, out: torch.Tensor) -> None:
-    """Write `weights @ value`, `(B, H, T, D)`, to `out` `(B, T, H, D)`."""
-    out.copy_((weights @ value).transpose(1, 2))

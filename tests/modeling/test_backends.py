@@ -59,7 +59,7 @@ def by_window(length: int, num_keys: int, window: int | None) -> torch.Tensor:
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, monkeypatch):
-    """Also in small pieces, in place head by head, and with rows of which some tokens see nothing."""
+    """Also in small pieces and blocks, in place head by head, and with rows of which some tokens see nothing."""
     given = arguments(shape, dtype, backend.device_type)
     batch, _, length, memory, _ = shape
     seen = by_window(length, memory + length, window).expand(batch, -1, -1)
@@ -75,9 +75,15 @@ def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, 
         if seen.any()
         else [None] * len(given)
     )
-    for one_head, piece in ((2**16, 2**20), (2**16, memory + length), (1, 2**20)):
+    for one_head, piece, block in (
+        (2**16, 2**20, 32),
+        (2**16, memory + length, 32),
+        (2**16, 2 * (memory + length), 2),
+        (1, 2**20, 3),
+    ):
         monkeypatch.setattr(wide_attention, "ONE_HEAD", one_head)
         monkeypatch.setattr(wide_attention, "PIECE", piece)
+        monkeypatch.setattr(wide_attention, "BLOCK", block)
         output = backend.function(*given, visible=visible, window=window, scaling=0.7, recompute=recompute)
         torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
         with torch.no_grad():
