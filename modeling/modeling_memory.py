@@ -57,12 +57,9 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _can_compile_fullgraph = True
 
-    def __init__(self, config: MemoryConfig, *args, **kwargs):
-        super().__init__(config, *args, **kwargs)
-        keep_pages()
-
     def post_init(self) -> None:
         super().post_init()
+        keep_pages()
         use_fast_products(self)
 
     @torch.no_grad()

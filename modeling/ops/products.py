@@ -8,7 +8,7 @@ needs half of its time there (docs/performance.md). Sums are taken in another or
 """
 
 import platform
-from types import MethodType
+from functools import partial
 
 import torch
 from torch import nn
@@ -40,11 +40,11 @@ def use_fast_products(model: nn.Module) -> None:
     hooks: only their `forward` is another one, as after `kernels.kernelize`."""
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.forward = MethodType(_forward, module)
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
-def _forward(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    return linear(input, self.weight, self.bias)
+def _forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    return linear(input, layer.weight, layer.bias)
 
 
 def _pays(states: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -59,7 +59,7 @@ def _pays(states: torch.Tensor, weight: torch.Tensor) -> bool:
         and states.dim() > 1
         and states.numel() > 0
         and _onednn_linear is not None
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )

@@ -5,8 +5,11 @@
 The position term is one product with all distances, "wide" because every query meets every distance; as scores by key it
 is a view of that buffer (`relative_shift`), to which the content term is added. What is hidden by its distance alone is
 hidden in the buffer, where it is a block of columns. The backward pass writes the gradient through the same view.
+
+New memory costs more than arithmetic (`pages`): the pieces of a call are worked on in the same space.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -147,7 +150,7 @@ class _WideAttention(torch.autograd.Function):
         means = (grad_output * attn_output).sum(-1).permute(2, 0, 1)[..., None]
         grad_output = grad_output.permute(2, 0, 1, 3)
         pieces = _pieces(query, key, ctx.window)
-        space, wide_space = (_space(query, pieces, more) for more in (0, 1))
+        space, wide_space = _space(query, pieces), _space(query, pieces, 1)
         for index, piece in enumerate(pieces):
             weights = (
                 kept[index] if kept else _piece_weights(piece, arguments, visible, ctx.window, ctx.scaling, wide_space)
@@ -157,11 +160,11 @@ class _WideAttention(torch.autograd.Function):
             grad_attended = piece.queries_of(grad_output).contiguous()
             piece.keys_of(grad_value).add_(weights.mT @ grad_attended)
 
-            grad_weights = _shaped(space, weights.shape)
+            grad_weights = _shaped(space, piece.shape())
             torch.bmm(grad_attended.flatten(0, 1), part_value.flatten(0, 1).mT, out=grad_weights.flatten(0, 1))
             grad_weights -= piece.queries_of(means)
-            grad_wide = _shaped(wide_space, (*weights.shape[:3], weights.shape[3] + 1))
-            grad_scores = torch.mul(grad_weights, weights, out=relative_shift(grad_wide))
+            grad_wide = _shaped(wide_space, piece.shape(1))
+            grad_scores = relative_shift(grad_wide).copy_(grad_weights).mul_(weights)
             grad_wide.flatten(-2)[..., : weights.shape[2] - 1] = 0  # what the view leaves out
             grad_wide[..., -1, -1] = 0
 
@@ -188,6 +191,11 @@ class _Piece(NamedTuple):
     rows: slice
     queries: slice
     keys: slice
+
+    def shape(self, more: int = 0) -> tuple[int, ...]:
+        """That of its scores, with `more` columns than keys."""
+        heads, rows, queries, keys = (part.stop - part.start for part in self)
+        return heads, rows, queries, keys + more
 
     def queries_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its part of `(H, B, T, ...)`."""
@@ -217,7 +225,7 @@ def _pieces(query: torch.Tensor, key: torch.Tensor, window: int | None) -> list[
         rows = min(batch, max(1, PIECE // per_row))
         heads = min(num_heads, max(1, PIECE // (per_row * batch)))
         pieces += [
-            _Piece(slice(head, head + heads), slice(row, row + rows), queries, keys)
+            _Piece(slice(head, min(head + heads, num_heads)), slice(row, min(row + rows, batch)), queries, keys)
             for head in range(0, num_heads, heads)
             for row in range(0, batch, rows)
         ]
@@ -235,7 +243,7 @@ def _piece_weights(
     """The weights `(H, B, T, K)` of a piece; `space` holds the scores of its distances meanwhile."""
     query, key, _, positions, content_bias, position_bias = arguments
     query, positions = piece.queries_of(query), piece.positions_of(positions)
-    wide = _shaped(space, (*query.shape[:3], positions.shape[1]))
+    wide = _shaped(space, piece.shape(1))
     position_query = _biased(query, position_bias[piece.heads], scaling).flatten(1, 2)
     torch.bmm(position_query, positions.mT, out=wide.flatten(1, 2))
     if visible is not None:
@@ -245,19 +253,13 @@ def _piece_weights(
     return _weights(wide, content_query, piece.keys_of(key), visible, window)
 
 
-def _space(like: torch.Tensor, pieces: list[_Piece], more: int) -> torch.Tensor:
-    """Numbers for the scores of the largest piece, with `more` columns than keys."""
-    num_heads, batch = like.shape[:2]
-    sizes = [
-        len(range(num_heads)[piece.heads]) * len(range(batch)[piece.rows])
-        * (piece.queries.stop - piece.queries.start) * (piece.keys.stop - piece.keys.start + more)
-        for piece in pieces
-    ]  # fmt: skip
-    return like.new_empty(max(sizes))
+def _space(like: torch.Tensor, pieces: list[_Piece], more: int = 0) -> torch.Tensor:
+    """Memory for the scores of any of the pieces, one after the other."""
+    return like.new_empty(max(math.prod(piece.shape(more)) for piece in pieces))
 
 
 def _shaped(space: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    return space[: torch.Size(shape).numel()].view(shape)
+    return space[: math.prod(shape)].view(shape)
 
 
 def _biased(query: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
-from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, tokens, variants
+from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, read, tokens, variants
 
 carrying = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact", "own")))
 windowed = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",)))
@@ -295,6 +295,32 @@ def test_endless_generation_holds_constant_memory(model_type):
         torch.manual_seed(0)
         assert torch.equal(text, by_hand(model, ids, new=new, do_sample=True))
     assert len(set(text[0, -2 * MEM_LEN :].tolist())) > 3
+
+
+@windowed
+@pytest.mark.parametrize("length", [1, 3])
+def test_window_moves_in_its_buffers(model_type, length):
+    """Where the buffers end, the window goes back to their beginning, and a branch still reads what it was made from."""
+    model, ids = language_model(model_type), tokens(2, 60 * length)
+    expected = read(model, ids, [length] * 60)[0]
+    with torch.no_grad():
+        cache, addresses, logits, branches = None, [], [], {}
+        for step, part in enumerate(ids.split(length, dim=1)):
+            output = model(part, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logits.append(output.logits)
+            addresses.append(cache.longest.keys.untyped_storage().data_ptr())
+            if step in (20, 21, 40):
+                branches[step] = cache.copy()
+        torch.testing.assert_close(torch.cat(logits, dim=1), expected, **EXACT)
+        assert len(set(addresses[45:])) == 1
+        assert len(set(addresses)) <= 3 + len(branches)
+        for step, branch in branches.items():
+            following = ids[:, (step + 1) * length :]
+            parts = []
+            for part in following.split(length, dim=1):
+                parts.append(model(part, past_key_values=branch).logits)
+            torch.testing.assert_close(torch.cat(parts, dim=1), expected[:, -following.shape[1] :], **EXACT)
 
 
 @windowed

@@ -1,0 +1,193 @@
+"""Products by oneDNN are torch's own, values and gradients, and nobody who looks at linear layers sees a difference."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tiny import FLOAT32, read, tiny_model, tokens, variants
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformers_xl.modeling.ops import products
+from transformers_xl.modeling.ops.products import linear, use_fast_products
+
+pytestmark = pytest.mark.skipif(products._onednn_linear is None, reason="torch has no oneDNN for this processor")
+SHAPES = [((4, 6), 5), ((2, 3, 8), 4), ((1, 1, 16), 8), ((2, 1, 3, 4), 7)]
+
+
+class Products(TorchDispatchMode):
+    """Counts the products that go to oneDNN, and those that do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {"onednn": 0, "torch": 0}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name()
+        if name.startswith("mkldnn::"):
+            self.counts["onednn"] += 1
+        elif name in ("aten::mm", "aten::addmm", "aten::linear"):
+            self.counts["torch"] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Small products go to oneDNN too."""
+    monkeypatch.setattr(products, "LARGE_WEIGHT", 1)
+
+
+def counted(function) -> dict[str, int]:
+    with Products() as mode:
+        function()
+    return mode.counts
+
+
+def operands(shape: tuple, outputs: int, bias: bool = True) -> list[torch.Tensor | None]:
+    torch.manual_seed(0)
+    sizes = [shape, (outputs, shape[-1]), (outputs,)]
+    return [torch.randn(size).requires_grad_() for size in sizes[: 2 + bias]] + [None] * (not bias)
+
+
+@pytest.mark.parametrize(("shape", "outputs"), SHAPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("learning", [{0, 1, 2}, {0}, {1, 2}, set()], ids=["all", "states", "weights", "nothing"])
+def test_values_and_gradients(everywhere, shape, outputs, bias, learning):
+    """Also of the gradients: a gradient penalty asks for them."""
+    given = [tensor for tensor in operands(shape, outputs, bias) if tensor is not None]
+    for index, tensor in enumerate(given):
+        tensor.requires_grad_(index in learning)
+    direction = torch.randn(*shape[:-1], outputs)
+    results = []
+    for function in (linear, nn.functional.linear):
+        output = function(*given)
+        results.append([output])
+        learned = [tensor for tensor in given if tensor.requires_grad]
+        if learned:
+            gradients = torch.autograd.grad((output.square() * direction).sum(), learned, create_graph=True)
+            penalty = sum(gradient.square().sum() for gradient in gradients)
+            results[-1] += [*gradients, *torch.autograd.grad(penalty, learned)]
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    assert counted(lambda: linear(*given))["onednn"] == 1
+
+
+def test_strides(everywhere):
+    """States that lie in any way, gradients that stand in one place for many, weights along either side."""
+    states, weight, bias = operands((6, 5, 4), 3)
+    for view in (states.transpose(0, 1), states[::2], states[:, :1].expand(-1, 5, -1)):
+        for matrix in (weight, weight.mT.contiguous().mT, torch.cat([weight, weight], dim=1)[:, ::2]):
+            pair = [linear(view, matrix, bias), nn.functional.linear(view, matrix, bias)]
+            torch.testing.assert_close(*pair, **FLOAT32)
+            by_sum = [torch.autograd.grad(output.sum(), (states, weight, bias), retain_graph=True) for output in pair]
+            for ours, expected in zip(*by_sum, strict=True):
+                torch.testing.assert_close(ours, expected, **FLOAT32)
+    assert linear(states[:0], weight, bias).shape == (0, 5, 3)
+    assert linear(states[0, 0], weight, bias).shape == (3,)
+
+
+def test_what_goes_to_onednn(monkeypatch):
+    """Large float32 products, and no others; the switch of torch holds."""
+    large = operands((64, 256), 256, bias=False)[:2]
+    small = operands((32, 64), 64, bias=False)[:2]
+    one_token = operands((1, 256), 1024, bias=False)[:2]
+    onednn, plain = {"onednn": 1, "torch": 0}, {"onednn": 0, "torch": 1}
+    with torch.no_grad():
+        assert counted(lambda: linear(*large)) == onednn
+        assert counted(lambda: linear(*one_token)) == onednn
+        assert counted(lambda: linear(*small)) == plain
+        assert counted(lambda: linear(*(tensor.double() for tensor in large))) == plain
+        assert counted(lambda: linear(*(tensor.bfloat16() for tensor in large)))["onednn"] == 0
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert counted(lambda: linear(*large)) == plain
+        with torch.autocast("cpu", torch.bfloat16):
+            assert linear(*large).dtype == torch.bfloat16
+        monkeypatch.setattr(products, "_onednn_linear", None)  # a torch without it
+        assert counted(lambda: linear(*large)) == plain
+
+
+@pytest.mark.parametrize("model_type", variants())
+def test_every_variant_is_the_same_model(model_type, monkeypatch):
+    """Logits, memory and gradients, over three segments."""
+    head = "causal_lm" if model_type in variants(causal_lm=True) else "token_classification"
+    model, ids = tiny_model(model_type, head, dtype=torch.float32), tokens(2, 18)
+    results = []
+    for large in (1, 2**62):
+        monkeypatch.setattr(products, "LARGE_WEIGHT", large)
+        monkeypatch.setattr(products, "LARGE_PRODUCT", 2**62)
+        logits, memory = read(model, ids, [6, 6, 6])
+        loss = logits.log_softmax(-1).square().mean()
+        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, learned, allow_unused=True)
+        results.append([logits, *(memory.get("mems") or ()), *(each for each in gradients if each is not None)])
+    for ours, expected in zip(*results, strict=True):
+        scale = max(1.0, expected.abs().max().item() if expected.numel() else 0.0)
+        torch.testing.assert_close(ours, expected, atol=1e-4 * scale, rtol=1e-3)
+    monkeypatch.setattr(products, "LARGE_WEIGHT", 1)
+    assert counted(lambda: model(ids[:, :6]))["onednn"] > 0
+
+
+def test_layers_stay_what_they_are(everywhere):
+    """Copies compute with their own weights, and hooks, pickles and parametrizations work."""
+    model = tiny_model("transformer_xl", "causal_lm", dtype=torch.float32)
+    layer = model.model.layers[0].mlp.fc1
+    assert type(layer) is nn.Linear
+    expected = model(tokens(1, 5)).logits
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(tokens(1, 5)).logits, expected, **FLOAT32)
+        with torch.no_grad():
+            other.model.layers[0].mlp.fc1.weight.mul_(2)
+        assert not torch.allclose(other(tokens(1, 5)).logits, expected)
+        assert torch.equal(model(tokens(1, 5)).logits, expected)
+    seen = []
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    assert counted(lambda: model(tokens(1, 5)))["onednn"] > 0
+    assert len(seen) == 1
+    nn.utils.parametrizations.weight_norm(layer)
+    torch.testing.assert_close(model(tokens(1, 5)).logits, expected, **FLOAT32)
+
+
+def test_activation_checkpoints(everywhere):
+    """What is computed again is computed alike: a checkpoint refuses anything else."""
+    model = tiny_model("transformer_xl", "causal_lm", dtype=torch.float32).train()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        loss = model(tokens(2, 5), labels=tokens(2, 5)).loss
+        gradients.append(torch.autograd.grad(loss, model.model.layers[0].mlp.fc1.weight)[0])
+    assert torch.equal(*gradients)
+
+
+def test_operations_are_counted(everywhere):
+    states, weight, _ = operands((3, 5, 8), 4)
+    counts = []
+    for function in (linear, nn.functional.linear):
+        with FlopCounterMode(display=False) as counter:
+            function(states, weight).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts == [3 * 2 * 3 * 5 * 8 * 4] * 2
+
+
+def test_generated_tokens(everywhere):
+    """The engine of an ordinary model in inference mode."""
+    model = tiny_model("transformer_xl", "causal_lm", dtype=torch.float32)
+    with torch.backends.mkldnn.flags(enabled=False):
+        expected = model.generate(tokens(2, 5), max_new_tokens=20, do_sample=False)
+    assert torch.equal(model.generate(tokens(2, 5), max_new_tokens=20, do_sample=False), expected)
+
+
+def test_other_modules_are_left_alone():
+    """A subclass says itself how it multiplies."""
+
+    class Doubling(nn.Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    model = nn.Sequential(nn.Linear(3, 3), Doubling(3, 3))
+    expected = model(torch.ones(1, 3))
+    use_fast_products(model)
+    assert torch.equal(model(torch.ones(1, 3)), expected)
+    assert "forward" not in vars(model[1])
