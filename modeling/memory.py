@@ -88,7 +88,7 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
         way = self.end - kept
         fits = self.owns_buffers() and kept + length <= self.buffers[0].shape[-2] <= self.space(length)
         if fits and kept <= 8 * way:
-            # in steps of the way that it moves: each reads what no one has written over (new memory costs much more)
+            # in at most eight steps, none longer than the way, so that no step writes what it or a later one reads
             for first in range(0, kept, way):
                 size = min(way, kept - first)
                 for buffer in self.buffers:
@@ -215,7 +215,8 @@ class MemoryCache(Cache):
     """The memory of a model as its attention reads it: made by `model(ids, use_cache=True)` or by `generate()`.
 
     Passing it back as `past_key_values` continues the text, one token's projections per token. It belongs to the weights
-    it was made with, and to one position of one text: `copy()` branches off.
+    it was made with, and to one position of one text: `copy()` branches off. Keys and values of its layers are views of
+    memory that the next calls write to.
 
     Attributes:
         mask (`torch.Tensor` of shape `(batch, columns)`, *optional*): bool, columns that hold real tokens; None: all.

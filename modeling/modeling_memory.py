@@ -19,7 +19,6 @@ from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.pages import keep_pages
-from transformers_xl.modeling.ops.products import use_fast_products
 from transformers_xl.modeling.ops.window import (
     PackedRows,
     last,
@@ -60,7 +59,6 @@ class MemoryPreTrainedModel(PreTrainedModel):
     def post_init(self) -> None:
         super().post_init()
         keep_pages()
-        use_fast_products(self)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -197,6 +197,24 @@ class OursStatic(Ours):
         return outputs.loss
 
 
+class OursByMKL(Ours):
+    """With the products of linear layers as torch makes them."""
+
+    def unit(self):
+        with torch.backends.mkldnn.flags(enabled=False):
+            super().unit()
+
+
+class OursFreshPages(Ours):
+    """With freed memory given back to the kernel, as glibc does by itself."""
+
+    def build(self):
+        from transformers_xl.modeling import modeling_memory
+
+        modeling_memory.keep_pages = lambda: None
+        return super().build()
+
+
 class Floor(Ours):
     """The same model without the position term, its attention by SDPA."""
 
@@ -320,6 +338,8 @@ PEERS = {
     "ours": Ours,
     "ours_recompute": OursRecompute,
     "ours_static": OursStatic,
+    "ours_by_mkl": OursByMKL,
+    "ours_fresh_pages": OursFreshPages,
     "floor": Floor,
     "old": OldTransfoXL,
     "x_transformers": XTransformers,

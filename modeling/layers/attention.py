@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.ops.backends import relative_backend
+from transformers_xl.modeling.ops.products import is_plain, through
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
 from transformers_xl.modeling.ops.window import last, take
 
@@ -56,11 +57,12 @@ class MemoryAttention(nn.Module):
 
     def queries(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Queries of `(batch, length, hidden_size)`, `(batch, heads, length, head_dim)`."""
-        return self.split_heads(self.q_proj(hidden_states))
+        return self.split_heads(through(self.q_proj, hidden_states))
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
-        return self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
+        key, value = through(self.k_proj, hidden_states), through(self.v_proj, hidden_states)
+        return self.split_heads(key), self.split_heads(value)
 
     def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
@@ -107,7 +109,7 @@ class MemoryAttention(nn.Module):
 
     def merge_heads(self, attn_output: torch.Tensor) -> torch.Tensor:
         """What the heads attended to, `(B, T, H, D)`, through the output projection: `(B, T, E)`."""
-        return self.o_proj(attn_output.flatten(-2))
+        return through(self.o_proj, attn_output.flatten(-2))
 
     def keys_and_values(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None, past_key_values, order: torch.Tensor | None
@@ -211,7 +213,7 @@ class RelativeAttention(MemoryAttention):
         if table is None:
             return past_key_values.layers[self.layer_idx].positions
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.split_heads(self.r_proj(table))
+            return self.split_heads(through(self.r_proj, table))
         if past_key_values is not None:
             self.kept_projection = None  # they are large: who reads on with a cache does not need them twice
             positions = self.projected_along_rows(table)
@@ -219,12 +221,7 @@ class RelativeAttention(MemoryAttention):
             return positions
         # a linear layer that something was put around or upon (an adapter, a hook, a parametrization) is not known by its
         # weight; a quantized weight knows no equality, an offloaded one is not there, and a GPU would have to wait for it
-        plain = (
-            type(self.r_proj) is nn.Linear
-            and type(self.r_proj.weight) is nn.Parameter
-            and not self.r_proj._forward_hooks
-            and not self.r_proj._forward_pre_hooks
-        )
+        plain = is_plain(self.r_proj) and type(self.r_proj.weight) is nn.Parameter
         if self.training or not plain or {table.device.type, self.r_proj.weight.device.type} != {"cpu"}:
             self.kept_projection = None
             return self.projected_along_rows(table)
@@ -235,4 +232,4 @@ class RelativeAttention(MemoryAttention):
 
     def projected_along_rows(self, table: torch.Tensor) -> torch.Tensor:
         """r laid out along the rows, as a cache keeps its keys: one query reads it faster so."""
-        return self.split_heads(self.r_proj(table)).transpose(-1, -2).contiguous().transpose(-1, -2)
+        return self.split_heads(through(self.r_proj, table)).transpose(-1, -2).contiguous().transpose(-1, -2)

@@ -6,6 +6,7 @@ from transformers.activations import ACT2FN
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.ops.products import through
 
 
 class FeedForward(nn.Module):
@@ -19,4 +20,5 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states)))))
+        inner = self.dropout(self.act_fn(through(self.fc1, hidden_states)))
+        return self.dropout(through(self.fc2, inner))

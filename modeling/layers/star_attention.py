@@ -9,6 +9,7 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.ops.products import through
 
 
 # B batch, T segment length, H heads, D head dim, E hidden size
@@ -56,7 +57,7 @@ class RingAttention(MemoryAttention):
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, 5)`.
         """
-        query = self.split_heads(self.q_proj(satellites))
+        query = self.split_heads(through(self.q_proj, satellites))
         contexts = []
         for own, embedded, shared in zip(*map(self.project, (satellites, embeddings, relay[:, None])), strict=True):
             before, behind = self.neighbours(own, is_first)
@@ -66,7 +67,7 @@ class RingAttention(MemoryAttention):
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
         attended = nn.functional.dropout(weights, p=self.attention_dropout, training=self.training)
         attn_output = sum(weight[..., None] * value for weight, value in zip(attended.unbind(-1), values, strict=True))
-        return self.o_proj(attn_output.transpose(1, 2).flatten(-2)), weights
+        return through(self.o_proj, attn_output.transpose(1, 2).flatten(-2)), weights
 
 
 class RelayAttention(MemoryAttention):
@@ -74,8 +75,8 @@ class RelayAttention(MemoryAttention):
 
     def forward(self, relay: torch.Tensor, satellites: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
         """`relay` (B, E), `satellites` (B, T, E), `real` (B, T) bool or None without padding; returns (B, E)."""
-        query = self.split_heads(self.q_proj(relay[:, None]))
+        query = self.split_heads(through(self.q_proj, relay[:, None]))
         key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
         visible = None if real is None else nn.functional.pad(real, (1, 0), value=True)[:, None, None]
         attn_output, _ = self.attend(query, key, value, visible, by_distance=False, positions={})
-        return self.o_proj(attn_output.flatten(-2)).squeeze(1)
+        return through(self.o_proj, attn_output.flatten(-2)).squeeze(1)

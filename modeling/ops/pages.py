@@ -7,7 +7,8 @@ LARGEST = 2**25 - 2**13  # bytes: the largest that glibc draws conclusions from,
 
 
 def keep_pages() -> None:
-    """Let glibc keep up to 64 MiB of what is freed instead of giving it back at once.
+    """Let glibc keep freed memory, up to 64 MiB at the end of its heap, instead of giving it back at once: in the whole
+    process, from the first model on.
 
     It raises its thresholds to the size of a large block that is freed, whoever frees one: here it is one that nobody
     touched. Other C libraries take no notice, nor does glibc where thresholds were set (`MALLOC_TRIM_THRESHOLD_`).

@@ -8,13 +8,15 @@ needs half of its time there (docs/performance.md). Sums are taken in another or
 """
 
 import platform
-from functools import partial
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-# From which on it pays, since oneDNN prepares a product for some 10 us: numbers in the weight, or multiply-adds.
+# From which on it pays, since oneDNN prepares a product for some 10 us (for 0.3 ms where it first meets a shape): numbers
+# in the weight, or multiply-adds.
 LARGE_WEIGHT, LARGE_PRODUCT = 2**18, 2**22
 _is_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 _onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
@@ -28,40 +30,53 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         weight: `(outputs, inputs)`.
         bias: `(outputs,)`.
     """
-    if not _pays(states, weight):
+    if not _pays(states, weight, bias):
         return nn.functional.linear(states, weight, bias)
-    if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
+    has_bias = bias is not None
+    if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad or (has_bias and bias.requires_grad)):
         return _OneDNNLinear.apply(states, weight, bias)
     return _product(states, weight, bias)
 
 
-def use_fast_products(model: nn.Module) -> None:
-    """Let the linear layers of `model` multiply by `linear`. They stay what they are, for quantization, adapters and
-    hooks: only their `forward` is another one, as after `kernels.kernelize`."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.forward = partial(_forward, module)  # type: ignore[method-assign]
+def through(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """`layer(states)`, by `linear` where the layer is an ordinary linear one that nobody watches or has changed."""
+    return linear(states, layer.weight, layer.bias) if is_plain(layer) else layer(states)  # type: ignore[arg-type]
 
 
-def _forward(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    return linear(input, layer.weight, layer.bias)
-
-
-def _pays(states: torch.Tensor, weight: torch.Tensor) -> bool:
+def is_plain(layer: nn.Module) -> bool:
+    """Whether calling `layer` is what `nn.Linear` does and nothing else: no adapter, quantization, offloading or hook."""
     return (
-        (weight.numel() >= LARGE_WEIGHT or states.numel() * weight.shape[0] >= LARGE_PRODUCT)
+        type(layer) is nn.Linear
+        and "forward" not in layer.__dict__
+        and not layer._forward_pre_hooks
+        and not layer._forward_hooks
+        and not layer._backward_pre_hooks
+        and not layer._backward_hooks
+        and not _has_any_global_hook()
+    )
+
+
+def _pays(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return (
+        # what something was made of (quantized, sharded, traced) knows how it is multiplied
+        type(states) in (torch.Tensor, nn.Parameter)
+        and type(weight) in (torch.Tensor, nn.Parameter)
+        and (weight.numel() >= LARGE_WEIGHT or states.numel() * weight.shape[0] >= LARGE_PRODUCT)
+        and (bias is None or type(bias) in (torch.Tensor, nn.Parameter))
         and states.dtype == weight.dtype == torch.float32
         and states.device.type == weight.device.type == "cpu"
-        # what something was made of (quantized, sharded, traced) knows how it is multiplied
-        and type(states) in (torch.Tensor, nn.Parameter)
-        and type(weight) in (torch.Tensor, nn.Parameter)
         and (weight.is_contiguous() or weight.mT.is_contiguous())
+        and (bias is None or (bias.is_contiguous() and bias.dtype == torch.float32 and bias.device.type == "cpu"))
         and states.dim() > 1
         and states.numel() > 0
         and _onednn_linear is not None
         and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        # tangents, and transformations of functions, know torch's own operations
+        and forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
@@ -76,17 +91,20 @@ class _OneDNNLinear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: torch.Tensor) -> None:
-        states, weight, bias = inputs
-        ctx.save_for_backward(states, weight)
-        ctx.has_bias = bias is not None
+        states, weight, _ = inputs
+        learns_states, learns_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(states if learns_weight else None, weight if learns_states else None)
 
     @staticmethod
     def backward(ctx, grad_output: torch.Tensor) -> tuple:
         states, weight = ctx.saved_tensors
-        rows, grad_rows = (tensor.flatten(0, -2).contiguous() for tensor in (states, grad_output))
-        grad_states = linear(grad_output, weight.mT) if ctx.needs_input_grad[0] else None
-        grad_weight = linear(grad_rows.mT, rows.mT) if ctx.needs_input_grad[1] else None
-        return grad_states, grad_weight, grad_rows.sum(0) if ctx.has_bias else None
+        learns_states, learns_weight, learns_bias = ctx.needs_input_grad
+        grad_rows = grad_output.flatten(0, -2).contiguous()
+        return (
+            linear(grad_output, weight.mT) if learns_states else None,
+            linear(grad_rows.mT, states.flatten(0, -2).contiguous().mT) if learns_weight else None,
+            grad_rows.sum(0) if learns_bias else None,
+        )
 
 
 if _onednn_linear is not None and _onednn_linear not in flop_registry:  # code from the Hub may have been here first
@@ -96,4 +114,4 @@ if _onednn_linear is not None and _onednn_linear not in flop_registry:  # code f
         return 2 * torch.Size(states_shape).numel() * weight_shape[0]
 
 
-__all__ = ["linear", "use_fast_products"]
+__all__ = ["is_plain", "linear", "through"]

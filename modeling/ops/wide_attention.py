@@ -51,6 +51,9 @@ def wide_attention(
 
     Returns:
         `(B, T, H, D)`. A query that sees nothing gets zeros.
+
+    Raises:
+        RuntimeError: derivatives of its gradients are asked for; `attn_implementation="eager"` has them.
     """
     arguments = (query, key, value, positions, content_bias, position_bias)
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
@@ -79,14 +82,15 @@ def _without_gradients(
     one_head = length * num_keys >= ONE_HEAD
     heads = 1 if one_head else num_heads
     rows = 1 if one_head else max(1, PIECE // (length * num_keys * num_heads))
-    wide = query.new_empty(min(rows, batch), heads, length, num_keys + 1)
+    # an exported graph takes no memory for its results
+    space = None if torch.compiler.is_compiling() else query.new_empty(min(rows, batch), heads, length, num_keys + 1)
     for row in range(0, batch, rows):
         for head in range(0, num_heads, heads):
             some = slice(row, row + rows), slice(head, head + heads)
             seen = visible if visible is None or visible.shape[0] == 1 else visible[some[0]]
-            part = wide[: batch - row]
-            torch.matmul(position_query[some], positions[some[1]].mT, out=part)
-            weights = _weights(part, content_query[some], key[some], seen, window, in_place=True)
+            part = None if space is None else space[: batch - row]
+            wide = torch.matmul(position_query[some], positions[some[1]].mT, out=part)
+            weights = _weights(wide, content_query[some], key[some], seen, window, in_place=True)
             attn_output[some[0], :, some[1]] = (weights @ value[some]).transpose(1, 2)
     return attn_output
 
@@ -105,7 +109,7 @@ def _one_token(
     query = query.squeeze(2)
     position_query = (query + position_bias).transpose(0, 1)
     position_scores = torch.bmm(position_query, positions.narrow(1, 0, key.shape[2]).mT).transpose(0, 1)
-    content_query = (query + content_bias).view(batch * heads, 1, width)
+    content_query = (query + content_bias).reshape(batch * heads, 1, width)
     scores = torch.baddbmm(
         position_scores.reshape(batch * heads, 1, -1), content_query, key.flatten(0, 1).mT,
         beta=scaling, alpha=scaling,
@@ -161,11 +165,11 @@ class _WideAttention(torch.autograd.Function):
             piece.keys_of(grad_value).add_(weights.mT @ grad_attended)
 
             grad_weights = _shaped(space, piece.shape())
-            torch.bmm(grad_attended.flatten(0, 1), part_value.flatten(0, 1).mT, out=grad_weights.flatten(0, 1))
+            _bmm(grad_attended.flatten(0, 1), part_value.flatten(0, 1).mT, out=grad_weights.flatten(0, 1))
             grad_weights -= piece.queries_of(means)
             grad_wide = _shaped(wide_space, piece.shape(1))
             grad_scores = relative_shift(grad_wide).copy_(grad_weights).mul_(weights)
-            grad_wide.flatten(-2)[..., : weights.shape[2] - 1] = 0  # what the view leaves out
+            grad_wide.flatten(-2)[..., : weights.shape[-2] - 1] = 0  # what the view leaves out
             grad_wide[..., -1, -1] = 0
 
             grad_content = grad_scores @ part_key * ctx.scaling
@@ -245,7 +249,7 @@ def _piece_weights(
     query, positions = piece.queries_of(query), piece.positions_of(positions)
     wide = _shaped(space, piece.shape(1))
     position_query = _biased(query, position_bias[piece.heads], scaling).flatten(1, 2)
-    torch.bmm(position_query, positions.mT, out=wide.flatten(1, 2))
+    _bmm(position_query, positions.mT, out=wide.flatten(1, 2))
     if visible is not None:
         rows = piece.rows if visible.shape[0] > 1 else slice(None)
         visible = visible[rows, :, piece.queries, piece.keys].transpose(0, 1)
@@ -260,6 +264,13 @@ def _space(like: torch.Tensor, pieces: list[_Piece], more: int = 0) -> torch.Ten
 
 def _shaped(space: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return space[: math.prod(shape)].view(shape)
+
+
+def _bmm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    if torch.compiler.is_compiling():  # an exported graph takes no memory for its results
+        out.copy_(torch.bmm(left, right))
+    else:
+        torch.bmm(left, right, out=out)
 
 
 def _biased(query: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:

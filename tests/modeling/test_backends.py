@@ -95,6 +95,22 @@ def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, 
             torch.testing.assert_close(gradient, wanted, **TOLERANCE[dtype])
 
 
+def test_gradients_of_gradients_are_refused():
+    """In one piece: they would be wrong without a word. The attention in plain steps has them."""
+    given = arguments((1, 2, 3, 2, 4), torch.float64, "cpu")
+    output = wide_attention.wide_attention(*given, None, None, 0.5)
+    gradient = torch.autograd.grad(output.square().sum(), given[0], create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_a_model_that_may_learn_is_exported():
+    """Outside of `no_grad`, where a graph is traced through the autograd function."""
+    model, ids = tiny_model("transformer_xl", "causal_lm"), tokens(2, 5)
+    program = torch.export.export(model, (ids,), strict=False)
+    torch.testing.assert_close(program.module()(ids).logits, model(ids).logits, **EXACT)
+
+
 def test_a_backend_registers_itself(monkeypatch):
     """The newest for the device and type is used by the models; "eager" and other types pass it by."""
     calls = []

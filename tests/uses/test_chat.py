@@ -213,10 +213,12 @@ class Terminal:
 
 
 def make_controlling() -> None:
-    """Let Ctrl-C on the terminal reach this process."""
+    """Let Ctrl-C on the terminal reach this process, also where the tests run in the background, which ignores it."""
     import fcntl
+    import signal
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
