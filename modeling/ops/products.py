@@ -1,7 +1,7 @@
 """Large matrix products of float32 on x86 processors by oneDNN, a library that comes with torch.
 
-Linear layers give their products to MKL; on AMD's processors oneDNN needs half of its time (docs/performance.md). Sums are
-taken in another order, so that the last bits differ.
+Linear layers give their products to MKL; on the AMD processor of docs/performance.md oneDNN needs half of its time. Sums
+are taken in another order, so that the last bits differ.
 
     with torch.backends.mkldnn.flags(enabled=False):  # as torch does it
         model(input_ids)
