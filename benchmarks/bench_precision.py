@@ -161,32 +161,44 @@ def compiled(size: str, rounds: int) -> dict:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(description: str) -> argparse.ArgumentParser:
+    """What a benchmark asks that trains on a text and scores its end."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a file, its last 5 %% held out; without it, what CPython ships")
-    parser.add_argument("--seconds", type=float, default=90.0, help="time of the training")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time of a training")
     parser.add_argument("--bytes", type=int, default=40_000, help="of the held-out text")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    return parser
+
+
+def texts(args: argparse.Namespace) -> tuple[str, np.ndarray, np.ndarray]:
+    """The name of the text, the bytes to train on, and those to score."""
     text = args.text.read_bytes() if args.text else "".join(topics.values()).encode()
     ids = np.frombuffer(text, dtype=np.uint8)
     split = int(0.95 * len(ids))
+    return args.text.name if args.text else "pydoc_data.topics", ids[:split], ids[split:][: args.bytes]
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    name, train_ids, held_out = texts(args)
 
     result: dict = {
         "machine": f"{platform.machine()}, {args.threads} threads, torch {torch.__version__}",
-        "text": args.text.name if args.text else "pydoc_data.topics",
+        "text": name,
         "mem_len": MEM_LEN,
         "segment": SEGMENT,
     }
     model = build("small")
-    result["training"] = {"steps": train(model, ids[:split], args.seconds), "seconds": args.seconds}
+    result["training"] = {"steps": train(model, train_ids, args.seconds), "seconds": args.seconds}
     result["bits_per_byte"] = {}
     for form in FORMS:
         mine, context = in_form(model, form)
         with context:
-            result["bits_per_byte"][form] = bits_per_byte(mine, ids[split:][: args.bytes], lanes=1)
+            result["bits_per_byte"][form] = bits_per_byte(mine, held_out, lanes=1)
         print(form, result["bits_per_byte"][form], flush=True)
     result["speed"] = {size: speed(size, args.rounds) for size in SIZES}
     result["compiled"] = {size: compiled(size, args.rounds) for size in SIZES}

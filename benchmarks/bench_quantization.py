@@ -6,16 +6,13 @@
 Without torchao, which is not among what development needs, it says so and ends.
 """
 
-import argparse
 import copy
 import json
 import warnings
-from pathlib import Path
-from pydoc_data.topics import topics
 
 import numpy as np
 import torch
-from bench_precision import RESULTS, build, train
+from bench_precision import RESULTS, build, options, texts, train
 from torch import nn
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
@@ -55,26 +52,19 @@ def measure(model: TransformerXLForCausalLM, ids: np.ndarray) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, help="a file, its last 5 %% held out; without it, what CPython ships")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time of each training")
-    parser.add_argument("--bytes", type=int, default=20_000, help="of the held-out text")
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = options(__doc__).parse_args()
     torch.set_num_threads(args.threads)
-    text = args.text.read_bytes() if args.text else "".join(topics.values()).encode()
-    ids = np.frombuffer(text, dtype=np.uint8)
-    split = int(0.95 * len(ids))
+    text, train_ids, held_out = texts(args)
     result: dict = {
         "versions": f"torch {torch.__version__}, torchao {torchao.__version__}",
-        "text": args.text.name if args.text else "pydoc_data.topics",
+        "text": text,
         "bytes": args.bytes,
         "steps": {},
         "bits_per_byte": {},
     }
     for name, model in (("plain", build("small")), ("adaptive softmax", adaptive())):
-        result["steps"][name] = train(model, ids[:split], args.seconds)
-        result["bits_per_byte"][name] = measure(model.eval(), ids[split:][: args.bytes])
+        result["steps"][name] = train(model, train_ids, args.seconds)
+        result["bits_per_byte"][name] = measure(model.eval(), held_out)
         print(name, result["bits_per_byte"][name], flush=True)
     (RESULTS / "quantization.json").write_text(json.dumps(result, indent=1) + "\n")
 

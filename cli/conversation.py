@@ -18,7 +18,7 @@ class Interrupted(StoppingCriteria):
         self.asked = False
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
-        return torch.full((len(input_ids),), self.asked, device=input_ids.device).bool()  # type: ignore[return-value]
+        return torch.full((len(input_ids),), self.asked, device=input_ids.device).bool()  # type: ignore[return-value]  # a legacy type
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -90,7 +90,7 @@ class Conversation:
         ids = torch.tensor([self.unread + self.turn(text)], device=self.model.device)
         stopping = Interrupted()
         with stopping.listening():
-            result = self.model.generate(  # type: ignore[operator]
+            result = self.model.generate(  # type: ignore[operator]  # every model with memory can
                 ids,
                 attention_mask=torch.ones_like(ids),
                 mems=self.mems,

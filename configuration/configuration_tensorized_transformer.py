@@ -49,7 +49,7 @@ class TensorizedTransformerConfig(MemoryConfig):
 
     @property
     def sliding_window(self) -> int:
-        return self.attention_window  # type: ignore[return-value]  # no longer None: `validate_architecture` chose
+        return self.attention_window  # type: ignore[return-value]  # `validate_architecture` chose one where it was None
 
     @property
     def layer_mem_lens(self) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from transformers_xl.hub.measurements import FILE, Measurements, Text, Training
+from transformers_xl.hub.measurements import FILE, Lengths, Measurements, Text, Training
 from transformers_xl.modeling.auto import Variant
 
 TASKS = {
@@ -96,25 +96,30 @@ def _data(measured: Measurements | None) -> str:
     return _table(("", "Value", "Source"), rows) if rows else "Not recorded."
 
 
+def _lengths(lengths: Lengths) -> dict[str, str]:
+    return {
+        "lengths.segment_length": _number(lengths.segment_length),
+        "lengths.mem_len": _number(lengths.mem_len),
+        "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
+        "lengths.same_length": str(lengths.same_length),
+        "lengths.clamp_len": _clamp(lengths.clamp_len),
+        "lengths.lanes": _number(lengths.lanes),
+    }
+
+
 def _scores(measured: Measurements | None) -> str:
     """A column for each evaluation: a row of all lengths would be too wide for a terminal."""
     if measured is None or not measured.evaluations:
         return "Not measured. `transformers-xl evaluate FOLDER --text FILE --record` does it."
     columns = []
     for each in measured.evaluations:
-        lengths = each.lengths
         columns.append(
             {
                 "data.name": _cell(each.data.name),
                 "memory": "with" if each.memory else "without",
                 "bits_per_byte": f"**{each.bits_per_byte:.4f}**",
                 "bytes": _number(each.bytes),
-                "lengths.segment_length": _number(lengths.segment_length),
-                "lengths.mem_len": _number(lengths.mem_len),
-                "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
-                "lengths.same_length": str(lengths.same_length),
-                "lengths.clamp_len": _clamp(lengths.clamp_len),
-                "lengths.lanes": _number(lengths.lanes),
+                **_lengths(each.lengths),
                 "tokens_per_second": _number(round(each.tokens_per_second)),
                 "dtype": each.dtype,
                 "device": _cell(each.device),
@@ -137,7 +142,6 @@ def _scores(measured: Measurements | None) -> str:
 def _training(training: Training | None) -> str:
     if training is None:
         return "Not recorded."
-    lengths = training.lengths
     values = {
         "steps": _number(training.steps),
         "first_step": _number(training.first_step),
@@ -147,12 +151,7 @@ def _training(training: Training | None) -> str:
         "loss": "not measured" if training.loss is None else f"{training.loss:.4f} nats, mean over the steps",
         "learning_rate": f"{training.learning_rate:g}",
         "seed": str(training.seed),
-        "lengths.segment_length": _number(lengths.segment_length),
-        "lengths.mem_len": _number(lengths.mem_len),
-        "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
-        "lengths.same_length": str(lengths.same_length),
-        "lengths.clamp_len": _clamp(lengths.clamp_len),
-        "lengths.lanes": _number(lengths.lanes),
+        **_lengths(training.lengths),
         "gradient_accumulation_steps": str(training.gradient_accumulation_steps),
         "processes": str(training.processes),
         "dtype": training.dtype,

@@ -28,7 +28,7 @@ class MemoryForActorCritic(MemoryHead):
         observation_size = getattr(config, "observation_size", None)
         self.observation_proj = None if observation_size is None else nn.Linear(observation_size, config.hidden_size)
         if observation_size is not None:
-            self.model.embed_tokens = None  # type: ignore[assignment]
+            self.model.embed_tokens = None  # type: ignore[assignment]  # no ids are read
         self.policy_head = nn.Linear(config.hidden_size, num_actions)
         self.value_head = nn.Linear(config.hidden_size, 1)
 

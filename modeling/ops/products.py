@@ -8,6 +8,7 @@ are taken in another order, so that the last bits differ.
 """
 
 import platform
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -40,10 +41,10 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 def through(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """`layer(states)`, by `linear` where the layer is an ordinary linear one that nobody watches or has changed."""
-    return linear(states, layer.weight, layer.bias) if is_plain(layer) else layer(states)  # type: ignore[arg-type]
+    return linear(states, layer.weight, layer.bias) if is_plain(layer) else layer(states)
 
 
-def is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether calling `layer` is what `nn.Linear` does and nothing else: no adapter, quantization, offloading or hook."""
     return (
         type(layer) is nn.Linear

@@ -58,24 +58,17 @@ def wide_attention(
     arguments = (query, key, value, positions, content_bias, position_bias)
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
     if not learns and query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
-        return _one_token(*arguments, scaling)
+        return _one_token(arguments, scaling)
     if learns:
         return _WideAttention.apply(*arguments, visible, window, scaling, recompute)
-    return _without_gradients(*arguments, visible, window, scaling)
+    return _without_gradients(arguments, visible, window, scaling)
 
 
 def _without_gradients(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    content_bias: torch.Tensor,
-    position_bias: torch.Tensor,
-    visible: torch.Tensor | None,
-    window: int | None,
-    scaling: float,
+    arguments: tuple[torch.Tensor, ...], visible: torch.Tensor | None, window: int | None, scaling: float
 ) -> torch.Tensor:
     """Some rows, or a row's heads one after the other in one space; keys and values are read as they lie."""
+    query, key, value, positions, content_bias, position_bias = arguments
     (batch, num_heads, length, _), num_keys = query.shape, key.shape[2]
     attn_output = query.new_empty(batch, length, num_heads, value.shape[3])
     content_query, position_query = ((query + bias[:, None]) * scaling for bias in (content_bias, position_bias))
@@ -95,16 +88,9 @@ def _without_gradients(
     return attn_output
 
 
-def _one_token(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    content_bias: torch.Tensor,
-    position_bias: torch.Tensor,
-    scaling: float,
-) -> torch.Tensor:
+def _one_token(arguments: tuple[torch.Tensor, ...], scaling: float) -> torch.Tensor:
     """A token that sees all keys: generation, where few operations count more than few operands."""
+    query, key, value, positions, content_bias, position_bias = arguments
     batch, heads, _, width = query.shape
     query = query.squeeze(2)
     position_query = (query + position_bias).transpose(0, 1)

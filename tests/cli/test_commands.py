@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from programs import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 from transformers_xl.cli.main import app
 
@@ -27,10 +27,6 @@ def commands(group: typer.Typer) -> list[list[str]]:
         for name, command in named
         for words in [[name], *([name, sub] for sub in getattr(command, "commands", {}))]
     ]
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

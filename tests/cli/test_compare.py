@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from programs import run
 
 from transformers_xl.cli import comparison_runs
-from transformers_xl.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
 SIZES = {
@@ -20,10 +19,6 @@ SIZES = {
 }  # fmt: skip
 MODELS = ["transformer_xl", "gpt2", "mistral"]
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 150
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def compare(text: Path, output: Path, *more, **changed):
@@ -59,16 +54,16 @@ def copied(compared: Path, tmp_path: Path) -> Path:
 
 def test_terms_are_equal(compared: Path):
     runs = [json.loads(path.read_text()) for path in sorted((compared / "runs").iterdir())]
-    assert [(run["model"], run["seed"]) for run in runs] == [
+    assert [(record["model"], record["seed"]) for record in runs] == [
         (name, seed) for name in sorted(MODELS) for seed in (0, 1)
     ]
-    assert all(run["settings"] == runs[0]["settings"] for run in runs)
-    for run in runs:
-        assert abs(run["parameters"] / run["settings"]["target_parameters"] - 1) < 0.03
-        assert run["log"][-1]["step"] == 2
-        assert set(run["bits_per_byte"]) == {"with_context", "without_context"}
-        assert run["peak_memory"] > run["memory_before"] > 0
-    by_model = {name: [run for run in runs if run["model"] == name] for name in MODELS}
+    assert all(record["settings"] == runs[0]["settings"] for record in runs)
+    for record in runs:
+        assert abs(record["parameters"] / record["settings"]["target_parameters"] - 1) < 0.03
+        assert record["log"][-1]["step"] == 2
+        assert set(record["bits_per_byte"]) == {"with_context", "without_context"}
+        assert record["peak_memory"] > record["memory_before"] > 0
+    by_model = {name: [record for record in runs if record["model"] == name] for name in MODELS}
     for first, second in by_model.values():
         assert first["bits_per_byte"] != second["bits_per_byte"]
     assert (compared / "compare.md").read_text().count("\n") == 5

@@ -7,19 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import run
 from transformers import GPT2Config, GPT2LMHeadModel
-from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 10
 RECL = ["--c0", "4", "--delta", "4", "--max-context", "24", "--blocks", "4", "--positions", "5", "--resamples", "20"]
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

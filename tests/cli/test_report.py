@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,16 +10,14 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from programs import BROWSER, run
 from transformers import AutoConfig
-from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer
-from transformers_xl.cli.main import app
 from transformers_xl.evaluation import html_report
 from transformers_xl.modeling.auto import VARIANTS
 
 TEXT = "It was the best of times, it was the worst of times: $5 & <b>\u00e9t\u00e9</b>.\n" * 3
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 # what each page must show, beside the fields of all
 LEARNED = {
@@ -55,10 +52,6 @@ class Page(HTMLParser):
         self.tags.add(tag)
         self.sections += [attributes["id"]] if tag == "section" else []
         self.loads += [attributes[name] for name in ("src", "href", "srcset", "data") if name in attributes]
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def save(model_type: str, folder: Path) -> Path:

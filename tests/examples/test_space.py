@@ -1,7 +1,6 @@
 """The demo page: what it computes, and that a browser in which the buttons are really pressed shows it."""
 
 import importlib.util
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import BROWSER, DRIVER
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.evaluation.attention_maps import attention_atlas
@@ -21,8 +21,6 @@ from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
 from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "examples/space"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
 MEM_LEN = 24
 HIDDEN = """const box = document.querySelector('#text textarea');
 return {above: box.scrollTop, below: box.scrollHeight - box.scrollTop - box.clientHeight}"""
