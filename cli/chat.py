@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model, sampling
+from transformers_xl.cli.common import clean_errors, load_model, sampling, streamer_of
 
 
 def chat(
@@ -26,15 +26,10 @@ def chat(
     with clean_errors():
         model, tokenizer = load_model(model_dir)
         import transformers
-        from transformers.generation.streamers import BaseStreamer
 
         from transformers_xl.cli.conversation import Conversation
-        from transformers_xl.streams.streamers import ByteStreamer
 
-        if hasattr(tokenizer, "decode_bytes"):
-            streamer: BaseStreamer = ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False))
-        else:
-            streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer = streamer_of(tokenizer)
         settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}
         conversation = Conversation(model, tokenizer, stop, **settings)
         transformers.set_seed(seed)

@@ -40,25 +40,42 @@ def load_model(folder: Path, any_kind: bool = False) -> tuple:
         ValueError: the folder holds no model of this package, or no language model.
         OSError: a file is missing in the folder.
     """
-    variants = import_models()
+    config = config_of(str(folder), any_kind)
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
-        )
-    config = AutoConfig.from_pretrained(folder)
-    if not any_kind and config.model_type not in variants:
-        raise ValueError(f"`model`={str(folder)!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
     model = AutoModelForCausalLM.from_pretrained(folder, config=config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device=device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
+def config_of(model: str, any_kind: bool = False):
+    """The config of a folder or repository, by the rules of `load_model`."""
+    variants = import_models()
+    from transformers import AutoConfig
+
+    if Path(model).is_dir() and not Path(model, "config.json").is_file():
+        raise ValueError(f"`model`={model!r} has no config.json: give a folder that `transformers-xl train` wrote.")
+    config = AutoConfig.from_pretrained(model)
+    if not any_kind and config.model_type not in variants:
+        raise ValueError(f"`model`={model!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
+    return config
+
+
 def sampling(temperature: float, top_k: int) -> dict:
     """Arguments of `generate()`: at a temperature of 0 the likeliest token is taken."""
     return {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
+
+
+def streamer_of(tokenizer):
+    """What shows new tokens on standard output while they are written: bytes as they come, or text word by word."""
+    import transformers
+
+    from transformers_xl.streams.streamers import ByteStreamer
+
+    if hasattr(tokenizer, "decode_bytes"):
+        return ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False))
+    return transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def check_output(folder: Path, overwrite: bool) -> None:
@@ -88,4 +105,13 @@ def written_whole(folder: Path) -> Iterator[Path]:
             raise
 
 
-__all__ = ["check_output", "clean_errors", "import_models", "load_model", "sampling", "written_whole"]
+__all__ = [
+    "check_output",
+    "clean_errors",
+    "config_of",
+    "import_models",
+    "load_model",
+    "sampling",
+    "streamer_of",
+    "written_whole",
+]

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from transformers_xl.cli.baselines import BASELINES, WindowStream
 from transformers_xl.cli.common import import_models, written_whole
-from transformers_xl.cli.fitting import build_model, fit, read_texts
+from transformers_xl.cli.fitting import build_model, finish_training, fit, read_texts
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
@@ -95,9 +95,7 @@ def inner_widths(arguments: dict[str, Any], names: list[str]) -> tuple[dict[str,
 
 def _count(model: PreTrainedModel) -> int:
     """Parameters without what exists in training only."""
-    finish: Callable[[], None] | None = getattr(model, "finish_training", None)
-    if finish is not None:
-        finish()
+    finish_training(model)
     return model.num_parameters()
 
 
@@ -136,7 +134,6 @@ def run(
     stream, held_out, lanes = read_texts(texts, None, arguments, progress=False)
     memory_before = peak_memory()
     model = builders()[name](arguments, width)
-    summed = getattr(model, "auxiliary", None) is not None
     with tempfile.TemporaryDirectory() as folder:
         trainer = fit(model, stream_for(model, stream, arguments), arguments, Path(folder), progress=False)
     log = trainer.state.log_history
@@ -153,7 +150,6 @@ def run(
         "intermediate_size": width,
         "train_bytes": len(stream.ids),
         "held_out_bytes": len(held_out),
-        "training_loss_is_a_sum": summed,
         "bits_per_byte": scores(model, held_out, lanes, arguments),
         "recl_nats": recl_nats(model, held_out, settings["recl"]),
         "peak_memory": memory,
@@ -234,7 +230,6 @@ __all__ = [
     "builders",
     "in_a_process",
     "inner_widths",
-    "recl_nats",
     "recl_positions",
     "run",
     "scores",

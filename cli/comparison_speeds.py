@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, default_data_collator
+from transformers import PreTrainedModel, default_data_collator
 from transformers.generation import BaseStreamer
 
+from transformers_xl.cli.common import load_model
 from transformers_xl.cli.comparison_runs import builders, stream_for, versions, visible
 from transformers_xl.cli.fitting import read_texts
 from transformers_xl.evaluation.context_curve import remembers
@@ -69,7 +70,7 @@ def speeds(
     del steps
     writers = {}
     for name in widths:
-        model = AutoModelForCausalLM.from_pretrained(models / name).to(device=device).eval()
+        model, _ = load_model(models / name, any_kind=True)
         writers[name] = writer(model, held_out, arguments, times[name])
     take_turns(writers, turns)
     tokens = stream.lanes * stream.segment_length

@@ -104,4 +104,4 @@ class Conversation:
         return str(self.tokenizer.decode(answer, skip_special_tokens=True))
 
 
-__all__ = ["Conversation", "Interrupted"]
+__all__ = ["Conversation"]

@@ -88,9 +88,14 @@ def fit(
     if not progress:
         trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
+    finish_training(model)
+    return trainer
+
+
+def finish_training(model) -> None:
+    """Drop what exists in training only; models of transformers have nothing of the kind."""
     if hasattr(model, "finish_training"):
         model.finish_training()
-    return trainer
 
 
 def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
@@ -99,4 +104,4 @@ def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
     return {name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True) for name, memory in ways}
 
 
-__all__ = ["build_model", "fit", "read_texts", "score"]
+__all__ = ["build_model", "finish_training", "fit", "read_texts", "score"]

@@ -1,4 +1,4 @@
-"""`transformers-xl generate`: a model writes on, byte by byte, for as long as you like at constant memory."""
+"""`transformers-xl generate`: a model writes on for as long as you like at constant memory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model, sampling
+from transformers_xl.cli.common import clean_errors, load_model, sampling, streamer_of
 
 
 def generate(
@@ -24,15 +24,13 @@ def generate(
         model, tokenizer = load_model(model_dir)
         import transformers
 
-        from transformers_xl.streams.streamers import ByteStreamer
-
         inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
         transformers.set_seed(seed)
         typer.echo(prompt, nl=False)
         model.generate(
             **inputs,
             max_new_tokens=max_new_tokens,
-            streamer=ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False)),
+            streamer=streamer_of(tokenizer),
             **sampling(temperature, top_k),
         )
         typer.echo()

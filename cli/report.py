@@ -36,7 +36,8 @@ def report(
         if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:
             raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
         model, tokenizer = _load(model_dir)
-        from transformers_xl.evaluation.html_report import render_page, report_sections, write_page
+        from transformers_xl.evaluation.files import write_text
+        from transformers_xl.evaluation.html_report import render_page, report_sections
         from transformers_xl.evaluation.plots import save
         from transformers_xl.streams.files import read_ids
 
@@ -53,7 +54,7 @@ def report(
         page = render_page(
             f"{model.config.model_type}: {model_dir.resolve().name}", _facts(model, text, ids), sections
         )
-        write_page(out, page)
+        write_text(out, page)
         if pictures is not None:
             pictures.mkdir(parents=True, exist_ok=True)
             for section in sections:

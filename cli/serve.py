@@ -1,11 +1,10 @@
 """`transformers-xl serve`: the server of transformers, which speaks OpenAI's protocol, with our models known to it."""
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, import_models
+from transformers_xl.cli.common import clean_errors, config_of, import_models
 
 
 def serve(
@@ -21,17 +20,17 @@ def serve(
     Requests name the model as it is named here. Ctrl-C ends the server.
     """
     with clean_errors():
-        variants = import_models()
+        import_models()
         from transformers.utils.import_utils import is_serve_available
 
         if not is_serve_available():
             raise ValueError("`serve` needs fastapi, uvicorn and openai: pip install 'transformers-xl[serve]'.")
-        check_model(model, variants)
+        check_model(model)
         server = server_of(model)
         server(force_model=model, host=host, port=port, device=device, dtype=dtype, default_seed=seed)
 
 
-def check_model(model: str, variants: dict) -> None:
+def check_model(model: str) -> None:
     """Let transformers find the class of `model`, which it looks for among its own names.
 
     Raises:
@@ -40,11 +39,7 @@ def check_model(model: str, variants: dict) -> None:
     """
     import transformers
 
-    if Path(model).is_dir() and not Path(model, "config.json").is_file():
-        raise ValueError(f"`model`={model!r} has no config.json: give a folder that `transformers-xl train` wrote.")
-    config = transformers.AutoConfig.from_pretrained(model)
-    if config.model_type not in variants:
-        raise ValueError(f"`model`={model!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
+    config = config_of(model)
     name = (config.architectures or [""])[0]
     if not name.endswith(("ForCausalLM", "LMHeadModel")):
         raise ValueError(f"`model`={model!r} holds a {name!r}: only language models can be served.")

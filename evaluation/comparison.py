@@ -5,15 +5,14 @@ A folder of a comparison holds `runs/MODEL-SEED.json`, and `speeds.json` where s
 
 import base64
 import json
-import os
 import statistics
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from transformers_xl.evaluation.files import write_text
 from transformers_xl.evaluation.recl import RECL, recl
 
 MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")
@@ -76,11 +75,7 @@ def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any]) 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """A file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".json-") as folder:
-        new = Path(folder, path.name)
-        new.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, path)
+    write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -155,4 +150,4 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["MEASURES", "check_settings", "read_runs", "read_speeds", "spread", "summary", "table", "write_json"]
+__all__ = ["check_settings", "read_runs", "read_speeds", "spread", "summary", "table", "write_json"]

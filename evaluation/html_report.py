@@ -1,12 +1,9 @@
 """One page about a model and a text: how well it predicts, what its heads look at, and what its variant has learned."""
 
 import base64
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -265,14 +262,4 @@ def _html_table(rows: list[list[str]], kind: str = "numbers") -> str:
     return f'<table class="{kind}">{"".join(lines)}</table>'
 
 
-def write_page(path: str | os.PathLike, page: str) -> None:
-    """Write the page whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".report-") as workspace:
-        new = Path(workspace, path.name)
-        new.write_text(page, encoding="utf-8")
-        os.replace(new, path)
-
-
-__all__ = ["Section", "render_page", "report_sections", "spelled", "write_page"]
+__all__ = ["Section", "render_page", "report_sections", "spelled"]

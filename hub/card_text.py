@@ -125,7 +125,7 @@ def _scores(measured: Measurements | None) -> str:
                 "device": _cell(each.device),
             }
         )
-    heads = ["", *(f"i = {index}" for index in range(len(columns))), "Source"]
+    header = ["", *(f"i = {index}" for index in range(len(columns))), "Source"]
     names = {"data.name": "text"}
     rows = [
         (
@@ -136,7 +136,7 @@ def _scores(measured: Measurements | None) -> str:
         for key in columns[0]
     ]
     note = "Lengths are in tokens. Every lane begins without memory, and the first token of the text is not predicted."
-    return f"{_table(heads, rows)}\n\n{note}"
+    return f"{_table(header, rows)}\n\n{note}"
 
 
 def _training(training: Training | None) -> str:
@@ -174,9 +174,9 @@ def _commands(folder: Path, measured: Measurements | None) -> str:
     return "\n\n".join([*parts, f"With {versions} ({_source('versions')})."])
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = list(heads)
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    header = list(header)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def _measured(value: int | None, key: str) -> tuple[str, str]:

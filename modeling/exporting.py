@@ -98,4 +98,4 @@ def export_step(model: PreTrainedModel, batch: int = 1) -> ExportedProgram:
     return torch.export.export(ExportableStep(model, memory), (input_ids, memory))
 
 
-__all__ = ["ExportableStep", "export_step", "step_memory"]
+__all__ = ["export_step", "step_memory"]

@@ -85,14 +85,14 @@ class MemoryCacheLayer(DynamicSlidingWindowLayer):
     def make_room(self, length: int) -> None:
         """Let the buffers begin with the window, and have `length` free positions behind it."""
         kept = self.num_kept
-        way = self.end - kept
+        shift = self.end - kept
         fits = self.owns_buffers() and kept + length <= self.buffers[0].shape[-2] <= self.space(length)
-        if fits and kept <= 8 * way:
-            # in at most eight steps, none longer than the way, so that no step writes what it or a later one reads
-            for first in range(0, kept, way):
-                size = min(way, kept - first)
+        if fits and kept <= 8 * shift:
+            # in at most eight steps, none longer than the shift, so that no step writes what it or a later one reads
+            for first in range(0, kept, shift):
+                size = min(shift, kept - first)
                 for buffer in self.buffers:
-                    buffer.narrow(-2, first, size).copy_(buffer.narrow(-2, way + first, size))
+                    buffer.narrow(-2, first, size).copy_(buffer.narrow(-2, shift + first, size))
         else:
             self.buffers = [self.buffer(last(old, self.kept, dim=-2), length) for old in (self.keys, self.values)]
         self.end = kept

@@ -16,8 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-# From which on it pays, since oneDNN prepares a product for some 10 us (for 0.3 ms where it first meets a shape): numbers
-# in the weight, or multiply-adds.
+# From which on it pays, since oneDNN prepares every product: numbers in the weight, or multiply-adds.
 LARGE_WEIGHT, LARGE_PRODUCT = 2**18, 2**22
 _is_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 _onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.evaluation import html_report
+from transformers_xl.evaluation.files import write_text
 from transformers_xl.modeling.auto import VARIANTS
 
 TEXT = "It was the best of times, it was the worst of times: $5 & <b>\u00e9t\u00e9</b>.\n" * 3
@@ -153,7 +154,7 @@ def test_a_failed_write_leaves_the_page_that_was_there(tmp_path: Path):
     path = tmp_path / "page.html"
     path.write_text("mine")
     with pytest.raises(UnicodeEncodeError):
-        html_report.write_page(path, "\ud800")
+        write_text(path, "\ud800")
     assert path.read_text() == "mine"
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 

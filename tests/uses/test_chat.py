@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import held_by, tiny_model, variants
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from transformers_xl import ByteTokenizer
+from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.cli.conversation import Conversation
 from transformers_xl.cli.main import app
 
@@ -171,6 +172,20 @@ def test_a_model_without_memory_is_refused(tmp_path: Path, fields: dict):
     assert "remembers nothing" in result.output
 
 
+def test_words_are_generated(tmp_path: Path):
+    """A tokenizer without bytes: text comes word by word, as the library shows it."""
+    tokenizer = WordTokenizer.train_from_iterator(["one two three four five six"], progress=False)
+    byte_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path, include_code=False)
+    tokenizer.save_pretrained(tmp_path, include_code=False)
+    options = ["--prompt", "one two", "--max-new-tokens", "5", "--temperature", "0"]
+    result = CliRunner().invoke(app, ["generate", str(tmp_path), *options])
+    assert result.exit_code == 0, result.output
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = tokenizer("one two", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    written = model.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
+    assert tokenizer.decode(written, skip_special_tokens=True).split() == result.output.split()[2:]
+
+
 class Terminal:
     """A process at a terminal of its own."""
 
@@ -215,7 +230,6 @@ class Terminal:
 def make_controlling() -> None:
     """Let Ctrl-C on the terminal reach this process, also where the tests run in the background, which ignores it."""
     import fcntl
-    import signal
     import termios
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
