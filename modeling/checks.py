@@ -7,12 +7,33 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory import MemoryCache
 
 
+# what the library hands to every model, and what a forward pass here reads
+KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
+PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
+REMEDIES = {
+    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), PACKING),
+    "token_type_ids": "this model has no token types, call the tokenizer with `return_token_type_ids=False`",
+    "cache_position": "the memory counts its positions itself, leave it out",
+    "head_mask": "no head can be switched off, leave it out",
+    "is_causal": "who sees whom belongs to the architecture, leave it out",
+}
+
+
+def check_keywords(kwargs: dict, extra: tuple[str, ...] = ()) -> None:
+    """Check that a call has no argument that would be ignored. `extra` are those of a variant."""
+    for name, value in kwargs.items():
+        if value is not None and name not in KEYWORDS and name not in extra:
+            remedy = REMEDIES.get(name, "correct its spelling or leave it out")
+            raise ValueError(f"`{name}` is not an argument that this model reads: {remedy}.")
+
+
 def check_inputs(
     config: MemoryConfig,
     input_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
     reset: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
     has_cache: bool,
 ) -> None:
     """Check the shapes of a segment's arguments."""
@@ -27,6 +48,10 @@ def check_inputs(
         raise ValueError(
             f"`inputs_embeds` has width {inputs_embeds.shape[2]}: with `hidden_size`={config.hidden_size} it must be "
             f"{config.embedding_width}, as `get_input_embeddings()` makes them."
+        )
+    if isinstance(attention_mask, dict):
+        raise ValueError(
+            "`attention_mask` is a dict of masks: this model makes its own, give (batch, length), 1 for real tokens."
         )
     if attention_mask is not None:
         fits = attention_mask.dim() == 2 and attention_mask.shape[0] == batch and attention_mask.shape[1] >= length
@@ -44,6 +69,13 @@ def check_inputs(
         raise ValueError(
             "`reset` of shape (batch, length) needs `initial_memory`='empty': an episode that starts inside a segment "
             "cannot begin with a memory of zeros. Use `reset` of shape (batch,) at segment starts."
+        )
+    if position_ids is not None and (
+        tuple(position_ids.shape) not in ((batch, length), (1, length)) or position_ids.is_floating_point()
+    ):
+        raise ValueError(
+            f"`position_ids` has shape {tuple(position_ids.shape)} and type {position_ids.dtype}: it must be integers, of "
+            f"shape (batch, length) = ({batch}, {length})."
         )
 
 

@@ -49,6 +49,7 @@ class _BeamStart(NamedTuple):
     already_read: int
     attention_mask: torch.Tensor | None
     inputs_embeds: torch.Tensor | None
+    position_ids: torch.Tensor | None
 
 
 class _NotingStoppingCriteria(StoppingCriteriaList):
@@ -175,7 +176,7 @@ class MemoryGeneration:
         if generation_config.is_assistant:
             cache.activate_past_recording()
         if generation_mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE):
-            prompt = (model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds"))
+            prompt = [model_kwargs.get(name) for name in _BeamStart._fields[2:]]
             cache.start = _BeamStart(cache.copy(), int(cache.get_seq_length()), *prompt)
         elif generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
             generation_config._memory_cache = cache  # for `_get_stopping_criteria`; this config is private to the call
@@ -222,6 +223,9 @@ class MemoryGeneration:
             outputs = type(outputs)(**{name: value for name, value in outputs.items() if name != "mems"})
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
+    def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict) -> None:
+        """None: the memory counts distances itself. Positions that the user hands in say where documents begin."""
+
     @staticmethod
     def create_masks_for_generate(inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs):
         """Only the new columns: a static cache then sees masks of one shape. The model makes its own masks of them."""
@@ -258,7 +262,8 @@ class MemoryGeneration:
             prompt = {"input_ids": prompt_ids[:, already_read:]}
             length = prompt["input_ids"].shape[1]
         mask = None if start.attention_mask is None else start.attention_mask[rows, -length:]
-        self.model(**prompt, attention_mask=mask, past_key_values=cache)
+        position_ids = None if start.position_ids is None else start.position_ids[rows, -length:]
+        self.model(**prompt, attention_mask=mask, position_ids=position_ids, past_key_values=cache)
         # with `same_length=False` one call is one segment, and generation feeds one token per call
         pieces = (generated_ids.shape[1] or 1) if self.config.same_length else 1
         for ids, mask in zip(generated_ids.split(pieces, dim=1), generated_mask.split(pieces, dim=1), strict=True):

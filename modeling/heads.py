@@ -117,6 +117,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         mems: tuple[torch.Tensor, ...] | None = None,
         mems_mask: torch.Tensor | None = None,
         reset: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
@@ -134,6 +135,8 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
             Bool: rows that start afresh, or tokens that begin an episode.
+        position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            Positions that start again say where packed documents begin: they act as `reset`.
         """
         targets = kwargs.pop("shift_labels", None)
         if targets is None and labels is not None:
@@ -146,6 +149,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
             "mems": mems,
             "mems_mask": mems_mask,
             "reset": reset,
+            "position_ids": position_ids,
             "use_cache": use_cache,
         }
         return self.read(inputs, targets, logits_to_keep, **kwargs)

@@ -75,6 +75,7 @@ class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrai
     layer_class = DepthAdaptiveTransformerLayer
     output_class = DepthAdaptiveTransformerModelOutput
     token_outputs = ("last_hidden_state", "exit_layers")
+    extra_arguments = ("exit_rule",)
 
     def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
         return {"real": segment_mask, "episode": episode}

@@ -11,7 +11,7 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.checks import check_ids, check_inputs, check_memory
+from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.dropout import Dropout
@@ -27,10 +27,12 @@ from transformers_xl.modeling.ops.window import (
     remembered,
     reset_state,
     right_align,
+    rows_ending_afresh,
     take,
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput
+from transformers_xl.modeling.packed_documents import check_continued_rows, document_starts, rows_with_memory
 
 
 @contextmanager
@@ -122,6 +124,7 @@ class MemoryModel:
     layer_class: type[nn.Module] = MemoryLayer
     positions_class: type[nn.Module] | None = RelativePositions
     output_class: type[MemoryModelOutput] = MemoryModelOutput
+    extra_arguments: tuple[str, ...] = ()  # of `forward`, which `run_layers` gets
     token_outputs: tuple[str, ...] = ("last_hidden_state",)  # fields of the output that begin with (batch, length)
 
     def __init__(self, config: MemoryConfig):
@@ -153,6 +156,7 @@ class MemoryModel:
         mems: tuple[torch.Tensor, ...] | None = None,
         mems_mask: torch.Tensor | None = None,
         reset: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         **kwargs,
     ) -> MemoryModelOutput:
@@ -166,10 +170,15 @@ class MemoryModel:
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
             Bool. Rows that start afresh with this segment, or tokens that begin an episode: what came before is not seen.
+        position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            Says where packed documents begin: a position that does not continue that of the real token before it acts as
+            `reset`. The numbers themselves change nothing: the model counts distances.
         use_cache (`bool`, *optional*):
             Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, past_key_values is not None)
+        check_keywords(kwargs, self.extra_arguments)
+        has_cache = past_key_values is not None
+        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, position_ids, has_cache)
         batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]
         check_memory(self.config, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
@@ -189,9 +198,17 @@ class MemoryModel:
         if past_key_values is not None and past_key_values.ended is not None:
             going_on = ~past_key_values.ended[:, None].expand(-1, length)
             segment_mask = going_on if segment_mask is None else segment_mask & going_on
+        remembers = None if position_ids is None else rows_with_memory(batch, past_key_values, mems, mems_mask)
         if reset is not None and reset.dim() == 1:
             mems, mems_mask = self.reset_rows(reset, past_key_values, mems, mems_mask)
+            remembers = None if remembers is None else remembers & ~reset.to(remembers.device)
             reset = None
+        if position_ids is not None:
+            position_ids = position_ids.expand(batch, -1)
+            check_continued_rows(position_ids, segment_mask, reset, remembers)
+            reset = self.with_document_starts(reset, position_ids, segment_mask)
+        # an episode that begins behind a row's last token is the one that the next call continues
+        begun = None if reset is None or segment_mask is None else rows_ending_afresh(reset, segment_mask)
 
         # padding stands on the left inside, whatever the side it came from
         align = None if segment_mask is None else right_align(segment_mask)
@@ -205,13 +222,19 @@ class MemoryModel:
             mems_mask,
             **(kwargs | {"return_dict": True}),
         )
+        if begun is not None:
+            outputs.mems, outputs.mems_mask = self.reset_rows(
+                begun, outputs.past_key_values, outputs.mems, outputs.mems_mask
+            )
         if align is not None:
             back = align.argsort(dim=-1)
             for name in self.token_outputs:
                 if getattr(outputs, name) is not None:
                     setattr(outputs, name, take(getattr(outputs, name), back))
             if outputs.hidden_states is not None:
-                outputs.hidden_states = tuple(take(states, back) for states in outputs.hidden_states)
+                outputs.hidden_states = tuple(
+                    states if states is None else take(states, back) for states in outputs.hidden_states
+                )
             if outputs.attentions is not None:
                 outputs.attentions = tuple(
                     weights if weights is None else take(weights, back, dim=2) for weights in outputs.attentions
@@ -429,6 +452,20 @@ class MemoryModel:
                 widest = rows.valid
         cache.update_mask(widest)
         cache.update_states(self.states_of(None, mems, mems[0]))
+
+    def with_document_starts(
+        self, reset: torch.Tensor | None, position_ids: torch.Tensor, segment_mask: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """`reset` (batch, length) and the tokens at which `position_ids` say that a document begins."""
+        starts = document_starts(position_ids, segment_mask)
+        if starts is None:
+            return reset
+        if self.config.initial_memory == "zeros":
+            raise ValueError(
+                "`position_ids` begin a document inside a segment, which cannot begin with the memory of zeros of "
+                "`initial_memory`='zeros': give every document a row of its own."
+            )
+        return starts if reset is None else starts | reset
 
     def reset_rows(
         self,

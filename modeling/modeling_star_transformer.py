@@ -132,8 +132,8 @@ class StarTransformerModel(MemoryModel, StarTransformerPreTrainedModel):
         """The rounds, on a segment whose padding stands on the left."""
         if episode is not None:
             raise ValueError(
-                "`reset` has shape (batch, length): all tokens of a segment share one relay, so an episode cannot begin "
-                "inside of it. Cut the text there, and hand in `reset` of shape (batch,) with the segment that it begins."
+                "`reset` of shape (batch, length), or `position_ids` that start again: all tokens of a segment share one "
+                "relay, so no document can begin inside of it. Cut the text there, and hand in `reset` of shape (batch,)."
             )
         embeddings = self.dropout(self.positions(hidden_states, segment_mask))
         ((handed_on,),) = self.states_of(past_key_values, mems, embeddings)

@@ -1,5 +1,6 @@
 """Small models of every variant, and the few steps that many tests share: reading in segments, and a row on its own."""
 
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -169,22 +170,18 @@ def read_row_alone(
 ) -> torch.Tensor:
     """Results of one row's real tokens, `(tokens, width)`: read without padding, every episode from an empty memory.
 
-    A call ends where the segment ends or an episode begins.
+    A call ends where the segment ends or an episode begins, which it may do at a pad.
     """
     length = len(input_ids)
     real = [True] * length if attention_mask is None else attention_mask.tolist()
     begins = [False] * length if reset is None else reset.tolist()
-    ends, end = set(), 0
-    for segment_length in lengths:
-        end += segment_length
-        ends.add(end)
+    ends = set(itertools.accumulate(lengths))
     results, memory, pending = [], memory or {}, []
     for position in range(length):
+        memory = {} if begins[position] else memory  # nothing is pending here
         pending += [position] if real[position] else []
         is_last = position + 1 in ends or begins[position + 1]
         if is_last and pending:
-            if begins[pending[0]]:
-                memory = {}
             output = model(input_ids[None, pending], **memory)
             results.append(result_of(output)[0])
             memory, pending = memory_of(output), []

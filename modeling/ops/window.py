@@ -26,6 +26,12 @@ def right_align(valid: torch.Tensor) -> torch.Tensor:
     return valid.long().argsort(dim=-1, stable=True)
 
 
+def rows_ending_afresh(reset: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Rows (B,) bool whose last `reset` (B, T) stands behind their last real token in `valid` (B, T)."""
+    episode = reset.long().cumsum(dim=1)
+    return episode[:, -1] > episode.masked_fill(~valid, 0).amax(dim=1)
+
+
 def take(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
     """`rows` with the columns of dimension `dim` in the `order` (B, n) of their batch row."""
     if order is None:

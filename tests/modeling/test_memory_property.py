@@ -17,7 +17,7 @@ several = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 class Text(NamedTuple):
-    """Rows of tokens, how they are cut, which are real, and where episodes begin."""
+    """Rows of tokens, how they are cut, which are real, and where episodes begin, be it at padding."""
 
     input_ids: torch.Tensor
     lengths: list[int]
@@ -47,7 +47,7 @@ def texts(draw, episodes: bool) -> Text:
     begins = torch.zeros_like(mask)
     if episodes:
         begins = torch.tensor([draw(st.lists(st.integers(0, 4), min_size=total, max_size=total)) for _ in rows]) == 0
-    return Text(tokens(batch, total, seed=draw(st.integers(0, 99))), lengths, mask, begins & mask)
+    return Text(tokens(batch, total, seed=draw(st.integers(0, 99))), lengths, mask, begins)
 
 
 def assert_rows_alone(model, text: Text, results: torch.Tensor, lengths: list[int]) -> None:

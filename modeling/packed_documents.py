@@ -1,0 +1,78 @@
+"""Documents that are packed into one row: `position_ids` that start again say where each begins.
+
+`DataCollatorWithFlattening` of transformers and `SFTTrainer(packing=True)` of TRL hand them in so. Shapes: B batch, T segment.
+"""
+
+import torch
+
+from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.ops.window import right_align, take
+
+
+def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Tokens (B, T) bool whose position does not continue that of the real token before them; None where all do.
+
+    Args:
+        position_ids: (B, T) integers. Those of padding do not count.
+        segment_mask: (B, T) bool, real tokens; None when all are.
+    """
+    order = None if segment_mask is None else right_align(segment_mask)
+    if segment_mask is not None:
+        position_ids = take(position_ids, order)
+    starts = torch.zeros_like(position_ids, dtype=torch.bool)
+    starts[:, 1:] = position_ids.diff(dim=1) != 1
+    if segment_mask is not None:
+        real = take(segment_mask, order)
+        starts[:, 1:] &= real[:, :-1]  # the first real token continues the memory, whatever the padding before it
+        starts = take(starts & real, order.argsort(dim=-1))
+    if not torch.compiler.is_compiling() and not bool(starts.any()):
+        return None
+    return starts
+
+
+def rows_with_memory(
+    batch: int, cache: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, mems_mask: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Rows (B,) bool that bring a memory along which is not empty; None when no row does."""
+    if cache is not None:
+        held, mask = cache.batch_size >= 0, cache.mask
+    else:
+        held, mask = any(memory.numel() for memory in mems or ()), mems_mask
+    if not held:
+        return None
+    return torch.ones(batch, dtype=torch.bool) if mask is None else mask.any(dim=1)
+
+
+def check_continued_rows(
+    position_ids: torch.Tensor,
+    segment_mask: torch.Tensor | None,
+    reset: torch.Tensor | None,
+    remembers: torch.Tensor | None,
+) -> None:
+    """Check that no row goes on from its memory with a token at position 0, which says that it begins there.
+
+    Args:
+        position_ids: (B, T) integers.
+        segment_mask: (B, T) bool, real tokens; None when all are.
+        reset: (B, T) bool, tokens that begin an episode; None when none does.
+        remembers: (B,) bool, rows with a memory that is not empty; None when there are none.
+
+    Raises:
+        ValueError: such a row is there.
+    """
+    if remembers is None or torch.compiler.is_compiling():
+        return
+    real = torch.ones_like(position_ids, dtype=torch.bool) if segment_mask is None else segment_mask
+    is_first = real & (real.long().cumsum(dim=1) == 1)
+    begins = (is_first & (position_ids == 0)).any(dim=1) & remembers.to(position_ids.device)
+    if reset is not None:
+        begins &= ~(is_first & (reset.long().cumsum(dim=1) > 0)).any(dim=1)
+    rows = begins.nonzero().flatten().tolist()
+    if rows:
+        raise ValueError(
+            f"`position_ids` begins at 0 in rows {rows}, which bring a memory along: hand in `reset`, (batch,) bool, for "
+            "rows whose document begins with this call, or leave `position_ids` out where the text continues."
+        )
+
+
+__all__ = ["check_continued_rows", "document_starts", "rows_with_memory"]
