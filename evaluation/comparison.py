@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from transformers_xl.evaluation.files import write_text
+from transformers_xl.evaluation.result_files import write_text
 from transformers_xl.evaluation.recl import RECL, recl
 
 MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")

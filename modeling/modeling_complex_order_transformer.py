@@ -55,6 +55,7 @@ class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     _no_split_modules = ["ComplexOrderTransformerLayer"]
     _can_record_outputs = {"hidden_states": ComplexOrderTransformerLayer, "attentions": ComplexAttention}
     _is_stateful = True
+    _can_compile_fullgraph = False  # a static cache has no place for the tokens read
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

@@ -21,6 +21,7 @@ from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.pages import keep_pages
 from transformers_xl.modeling.ops.window import (
     PackedRows,
+    inverse,
     last,
     none_if_all,
     pack_rows,
@@ -227,7 +228,7 @@ class MemoryModel:
                 begun, outputs.past_key_values, outputs.mems, outputs.mems_mask
             )
         if align is not None:
-            back = align.argsort(dim=-1)
+            back = inverse(align)
             for name in self.token_outputs:
                 if getattr(outputs, name) is not None:
                     setattr(outputs, name, take(getattr(outputs, name), back))

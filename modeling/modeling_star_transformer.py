@@ -105,6 +105,7 @@ class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: StarTransformerConfig
     _no_split_modules = ["StarTransformerLayer"]
     _can_record_outputs = {"hidden_states": StarTransformerLayer, "attentions": RingAttention}
+    _can_compile_fullgraph = False  # an encoder: it has no static cache
 
 
 @auto_docstring(

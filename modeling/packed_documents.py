@@ -6,7 +6,7 @@
 import torch
 
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.ops.window import right_align, take
+from transformers_xl.modeling.ops.window import inverse, right_align, take
 
 
 def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -24,7 +24,7 @@ def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | Non
     if segment_mask is not None:
         real = take(segment_mask, order)
         starts[:, 1:] &= real[:, :-1]  # the first real token continues the memory, whatever the padding before it
-        starts = take(starts & real, order.argsort(dim=-1))
+        starts = take(starts & real, inverse(order))
     if not torch.compiler.is_compiling() and not bool(starts.any()):
         return None
     return starts

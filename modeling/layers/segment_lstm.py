@@ -28,6 +28,8 @@ class Stretch(NamedTuple):
 def stretches(length: int, segment_mask: torch.Tensor | None, episode: torch.Tensor | None) -> list[Stretch]:
     """Cut a segment of `length` columns where any row ends its padding, which stands on the left, or begins an episode.
 
+    A graph holds for any padding, so that a traced segment is cut at every column.
+
     Args:
         segment_mask: (B, T) bool, real columns; None when all are.
         episode: (B, T) number of the episode of each token, 0 for that of the memory; None when all are one episode.
@@ -37,6 +39,8 @@ def stretches(length: int, segment_mask: torch.Tensor | None, episode: torch.Ten
     real = torch.ones_like(episode, dtype=torch.bool) if segment_mask is None else segment_mask
     number = real.new_zeros(real.shape, dtype=torch.long) if episode is None else episode.masked_fill(~real, 0)
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
+    if torch.compiler.is_compiling():
+        return [Stretch(slice(i, i + 1), real[:, i], begins[:, i]) for i in range(length)]
     changes = begins.any(0)
     changes[1:] |= (real[:, 1:] != real[:, :-1]).any(0)
     starts = changes.nonzero().flatten().tolist()

@@ -23,7 +23,19 @@ class PackedRows(NamedTuple):
 
 def right_align(valid: torch.Tensor) -> torch.Tensor:
     """The stable order (B, K) that brings the real columns of `valid` (B, K) bool to the right."""
-    return valid.long().argsort(dim=-1, stable=True)
+    return inverse(packed_places(valid))
+
+
+def packed_places(valid: torch.Tensor) -> torch.Tensor:
+    """The column (B, K) to which `right_align` brings each column of `valid` (B, K): padding first, each in its order."""
+    padding = ~valid
+    return torch.where(valid, padding.sum(dim=-1, keepdim=True) + valid.cumsum(dim=-1), padding.cumsum(dim=-1)) - 1
+
+
+def inverse(order: torch.Tensor) -> torch.Tensor:
+    """The order (B, K) that undoes `order`."""
+    columns = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, columns)
 
 
 def rows_ending_afresh(reset: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.evaluation import html_report
-from transformers_xl.evaluation.files import write_text
+from transformers_xl.evaluation.result_files import write_text
 from transformers_xl.modeling.auto import VARIANTS
 
 TEXT = "It was the best of times, it was the worst of times: $5 & <b>\u00e9t\u00e9</b>.\n" * 3

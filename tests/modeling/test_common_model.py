@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.memory import MemoryCache
 
 AUTO_CLASSES = {
     "model": AutoModel,
@@ -376,17 +377,32 @@ def test_eager_is_sdpa(model_type, dtype, tolerance, same_length):
     torch.testing.assert_close(results[0], results[1], **tolerance)
 
 
+def traced_whole(model_type: str) -> bool:
+    return not any(isinstance(module, torch.nn.RNNBase) for module in tiny_model(model_type).modules())
+
+
+@every_variant
+def test_a_static_cache_is_promised_where_there_is_one(model_type):
+    """`_can_compile_fullgraph` is how transformers asks a class whether it generates with a static cache."""
+    model = tiny_model(model_type)
+    if model._can_compile_fullgraph:
+        MemoryCache(model.config, static=True)
+    else:
+        with pytest.raises(ValueError, match="static|mem_len"):
+            MemoryCache(model.config, static=True)
+
+
 @every_variant
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
 @pytest.mark.slow
 def test_forward_compiles(model_type, padded):
     """Without memory, with a growing one and with a full one; the "aot_eager" backend traces the backward pass too.
 
-    To one graph, unless the class says that it cannot.
+    To one graph, but for those with a recurrent network, which TorchDynamo does not trace.
     """
     torch._dynamo.reset()
     model = tiny_model(model_type)
-    compiled = torch.compile(model, fullgraph=model._can_compile_fullgraph, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=traced_whole(model_type), backend="aot_eager")
     mask = right_padded()[:, :6] if padded else None
     memories = [{}, {}]
     for segment in range(3):
@@ -406,7 +422,7 @@ def test_forward_compiles(model_type, padded):
 def test_engine_compiles(model_type):
     torch._dynamo.reset()
     model = tiny_model(model_type)
-    compiled = torch.compile(model, fullgraph=model._can_compile_fullgraph, backend="eager")
+    compiled = torch.compile(model, fullgraph=traced_whole(model_type), backend="eager")
     ids = tokens(2, 3 * MEM_LEN)
     with torch.no_grad():
         expected, _ = read(model, ids, [MEM_LEN] * 3, use_cache=True)
