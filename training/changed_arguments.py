@@ -1,7 +1,7 @@
 """What a resumed training is told otherwise than the one that wrote the checkpoint, and which of the two values applies.
 
-The optimizer's state holds its settings, so that those of the checkpoint apply. The state of a schedule holds how far it has
-come, and its shape is made of the arguments of the run that goes on; only schedules that follow the loss are all state.
+The optimizer's state holds its settings, so that those of the checkpoint apply. The state of a schedule holds how far it
+has come, and its shape is made of the arguments of the run that resumes; only schedules that follow the loss are all state.
 """
 
 import json

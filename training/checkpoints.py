@@ -31,8 +31,8 @@ def remove_unfinished(output_dir: Path) -> None:
 
 
 def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str | None = None) -> None:
-    """Declare the checkpoint complete: its files with their sizes and SHA-256, the fields of its stream, and why no training
-    can go on from it, if none can. To be called by one process, when all have written their files."""
+    """Declare the checkpoint complete: its files with their sizes and SHA-256, the fields of its stream, and why no
+    training can go on from it, if none can. To be called by one process, when all have written their files."""
     files = {
         str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": _sha256(file)}
         for file in sorted(folder.rglob("*"))

@@ -56,13 +56,13 @@ class ResumableTrainer(Trainer):
         """Train, from the beginning or from a checkpoint.
 
         Args:
-            resume_from_checkpoint: the folder of a checkpoint, or True for the last complete one of `output_dir`: one that is
-                damaged is passed over with a warning.
+            resume_from_checkpoint: the folder of a checkpoint, or True for the last complete one of `output_dir`: one that
+                is damaged is passed over with a warning.
             trial, ignore_keys_for_eval: as `transformers.Trainer.train` takes them.
 
         Raises:
-            ValueError: there is no complete checkpoint; it stopped in another stream, the field is named; or another process
-                trains into the same folder.
+            ValueError: there is no complete checkpoint; it stopped in another stream, the field is named; or another
+                process trains into the same folder.
         """
         self.memory.clear()
         self._resumed_from, self._was_stopped, self._passes = None, False, 0

@@ -1,4 +1,4 @@
-"""A training that is resumed with another learning rate or schedule says which of the two applies, and it is the one it says."""
+"""A training that is resumed with another learning rate or schedule says which of the two applies, and that one does."""
 
 import pytest
 from trained import LANES, SEGMENT, arguments, small_model, text

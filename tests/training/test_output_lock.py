@@ -16,6 +16,7 @@ from transformers_xl import MemoryTrainer
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.output_lock import LOCK, output_lock
 
+ROOT = Path(__file__).parent.parent.parent
 # holds the lock until it is told to end, or killed
 HOLDER = """
 import sys
@@ -43,7 +44,7 @@ def build(folder: Path, **fields) -> MemoryTrainer:
 
 def start(path: Path) -> subprocess.Popen:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "held\n"
     return holder
