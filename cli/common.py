@@ -9,6 +9,11 @@ from pathlib import Path
 import typer
 
 
+def is_main_process() -> bool:
+    """Whether this is the process that speaks for all that a launcher started; known before torch is imported."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 @contextmanager
 def clean_errors() -> Iterator[None]:
     """End the command with one line on stderr and exit code 2 where its input is wrong."""
@@ -110,6 +115,7 @@ __all__ = [
     "clean_errors",
     "config_of",
     "import_models",
+    "is_main_process",
     "load_model",
     "sampling",
     "streamer_of",
