@@ -90,7 +90,7 @@ def run_out(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def damage(folder: Path) -> dict[str, torch.Tensor]:
-    """Checkpoints of two processes, of which the second's memory is damaged, and a lock: what each process does about it."""
+    """Checkpoints of two processes, of which the second's memory is damaged, and a lock: what each process does."""
     stream = TextStream(IDS, SEGMENT, ROWS)
     saving = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 1}
     found = {}
