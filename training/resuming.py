@@ -91,14 +91,15 @@ class ResumableTrainer(Trainer):
             raise ValueError(refusals[0])
 
     def _whole_checkpoint(self, asked: str | Path | bool) -> Path:
-        if asked is not True:
+        if not isinstance(asked, bool):
+            named = Path(asked)
             try:
-                self._where_files_are_written(lambda: check_whole(Path(asked)))
+                self._where_files_are_written(lambda: check_whole(named))
             except ValueError as error:
                 raise ValueError(
                     f"`resume_from_checkpoint`={error}: give another, or True for the last complete one of `output_dir`."
                 ) from error
-            return Path(asked)
+            return named
         # one list for all processes, which may not see the same folders
         for folder in map(Path, broadcast_object_list([checkpoints_of(str(self.args.output_dir))])[0]):
             try:
