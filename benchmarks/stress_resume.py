@@ -32,7 +32,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.streams.text_stream import TextStream
-from transformers_xl.training.checkpoints import UNFINISHED, incompleteness, last_checkpoint
+from transformers_xl.training.checkpoints import UNFINISHED, checkpoints_of, incompleteness
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
 VOCAB, SEGMENT, LANES = 23, 6, 4
@@ -86,7 +86,7 @@ def digest(value) -> str:
 def run_training(folder: Path, processes: int) -> None:
     """Train to the end, from the last complete checkpoint if there is one, and write what the training ends with."""
     trainer = build_trainer(folder, processes)
-    trainer.train(resume_from_checkpoint=True if last_checkpoint(folder) else None)
+    trainer.train(resume_from_checkpoint=bool(checkpoints_of(folder)))
     log = [
         {name: value for name, value in row.items() if not any(word in name for word in TIMED)}
         for row in trainer.state.log_history

@@ -8,6 +8,13 @@ from pathlib import Path
 
 import typer
 
+from transformers_xl.training.output_lock import output_lock
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that speaks for all that a launcher started; known before torch is imported."""
+    return int(os.environ.get("RANK", 0)) == 0
+
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
@@ -88,10 +95,16 @@ def check_output(folder: Path, overwrite: bool) -> None:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place at the end, or disappears when the body fails."""
+    """A new folder beside `folder` that takes its place at the end, or disappears when the body fails.
+
+    Raises:
+        ValueError: another command writes `folder`.
+    """
     folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workspace:
+    with (
+        output_lock(folder.with_name(f".{folder.name}.lock")),
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workspace,
+    ):
         new, old = Path(workspace, "new"), Path(workspace, "old")
         new.mkdir()
         yield new
@@ -110,6 +123,7 @@ __all__ = [
     "clean_errors",
     "config_of",
     "import_models",
+    "is_main_process",
     "load_model",
     "sampling",
     "streamer_of",

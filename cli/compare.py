@@ -1,5 +1,6 @@
 """`transformers-xl compare`: all language models on equal terms - parameters, text, tokens and steps."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,11 @@ def compare(
             return
         if not texts or output is None:
             raise ValueError("`texts` and `output` are needed: give text files, and a folder with --output.")
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError(
+                f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: models are compared in one process, with times and memory of "
+                "their own: start the command without a launcher."
+            )
         if learning_rate <= 0:
             raise ValueError(f"`learning_rate`={learning_rate} must be above 0.")
         _compare(texts, output, variant, seeds, turns if speeds else 0, arguments)

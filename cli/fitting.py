@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from torch.utils.data import Dataset
 
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
@@ -17,6 +19,12 @@ from transformers_xl.streams.files import read_ids, split_held_out
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
+
+
+def processes() -> PartialState:
+    """The processes that a launcher started for this command, or the one that there is."""
+    # without a word, Accelerate makes of several processes that lack an accelerator so many runs of one
+    return PartialState(cpu=not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
 def read_texts(
@@ -64,12 +72,14 @@ def fit(
     model, stream: Dataset, arguments: dict[str, Any], folder: Path, progress: bool = True
 ) -> transformers.Trainer:
     """Train on a stream, with memory carried along, or on the windows of one; what trained it."""
+    state = processes()
     trainer_class = MemoryTrainer if isinstance(stream, TextStream) else transformers.Trainer
     trainer = trainer_class(
         model,
         MemoryTrainingArguments(
             output_dir=str(folder),
-            per_device_train_batch_size=stream.lanes,
+            per_device_train_batch_size=stream.lanes // state.num_processes,
+            use_cpu=state.device.type == "cpu",
             max_steps=-1 if arguments["epochs"] else arguments["steps"] or 1000,
             num_train_epochs=arguments["epochs"] or 1,
             learning_rate=arguments["learning_rate"],
@@ -104,4 +114,4 @@ def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
     return {name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True) for name, memory in ways}
 
 
-__all__ = ["build_model", "finish_training", "fit", "read_texts", "score"]
+__all__ = ["build_model", "finish_training", "fit", "processes", "read_texts", "score"]

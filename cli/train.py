@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, clean_errors, import_models, written_whole
+from transformers_xl.cli.common import check_output, clean_errors, import_models, is_main_process, written_whole
 
 MODEL, DATA, TRAINING = "Model", "Data", "Training"
 
@@ -60,7 +60,8 @@ def train(
 ) -> None:
     """Train a byte-level model on text files and write a folder that is ready for the Hub.
 
-    The end of the text is held out, and scored with and without the model's memory.
+    The end of the text is held out, and scored with and without the model's memory. On several devices:
+    torchrun --nproc_per_node N -m transformers_xl.cli train ..., which shares the lanes.
     """
     arguments = {
         name: value for name, value in locals().items() if name not in ("texts", "output", "overwrite", "eval_text")
@@ -72,7 +73,8 @@ def train(
         for name in ("steps", "epochs", "learning_rate"):
             if arguments[name] is not None and arguments[name] <= 0:
                 raise ValueError(f"`{name}`={arguments[name]} must be above 0.")
-        typer.echo("starting ...", err=True)  # the imports take seconds
+        if is_main_process():
+            typer.echo("starting ...", err=True)  # the imports take seconds
         variants = import_models()
         if variant not in variants or not variants[variant].causal:
             known = ", ".join(name for name, row in variants.items() if row.causal)
@@ -81,15 +83,24 @@ def train(
 
 
 def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> None:
-    from transformers_xl.cli.fitting import build_model, fit, read_texts, score
+    from transformers_xl.cli.fitting import build_model, fit, processes, read_texts, score
     from transformers_xl.cli.recording import check_claims, evaluation_of, text_of_bytes
     from transformers_xl.hub.cards import write_card
     from transformers_xl.hub.measurements import measurements_of, write_measurements
     from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
     claims = check_claims(arguments["dataset"], arguments["dataset_revision"], arguments["task_id"])
-    stream, held_out, eval_lanes = read_texts(texts, eval_text, arguments)
+    lanes, state = arguments["batch_size"], processes()
+    if lanes % state.num_processes:
+        raise ValueError(
+            f"`batch_size`={lanes} lanes cannot be shared by {state.num_processes} processes: make it a multiple of "
+            f"{state.num_processes}."
+        )
+    stream, held_out, eval_lanes = read_texts(texts, eval_text, arguments, progress=state.is_main_process)
     model = build_model(row, arguments)
+    if not state.is_main_process:  # the main one writes for all
+        fit(model, stream, arguments, output)
+        return
     typer.echo(
         f"{model.config.model_type}: {model.num_parameters():,} parameters, {len(stream.ids):,} bytes to learn from, "
         f"{len(held_out):,} held out"

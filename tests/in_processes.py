@@ -15,6 +15,7 @@ from trained import SEGMENT, Bare, Flowing, arguments, flat, losses, segments, s
 
 from transformers_xl import MemoryTrainer
 from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.training.output_lock import LOCK
 
 ROWS = 4  # of a batch, over all processes
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
@@ -88,6 +89,41 @@ def run_out(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def damage(folder: Path) -> dict[str, torch.Tensor]:
+    """Checkpoints of two processes, of which the second's memory is damaged, and a lock: what each process does."""
+    stream = TextStream(IDS, SEGMENT, ROWS)
+    saving = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 1}
+    found = {}
+
+    def resume(name: str, asked: Path | bool, message: str) -> None:
+        trainer = build(folder, stream, **saving)
+        try:
+            trainer.train(resume_from_checkpoint=asked)
+        except ValueError as error:
+            found[name] = torch.tensor(message in str(error))
+        else:
+            found[name] = torch.tensor(trainer._initial_global_step)
+        trainer.accelerator.wait_for_everyone()
+
+    trainer = build(folder, stream, **saving)
+    trainer.train()
+    last, lock = folder / "checkpoint-3", folder / LOCK
+    if RANK == 0:
+        content = (last / "memory-1.safetensors").read_bytes()
+        (last / "memory-1.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        lock.write_text("1\nanother-host\n")
+    trainer.accelerator.wait_for_everyone()
+    resume("locked", True, "process 1 on host 'another-host'")
+    if RANK == 0:
+        lock.unlink()
+    trainer.accelerator.wait_for_everyone()
+    resume("named", last, "checkpoint-3' is no complete checkpoint (`memory-1.safetensors` is damaged")
+    resume("last", True, "")
+    resume("again", True, "")  # the last one has been written anew
+    found["released"] = torch.tensor(not lock.exists())
+    return found
+
+
 def shard(folder: Path) -> dict[str, torch.Tensor]:
     """FSDP2 in a loop of one's own: weights are sharded, every process keeps the memory of its own rows."""
     model = small_model()
@@ -138,8 +174,8 @@ def train_with_fsdp2(folder: Path) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     folder, *names = sys.argv[1:]
-    further = {"run_out": run_out, "shard": shard, "fsdp2": train_with_fsdp2}
-    for name in names or [*TRAININGS, "run_out", "shard"]:
+    further = {"run_out": run_out, "damage": damage, "shard": shard, "fsdp2": train_with_fsdp2}
+    for name in names or [*TRAININGS, "run_out", "damage", "shard"]:
         work = Path(folder) / name
         found = further[name](work) if name in further else train(work, name)
         torch.save(found, Path(folder) / f"{name}-{RANK}.pt")

@@ -1,5 +1,6 @@
 """What a training with memory may be told: `TrainingArguments` with other defaults, and what of them cannot work."""
 
+import os
 from dataclasses import dataclass
 
 from transformers import TrainingArguments
@@ -84,7 +85,14 @@ def check_arguments(args: TrainingArguments) -> None:
     if args.n_gpu > 1:
         raise ValueError(
             f"`n_gpu`={args.n_gpu} in one process would spread the rows of a memory over devices (DataParallel): start one "
-            f"process per device with `torchrun --nproc_per_node {args.n_gpu}`, or set `CUDA_VISIBLE_DEVICES=0`."
+            f"process per device with `torchrun --nproc_per_node {args.n_gpu} train.py` (a command with "
+            f"`torchrun --nproc_per_node {args.n_gpu} -m transformers_xl.cli train ...`), or set `CUDA_VISIBLE_DEVICES=0`."
+        )
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if started > 1 and args.world_size == 1:
+        raise ValueError(
+            f"`use_cpu`={args.use_cpu} leaves the {started} processes of the launcher apart (`WORLD_SIZE`={started}), each "
+            "a training of its own: on a machine without GPUs set `use_cpu=True`; on others start them with `torchrun`."
         )
     if args.world_size > 1 and not args.dataloader_drop_last:
         raise ValueError(

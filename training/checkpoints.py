@@ -1,18 +1,22 @@
 """Checkpoints that are whole or not there, and that know which stream they stopped in.
 
-A checkpoint is written under another name. `checkpoint.json`, its last file, lists the others with their sizes; then one
-rename makes it `checkpoint-<step>`. A process that is killed on the way leaves a folder that nobody takes for a checkpoint.
+A checkpoint is written under another name. `checkpoint.json`, its last file, lists the others with their sizes and hashes;
+then one rename makes it `checkpoint-<step>`. A process that is killed on the way leaves a folder that nobody takes for a
+checkpoint.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers.trainer_utils import sort_checkpoints
 
 MANIFEST = "checkpoint.json"
 UNFINISHED = "_saving-"  # the library's pushes leave out what begins with an underscore
+FIELDS = {"obstacle", "stream", "files"}
 
 
 def unfinished(folder: Path) -> Path:
@@ -27,13 +31,40 @@ def remove_unfinished(output_dir: Path) -> None:
 
 
 def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str | None = None) -> None:
-    """Declare the checkpoint complete: its files with their sizes, the fields of its stream, and why no training can go on
-    from it, if none can."""
+    """Declare the checkpoint complete: its files with their sizes and SHA-256, the fields of its stream, and why no
+    training can go on from it, if none can. To be called by one process, when all have written their files."""
     files = {
-        str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
+        str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": _sha256(file)}
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
     }
     manifest = {"obstacle": obstacle, "stream": dict(stream), "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "sha256": _own_sha256(manifest)}, indent=2) + "\n")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _own_sha256(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, with its files in the form of today.
+
+    Raises:
+        ValueError: it is not as it was written.
+        OSError: it cannot be read.
+    """
+    manifest = json.loads((folder / MANIFEST).read_text())
+    sha256 = manifest.pop("sha256", None)
+    if manifest.keys() != FIELDS or sha256 not in (None, _own_sha256(manifest)):
+        raise ValueError("it is not as it was written")
+    if sha256 is None:  # of before hashes were kept
+        manifest["files"] = {name: {"size": size, "sha256": None} for name, size in manifest["files"].items()}
+    return manifest
 
 
 def publish(folder: Path) -> None:
@@ -46,41 +77,50 @@ def publish(folder: Path) -> None:
 
 
 def incompleteness(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if it is whole."""
+    """What is missing from or damaged in a checkpoint, or None if it is whole. Reads all of its files."""
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files = _read_manifest(folder)["files"]
     except FileNotFoundError:
         return f"it has no `{MANIFEST}`"
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return f"its `{MANIFEST}` is damaged"
-    for name, size in files.items():
-        file = folder / name
-        if not file.is_file():
+    except (ValueError, AttributeError, TypeError, OSError) as error:
+        return f"its `{MANIFEST}` is damaged: {error}"
+    for name, written in files.items():
+        try:
+            size = (folder / name).stat().st_size
+            if size != written["size"]:
+                return f"`{name}` has {size} bytes instead of {written['size']}"
+            if written["sha256"] not in (None, _sha256(folder / name)):
+                return f"`{name}` is damaged: it has another SHA-256 than when it was written"
+        except FileNotFoundError:
             return f"`{name}` is missing"
-        if file.stat().st_size != size:
-            return f"`{name}` has {file.stat().st_size} bytes instead of {size}"
+        except OSError as error:  # of a failing disk
+            return f"`{name}` cannot be read: {error}"
     return None
 
 
-def last_checkpoint(output_dir: str | Path) -> str | None:
-    """The newest complete checkpoint in a folder of checkpoints, None where there is none."""
-    folders = sort_checkpoints(str(output_dir)) if Path(output_dir).is_dir() else []
-    return next((folder for folder in reversed(folders) if incompleteness(Path(folder)) is None), None)
+def checkpoints_of(output_dir: str | Path) -> list[str]:
+    """The checkpoints in a folder, the newest first."""
+    return sort_checkpoints(str(output_dir))[::-1] if Path(output_dir).is_dir() else []
 
 
-def check_resumable(folder: Path, stream: Mapping[str, int | str]) -> None:
-    """Refuse a checkpoint that is not whole, or that stopped in another stream than `stream`.
+def check_whole(folder: Path) -> None:
+    """Refuse a checkpoint that is not as it was written.
 
     Raises:
-        ValueError: names the file, or the field of the stream with both values.
+        ValueError: names the file that is missing or damaged.
     """
     wrong = incompleteness(folder)
     if wrong is not None:
-        raise ValueError(
-            f"`resume_from_checkpoint`={str(folder)!r} is no complete checkpoint ({wrong}): give another, or True for the "
-            "last complete one of `output_dir`."
-        )
-    manifest = json.loads((folder / MANIFEST).read_text())
+        raise ValueError(f"{str(folder)!r} is no complete checkpoint ({wrong})")
+
+
+def check_resumable(folder: Path, stream: Mapping[str, int | str]) -> None:
+    """Refuse a whole checkpoint that no training can go on from, or that stopped in another stream than `stream`.
+
+    Raises:
+        ValueError: names the obstacle, or the field of the stream with both values.
+    """
+    manifest = _read_manifest(folder)
     if manifest["obstacle"]:
         raise ValueError(
             f"`resume_from_checkpoint`={str(folder)!r}: {manifest['obstacle']}. Load its weights with `from_pretrained`, "
@@ -96,4 +136,13 @@ def check_resumable(folder: Path, stream: Mapping[str, int | str]) -> None:
             )
 
 
-__all__ = ["check_resumable", "last_checkpoint", "publish", "remove_unfinished", "unfinished", "write_manifest"]
+__all__ = [
+    "check_resumable",
+    "check_whole",
+    "checkpoints_of",
+    "incompleteness",
+    "publish",
+    "remove_unfinished",
+    "unfinished",
+    "write_manifest",
+]

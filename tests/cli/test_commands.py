@@ -1,6 +1,7 @@
 """The `transformers-xl` command, run as a user runs it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 from programs import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from transformers_xl.cli.common import written_whole
 from transformers_xl.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
@@ -140,6 +142,14 @@ def test_overwrite_replaces_the_folder(text_file: Path, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert (folder / "config.json").is_file()
     assert not (folder / "old.txt").exists()
+
+
+def test_two_commands_do_not_write_one_folder(text_file: Path, tmp_path: Path):
+    with written_whole(tmp_path / "model"):
+        result = run("train", text_file, "-o", tmp_path / "model", *SMALL.split())
+    assert result.exit_code == 2, result.output
+    assert f"process {os.getpid()} on host" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("command", [[], *commands(app)], ids=" ".join)

@@ -13,12 +13,14 @@ from trained import SEGMENT
 from transformers_xl.streams.text_stream import TextStream
 
 ROOT = Path(__file__).parent.parent.parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 ACCELERATE = [
     sys.executable,
     "-m",
     "accelerate.commands.launch",
     "--multi_gpu",
+    "--main_process_port",
+    "0",
     "--num_processes",
     "2",
     "--num_machines",
@@ -76,6 +78,16 @@ def test_a_process_that_runs_out_does_not_hang_the_others(folder):
         assert found["map refused"]
         assert found["iterable refused"]
         assert found["lanes refused"]
+
+
+@pytest.mark.slow
+def test_all_processes_refuse_what_one_finds_damaged_or_locked(folder):
+    """The file of the second process, and a lock that only the first one asks for."""
+    for found in load(folder, "damage"):
+        assert found["locked"]
+        assert found["named"]
+        assert (found["last"], found["again"]) == (2, 3)
+        assert found["released"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers_xl import MemoryTrainer
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training import resuming
-from transformers_xl.training.checkpoints import last_checkpoint
+from transformers_xl.training.checkpoints import checkpoints_of, incompleteness
 from transformers_xl.training.memory_state import load_memory, save_memory
 
 ROOT = Path(__file__).parent.parent.parent
@@ -152,10 +152,86 @@ def test_a_checkpoint_with_a_missing_or_short_file_is_not_taken(tmp_path, whole,
         file.write_text(file.read_text()[:40])
     with pytest.raises(ValueError, match=f"no complete checkpoint.*{name}"):
         build(tmp_path).train(resume_from_checkpoint=file.parent)
-    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
+    trainer = build(tmp_path)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer._initial_global_step == 5
+    assert equal(ends_of(trainer), whole[1])
+
+
+FILES = [
+    "checkpoint.json", "config.json", "memory-0.safetensors", "model.safetensors", "optimizer.pt", "rng_state.pth",
+    "scheduler.pt", "trainer_state.json", "training_args.json",
+]  # fmt: skip
+
+
+def flip(file: Path, share: float) -> None:
+    """Flip a bit, `share` of the way through a file."""
+    content = bytearray(file.read_bytes())
+    position = int(share * (len(content) - 1))
+    content[position] ^= 1 << position % 8
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_refused(tmp_path, whole, name: str):
+    """In a checkpoint that was asked for by its name; the last one is passed over, with a warning."""
+    assert incompleteness(whole[0] / "checkpoint-6") is None
+    for share in (i / 30 for i in range(31)):
+        shutil.copytree(whole[0] / "checkpoint-6", tmp_path / "checkpoint-6", dirs_exist_ok=True)
+        flip(tmp_path / "checkpoint-6" / name, share)
+        assert f"`{name}`" in incompleteness(tmp_path / "checkpoint-6")
+    with pytest.raises(
+        ValueError, match=rf"resume_from_checkpoint.*checkpoint-6' is no complete checkpoint.*`{name}`"
+    ):
+        build(tmp_path).train(resume_from_checkpoint=tmp_path / "checkpoint-6")
+
+
+def test_a_damaged_last_checkpoint_is_passed_over(tmp_path, whole, caplog):
+    for step in (5, 6):
+        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    flip(tmp_path / "checkpoint-6" / "model.safetensors", 0.9)
+    trainer = build(tmp_path)
+    trainer.train(resume_from_checkpoint=True)
+    [warning] = [text for text in caplog.messages if "complete checkpoint" in text]
+    assert f"{str(tmp_path / 'checkpoint-6')!r} is no complete checkpoint (`model.safetensors` is damaged" in warning
+    assert trainer._initial_global_step == 5
+    assert equal(ends_of(trainer), whole[1])
+
+
+def without_hashes(checkpoint: Path) -> None:
+    """Make the manifest that of a checkpoint of before they were kept."""
+    manifest = json.loads((checkpoint / "checkpoint.json").read_text())
+    del manifest["sha256"]
+    manifest["files"] = {name: written["size"] for name, written in manifest["files"].items()}
+    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def test_a_checkpoint_without_hashes_resumes(tmp_path, whole):
+    shutil.copytree(whole[0] / "checkpoint-2", tmp_path / "checkpoint-2")
+    without_hashes(tmp_path / "checkpoint-2")
     trainer = build(tmp_path)
     trainer.train(resume_from_checkpoint=True)
     assert equal(ends_of(trainer), whole[1])
+    optimizer = tmp_path / "checkpoint-2" / "optimizer.pt"
+    optimizer.write_bytes(optimizer.read_bytes()[:-1])
+    assert "`optimizer.pt` has" in incompleteness(tmp_path / "checkpoint-2")
+
+
+def test_a_damaged_best_checkpoint_is_not_loaded(tmp_path, monkeypatch):
+    """The best one is looked at again when the training is over."""
+    trainer = build(
+        tmp_path, load_best_model_at_end=True, metric_for_best_model="loss", eval_strategy="steps", eval_steps=1
+    )
+    rotate = resuming.rotate_checkpoints
+
+    def damage(folder: str, *args, **kwargs) -> None:
+        rotate(folder, *args, **kwargs)
+        if trainer.state.global_step == trainer.state.max_steps:
+            flip(Path(trainer.state.best_model_checkpoint, "model.safetensors"), 0.9)
+
+    monkeypatch.setattr(resuming, "rotate_checkpoints", damage)
+    with pytest.raises(ValueError, match="`load_best_model_at_end`=True.*`model.safetensors` is damaged"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("method", ["save_model", "_save_optimizer_and_scheduler", "_save_rng_state"])
@@ -171,7 +247,7 @@ def test_a_checkpoint_that_could_not_be_written_leaves_those_before(tmp_path, mo
     monkeypatch.setattr(trainer, method, fail)
     with pytest.raises(OSError, match="no space"):
         trainer.train()
-    assert last_checkpoint(tmp_path) == get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-1")
+    assert checkpoints_of(tmp_path) == [get_last_checkpoint(str(tmp_path))] == [str(tmp_path / "checkpoint-1")]
     again = build(tmp_path)
     again.train(resume_from_checkpoint=True)
     assert not list(tmp_path.glob("_*"))  # what was left of it is gone

@@ -281,6 +281,13 @@ def test_what_a_machine_or_a_launcher_chose_is_refused(tmp_path, fields: dict, n
         check_arguments(described)
 
 
+def test_processes_that_would_train_alone_are_refused(tmp_path, monkeypatch):
+    """On a machine without GPUs Accelerate joins the processes of a launcher only where `use_cpu` is set."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="`use_cpu`=False leaves the 2 processes.*set `use_cpu=True`"):
+        MemoryTrainer(small_model(), memory_arguments(tmp_path, use_cpu=False))
+
+
 def test_smoothing_is_refused_without_a_softmax_over_the_vocabulary(tmp_path):
     args = memory_arguments(tmp_path, label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match="label_smoothing_factor.*no language model"):

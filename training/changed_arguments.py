@@ -1,0 +1,62 @@
+"""What a resumed training is told otherwise than the one that wrote the checkpoint, and which of the two values applies.
+
+The optimizer's state holds its settings, so that those of the checkpoint apply. The state of a schedule holds how far it
+has come, and its shape is made of the arguments of the run that resumes; only schedules that follow the loss are all state.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import TrainingArguments
+
+ARGUMENTS = "training_args.json"
+OF_OPTIMIZER = (
+    "learning_rate",
+    "group_learning_rates",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+)
+OF_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs")
+FOLLOW_THE_LOSS = ("reduce_lr_on_plateau", "greedy")
+
+
+def write_arguments(folder: Path, args: TrainingArguments) -> None:
+    (folder / ARGUMENTS).write_text(args.to_json_string() + "\n")
+
+
+def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
+    """A sentence for every argument of the optimizer or the schedule that differs from the checkpoint's.
+
+    Raises:
+        ValueError: the state of the checkpoint's schedule cannot go on in that of `args`.
+    """
+    if not (folder / ARGUMENTS).is_file():
+        return
+    stored, ours = json.loads((folder / ARGUMENTS).read_text()), json.loads(args.to_json_string())
+    schedules = [values.get("lr_scheduler_type") for values in (stored, ours)]
+    follows = any(schedule in FOLLOW_THE_LOSS for schedule in schedules)
+    if follows and schedules[0] != schedules[1]:
+        raise ValueError(
+            f"`lr_scheduler_type`={schedules[1]!r} cannot go on where the {schedules[0]!r} of the checkpoint "
+            f"{str(folder)!r} stopped: resume with that, or load its weights with `from_pretrained` and train without "
+            "resuming."
+        )
+    from_checkpoint = (*OF_OPTIMIZER, "lr_scheduler_kwargs") if follows else OF_OPTIMIZER
+    for name in (*OF_OPTIMIZER, *OF_SCHEDULE):
+        if name == "num_train_epochs" and ours["max_steps"] > 0:
+            continue  # it has no effect
+        before, now = stored.get(name), ours.get(name)
+        if before == now:
+            continue
+        which = (
+            f"{before!r} applies. To train with {now!r}, load the weights with `from_pretrained` and train without resuming"
+            if name in from_checkpoint
+            else f"{now!r} applies from here on"
+        )
+        yield f"`{name}`={now!r} differs from {before!r} in the checkpoint {str(folder)!r}: {which}."
+
+
+__all__ = ["changed_arguments", "write_arguments"]
