@@ -36,9 +36,9 @@ def report(
         if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:
             raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
         model, tokenizer = _load(model_dir)
-        from transformers_xl.evaluation.result_files import write_text
         from transformers_xl.evaluation.html_report import render_page, report_sections
         from transformers_xl.evaluation.plots import save
+        from transformers_xl.evaluation.result_files import write_text
         from transformers_xl.streams.files import read_ids
 
         ids, size = read_ids(text, tokenizer)

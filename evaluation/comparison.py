@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from transformers_xl.evaluation.result_files import write_text
 from transformers_xl.evaluation.recl import RECL, recl
+from transformers_xl.evaluation.result_files import write_text
 
 MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")
 RUN_FIELDS = {

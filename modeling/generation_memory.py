@@ -1,5 +1,6 @@
 """`generate()` with memory: https://arxiv.org/abs/1901.02860, section 3.2, at the cost of one token per token."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,7 @@ from transformers.generation import (
     GenerateBeamDecoderOnlyOutput,
     GenerateDecoderOnlyOutput,
     GenerationConfig,
+    GenerationMixin,
     GenerationMode,
     StoppingCriteriaList,
 )
@@ -14,6 +16,9 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory import MemoryCache
+
+# Tokens of a prompt that are read at once. With `same_length` all cuts give the same, and memory does not grow with the prompt.
+PROMPT_PIECE = 512
 
 
 class _WithMemory:
@@ -223,6 +228,24 @@ class MemoryGeneration:
             outputs = type(outputs)(**{name: value for name, value in outputs.items() if name != "mems"})
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # the library looks at its arguments
+    def prepare_inputs_for_generation(self, *args, **kwargs) -> dict:
+        """The library's, and of a long prompt only the last piece: those before it are read here."""
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        cache = inputs.get("past_key_values")
+        name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"
+        length = inputs[name].shape[1]
+        shown = inputs.get("output_attentions") or inputs.get("output_hidden_states")
+        if length <= PROMPT_PIECE or not isinstance(cache, MemoryCache) or not self.config.same_length or shown:
+            return inputs
+        front = length - PROMPT_PIECE
+        given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
+        self._read_on(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PROMPT_PIECE)
+        if cache.layers[0].record_past:
+            cache.crop(0)  # no token of a prompt is taken back
+        inputs |= {key: inputs[key][:, front:] for key in (name, "position_ids") if key in given}
+        return inputs
+
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict) -> None:
         """None: the memory counts distances itself. Positions that the user hands in say where documents begin."""
 
@@ -261,15 +284,21 @@ class MemoryGeneration:
             already_read = start.already_read if start.already_read < prompt_ids.shape[1] else 0
             prompt = {"input_ids": prompt_ids[:, already_read:]}
             length = prompt["input_ids"].shape[1]
-        mask = None if start.attention_mask is None else start.attention_mask[rows, -length:]
-        position_ids = None if start.position_ids is None else start.position_ids[rows, -length:]
-        self.model(**prompt, attention_mask=mask, position_ids=position_ids, past_key_values=cache)
-        # with `same_length=False` one call is one segment, and generation feeds one token per call
-        pieces = (generated_ids.shape[1] or 1) if self.config.same_length else 1
-        for ids, mask in zip(generated_ids.split(pieces, dim=1), generated_mask.split(pieces, dim=1), strict=True):
-            if ids.shape[1]:
-                self.model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+        for name in ("attention_mask", "position_ids"):
+            if getattr(start, name) is not None:
+                prompt[name] = getattr(start, name)[rows, -length:]
+        # with `same_length=False` one call is one segment: the prompt, and then a token per call
+        self._read_on(cache, prompt, PROMPT_PIECE if self.config.same_length else length)
+        generated = {"input_ids": generated_ids, "attention_mask": generated_mask}
+        self._read_on(cache, generated, PROMPT_PIECE if self.config.same_length else 1)
         return cache
+
+    def _read_on(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
+        """Read `inputs`, each `(batch, length, ...)`, into the cache, at most `piece` tokens at once."""
+        length = next(iter(inputs.values())).shape[1]
+        for start in range(0, length, piece):
+            here = {name: value[:, start : start + piece] for name, value in inputs.items()}
+            self(**here, past_key_values=cache, logits_to_keep=1)
 
 
 __all__ = ["MemoryGenerateBeamOutput", "MemoryGenerateOutput", "MemoryGeneration"]

@@ -36,6 +36,7 @@ _NAMES = {
     "GTrXLForActorCritic": "modeling.modeling_gtrxl",
     "MemoryCache": "modeling.memory",
     "MemoryConfig": "configuration.configuration_memory",
+    "MemoryFeatureExtractionPipeline": "modeling.feature_extraction",
     "MemoryTrainer": "training.trainer",
     "WordTokenizer": "tokenization.tokenization_words",
 }

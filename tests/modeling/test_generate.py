@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CompileConfig, DynamicCache, PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.generation import BaseStreamer
 
+from transformers_xl.modeling import generation_memory
 from transformers_xl.modeling.auto import VARIANTS
 
 every_model = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True))
@@ -108,6 +109,81 @@ def test_prefill_in_chunks_with_padding_and_memory(model_type, chunk):
     mask[1, :7] = 0
     start = {"attention_mask": mask, **memory_of(model(tokens(2, 10, seed=1)))}
     assert torch.equal(greedy(model, ids, prefill_chunk_size=chunk, **start), greedy(model, ids, **start))
+
+
+def lengths_read(model) -> list[int]:
+    """The lengths of the calls that follow, as they come."""
+    lengths: list[int] = []
+
+    def note(module, args, kwargs) -> None:
+        given = kwargs["inputs_embeds"] if kwargs["input_ids"] is None else kwargs["input_ids"]
+        lengths.append(given.shape[1])
+
+    model.model.register_forward_pre_hook(note, with_kwargs=True)
+    return lengths
+
+
+def assert_read_in_pieces(model, ids: torch.Tensor, monkeypatch, **settings) -> None:
+    """The text is that of a prompt read at once, and no call reads more than a piece."""
+    settings |= {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    prompt = {"inputs_embeds" if ids.is_floating_point() else "input_ids": ids}
+    expected = model.generate(**prompt, **settings)
+    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    lengths = lengths_read(model)
+    result = model.generate(**prompt, **settings)
+    assert torch.equal(result.sequences, expected.sequences)
+    assert max(lengths) == 5
+    following = tokens(len(result.sequences), 3, seed=2)
+    rest, whole = (model(following, past_key_values=each.mems).logits for each in (result, expected))
+    torch.testing.assert_close(rest, whole, **EXACT)
+
+
+@windowed
+@pytest.mark.parametrize("way", ["plain", "beams", "padded", "memory"])
+def test_a_long_prompt_is_read_in_pieces(model_type, way, monkeypatch):
+    model = language_model(model_type)
+    settings = {
+        "plain": {},
+        "beams": {"num_beams": 3},
+        "padded": {"attention_mask": torch.tensor([[1] * 23, [0] * 9 + [1] * 14])},
+        "memory": {"mems": model(tokens(2, 10, seed=1)).mems},
+    }
+    assert_read_in_pieces(model, tokens(2, 23), monkeypatch, **settings[way])
+
+
+@croppable
+def test_a_long_prompt_is_read_in_pieces_with_an_assistant(model_type, monkeypatch):
+    model = language_model(model_type)
+    assistant = language_model(model_type, num_hidden_layers=1)
+    assistant.generation_config.num_assistant_tokens = 3
+    assert_read_in_pieces(model, tokens(1, 23), monkeypatch, assistant_model=assistant)
+
+
+def test_a_long_prompt_is_read_in_pieces_into_a_static_cache(monkeypatch):
+    model = language_model("transformer_xl")
+    assert_read_in_pieces(model, tokens(2, 23), monkeypatch, cache_implementation="static", disable_compile=True)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_embeddings_of_a_long_prompt_are_read_in_pieces(beams, monkeypatch):
+    model = language_model("transformer_xl")
+    assert_read_in_pieces(model, model.get_input_embeddings()(tokens(2, 23)), monkeypatch, num_beams=beams)
+
+
+@pytest.mark.parametrize("settings", [{"prefill_chunk_size": 4}, {"use_cache": False}], ids=str)
+def test_the_caller_may_say_how_a_prompt_is_read(settings, monkeypatch):
+    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    model = language_model("transformer_xl")
+    lengths = lengths_read(model)
+    greedy(model, tokens(1, 23), new=1, **settings)
+    assert max(lengths) == settings.get("prefill_chunk_size", 23)
+
+
+def test_what_is_shown_of_a_prompt_is_whole(monkeypatch):
+    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    model = language_model("transformer_xl")
+    result = greedy(model, tokens(1, 23), new=1, output_hidden_states=True, return_dict_in_generate=True)
+    assert result.hidden_states[0][0].shape[1] == 23
 
 
 @croppable

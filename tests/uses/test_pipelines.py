@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny import MEM_LEN, tiny_model, variants
+from tiny import FLOAT32, MEM_LEN, tiny_model, variants
 from transformers import TextIteratorStreamer, pipeline
 
-from transformers_xl import ByteTokenizer
+from transformers_xl import ByteTokenizer, MemoryFeatureExtractionPipeline
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -16,11 +16,11 @@ TEXTS = ["Hello", "A longer text", "Hi", "ab", "x"]  # more than a model has lay
 lettered = pytest.mark.parametrize("model_type", variants(causal_lm=True))
 
 
-def byte_pipeline(task: str, model_type: str, head: str):
+def byte_pipeline(task: str, model_type: str, head: str, **settings):
     model = tiny_model(model_type, head, torch.float32, vocab_size=259, pad_token_id=256, eos_token_id=258)
     if head == "causal_lm" and getattr(model.lm_head, "bias", None) is not None:
         model.lm_head.bias.data[ord("a") : ord("z")] += 8.0  # letters: what is generated can be compared as text
-    return pipeline(task, model=model, tokenizer=ByteTokenizer(chat_template=TEMPLATE)), model
+    return pipeline(task, model=model, tokenizer=ByteTokenizer(chat_template=TEMPLATE), **settings), model
 
 
 def by_hand(model, text: str, **settings) -> list[int]:
@@ -87,6 +87,17 @@ def test_token_classification(model_type: str):
     for text, answer in zip(TEXTS, classify(TEXTS, batch_size=len(TEXTS), ignore_labels=[]), strict=True):
         classes = model(torch.tensor([list(text.encode())])).logits.argmax(-1)[0].tolist()
         assert [row["entity"] for row in answer] == [f"LABEL_{number}" for number in classes]
+
+
+@pytest.mark.parametrize("model_type", variants())
+def test_feature_extraction(model_type: str):
+    features, model = byte_pipeline(
+        "feature-extraction", model_type, "model", pipeline_class=MemoryFeatureExtractionPipeline
+    )
+    for batch_size in (2, len(TEXTS)):
+        for text, rows in zip(TEXTS, features(TEXTS, batch_size=batch_size, return_tensors=True), strict=True):
+            expected = model(torch.tensor([list(text.encode())])).last_hidden_state[0]
+            torch.testing.assert_close(rows[0, -len(text) :], expected, **FLOAT32)  # padding stands on the left
 
 
 def test_a_pipeline_gets_no_memory_to_cut_into_rows():
