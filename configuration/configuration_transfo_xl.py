@@ -43,6 +43,7 @@ _ALIASES = {
     "num_attention_heads": "n_head",
     "tie_weight": "tie_word_embeddings",
 }
+OLD_FIELDS = {*_DEFAULTS, *_ALIASES}
 # what a config.json says beside the architecture, and says in the same words today
 _KEPT = ("bos_token_id", "dtype", "id2label", "label2id", "num_labels", "pad_token_id", "problem_type", "torch_dtype")
 
@@ -68,7 +69,7 @@ class TransfoXLConfig(PreTrainedConfig):
             ValueError: a field has a value that no such checkpoint can have, or describes what was never released.
         """
         today = {*TransformerXLConfig.__dataclass_fields__, *TransformerXLConfig.attribute_map}
-        given = {name: kwargs.pop(name) for name in [*kwargs] if name in {*_DEFAULTS, *_ALIASES} - today}
+        given = {name: kwargs.pop(name) for name in [*kwargs] if name in OLD_FIELDS - today}
         kept = {name: config_dict[name] for name in _KEPT if name in config_dict}
         return TransformerXLConfig.from_dict(translated(config_dict | given) | kept, **kwargs)
 
@@ -88,7 +89,7 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
         "mem_len": old["mem_len"],
         "same_length": old["same_length"],
         "clamp_len": old["clamp_len"] if old["clamp_len"] > 0 else -1,
-        "initial_memory": "zeros" if old["mem_len"] > 0 else "empty",
+        "initial_memory": "zeros",  # of any length: `mem_len` may be another than the file's
         "norm_position": "pre" if old["pre_lnorm"] else "post",
         "use_final_norm": False,
         "share_relative_bias": not old["untie_r"],
@@ -139,4 +140,4 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-__all__ = ["TransfoXLConfig"]
+__all__ = ["OLD_FIELDS", "TransfoXLConfig"]

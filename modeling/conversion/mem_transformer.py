@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.modeling.conversion.safe_pickle import refusal, shown
 
 LAYER_NAMES = {
     "dec_attn.o_net.weight": "self_attn.o_proj.weight",
@@ -31,7 +32,7 @@ class OldWeights:
         self.weights = {without_prefix(name): weight for name, weight in weights.items()}
         self.where = where
         if len(self.weights) < len(weights):
-            raise ValueError(f"{where!r} is refused: it holds one weight under two names.")
+            raise refusal(where, "it holds one weight under two names")
         weights.clear()  # from here on a weight is freed when it is taken
 
     def has(self, beginning: str) -> bool:
@@ -44,27 +45,32 @@ class OldWeights:
         """
         found = [self.weights.pop(name) for name in names if name in self.weights]
         if not found:
-            raise ValueError(f"{self.where!r} is refused: it holds no weight {names[0]!r}.")
+            raise refusal(self.where, f"it holds no weight {names[0]!r}")
         for weight in found:
             if tuple(weight.shape) != shape:
-                raise ValueError(
-                    f"{self.where!r} is refused: {names[0]!r} has shape {tuple(weight.shape)}, where the model's "
-                    f"configuration asks for {shape}."
+                raise refusal(
+                    self.where,
+                    f"{names[0]!r} has shape {tuple(weight.shape)}, where the configuration asks for {shape}",
                 )
             if not weight.is_floating_point() or not all(part.isfinite().all() for part in weight.split(2**12)):
-                raise ValueError(f"{self.where!r} is refused: {names[0]!r} holds what is no number (NaN or infinite).")
-            if weight.data_ptr() != found[0].data_ptr() and not torch.equal(weight, found[0]):
-                raise ValueError(f"{self.where!r} is refused: {names[0]!r} is tied, but has two values.")
+                raise refusal(self.where, f"{names[0]!r} holds what is no number (NaN or infinite)")
+            if not equal(weight, found[0]):
+                raise refusal(self.where, f"{names[0]!r} is tied, but has two values")
         return [rows.clone() for rows in found[0].split(len(found[0]) if parts is None else parts)]
 
     def finish(self) -> None:
         """Refuse weights that nobody took: the model would be another one without them."""
         unused = [name for name in self.weights if name != "pos_emb.inv_freq"]  # sinusoids, which are computed
         if unused:
-            raise ValueError(
-                f"{self.where!r} is refused: it holds {unused[0]!r}, which is no part of the model that its configuration "
-                "describes."
+            raise refusal(
+                self.where,
+                f"it holds {shown(unused[0])}, which is no part of the model that its configuration describes",
             )
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two weights hold the same numbers of one type; `torch.equal` has an error for two types."""
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def without_prefix(name: str) -> str:
@@ -180,4 +186,4 @@ def _named(names: Iterable[str], weights: list[torch.Tensor]) -> dict[str, torch
     return dict(zip(names, weights, strict=False))
 
 
-__all__ = ["translate_weights", "without_prefix"]
+__all__ = ["equal", "translate_weights", "without_prefix"]

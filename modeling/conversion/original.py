@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
-from transformers_xl.modeling.conversion.mem_transformer import translate_weights, without_prefix
-from transformers_xl.modeling.conversion.safe_pickle import Inert, shown
-from transformers_xl.modeling.conversion.torch_module import TorchFile, is_state_dict, load_weights, module_weights
+from transformers_xl.modeling.conversion.mem_transformer import equal, translate_weights, without_prefix
+from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, shown
+from transformers_xl.modeling.conversion.torch_module import TorchFile, is_state_dict, module_weights
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLForCausalLM
 
 # the hyper-parameters of a checkpoint under their original names, with what their values are
@@ -65,28 +65,27 @@ def load_original(
     """
     given = checked_hyper_parameters(given or {})
     where = str(path)
-    with TorchFile(path) as file:
-        if is_state_dict(file.value):
-            file.close()
-            weights = {without_prefix(name): weight for name, weight in load_weights(path).items()}
-            hyper = _hyper_of_weights(weights, where) | given
-            check_carried_over(hyper, where)
-            needed = [*NOT_IN_WEIGHTS, *(["cutoffs"] if _cutoffs_unknown(weights) else [])]
-            missing = [name for name in needed if name not in given]
-            if missing:
-                raise ValueError(
-                    f"{where!r} holds weights alone, which do not tell {', '.join(missing)}: give them as the model was "
-                    "trained, in a JSON file by --config."
-                )
-        else:
-            module = _unwrapped(file)
-            hyper = _hyper_of_module(file, module) | given
-            check_carried_over(hyper, where)
-            weights = {name: file.tensor(weight) for name, weight in module_weights(file, module).items()}
+    file = TorchFile(path)
+    if is_state_dict(file.value):
+        weights = {without_prefix(name): weight for name, weight in file.tensors(file.value).items()}
+        hyper = _hyper_of_weights(weights, where) | given
+        check_carried_over(hyper, where)
+        needed = [*NOT_IN_WEIGHTS, *(["cutoffs"] if _cutoffs_unknown(weights) else [])]
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise ValueError(
+                f"{where!r} holds weights alone, which do not tell {', '.join(missing)}: give them as the model was "
+                "trained, in a JSON file by --config."
+            )
+    else:
+        module = _unwrapped(file)
+        hyper = _hyper_of_module(file, module) | given
+        check_carried_over(hyper, where)
+        weights = module_weights(file, module)
     hyper = DEFAULTS | hyper
     missing = [name for name in HYPER_PARAMETERS if name not in hyper]
     if missing:
-        raise ValueError(f"{where!r} is refused: its module has no attribute {missing[0]!r}.")
+        raise refusal(where, f"its module has no attribute {missing[0]!r}")
     config = config_of(hyper)
     _note_ties(config, weights)
     state_dict = translate_weights(weights, config, where, cluster_order)
@@ -159,8 +158,9 @@ def config_of(hyper: dict[str, Any]) -> TransformerXLConfig:
 
 def _unwrapped(file: TorchFile) -> Inert:
     module: Any = file.value
-    while isinstance(module, Inert) and module.name.removeprefix("utils.") in WRAPPERS:
-        module = (module["_modules"] or {}).get("module")
+    for _ in WRAPPERS:  # each at most once, also where one holds itself
+        if isinstance(module, Inert) and module.name.removeprefix("utils.") in WRAPPERS:
+            module = module.mapping("_modules").get("module")
     if not isinstance(module, Inert) or module.name != "mem_transformer.MemTransformerLM":
         file.refuse(f"it holds {shown(module)}, neither a MemTransformerLM nor the weights of one")
     return module
@@ -171,8 +171,7 @@ def _hyper_of_module(file: TorchFile, module: Inert) -> dict[str, Any]:
 
     def part(owner: Inert, *path: str) -> Inert:
         for name in path:
-            modules = owner["_modules"]
-            child = modules.get(name) if isinstance(modules, dict) else None
+            child = owner.mapping("_modules").get(name)
             if not isinstance(child, Inert):
                 file.refuse(f"its module has no part {'.'.join(path)!r}")
             owner = child
@@ -194,12 +193,12 @@ def _hyper_of_module(file: TorchFile, module: Inert) -> dict[str, Any]:
     embedding = part(module, "word_emb")
     cutoffs = embedding["cutoffs"]
     hyper |= {"div_val": embedding["div_val"], "cutoffs": cutoffs[:-1] if isinstance(cutoffs, list) else cutoffs}
-    layers = list((part(module, "layers")["_modules"] or {}).values())
+    layers = list(part(module, "layers").mapping("_modules").values())
     if not layers or not all(isinstance(layer, Inert) for layer in layers):
         file.refuse("its module has no layers")
     attention, feed_forward = part(layers[0], "dec_attn"), part(layers[0], "pos_ff")
-    norms = {part(layer, name)["pre_lnorm"] for layer in layers for name in ("dec_attn", "pos_ff")}
-    if len(norms) > 1:
+    norms = [bool(part(layer, name)["pre_lnorm"]) for layer in layers for name in ("dec_attn", "pos_ff")]
+    if any(norms) and not all(norms):
         file.refuse("some of its layers are pre-norm, others post-norm")
     hyper |= {
         "pre_lnorm": bool(attention["pre_lnorm"]),  # None, where the keyword was not given
@@ -217,7 +216,7 @@ def _hyper_of_weights(weights: dict[str, torch.Tensor], where: str) -> dict[str,
     """What the shapes of a state dict tell."""
     first = "layers.0.dec_attn"
     if f"{first}.qkv_net.weight" not in weights and f"{first}.q_net.weight" not in weights:
-        raise ValueError(f"{where!r} is refused: its weights are not those of a MemTransformerLM.")
+        raise refusal(where, "its weights are not those of a MemTransformerLM")
     if f"{first}.q_net.weight" in weights:
         return {"attn_type": 3 if "r_emb" in weights else 2}  # refused with a reason of its own
     if "r_emb" in weights:
@@ -234,7 +233,7 @@ def _hyper_of_weights(weights: dict[str, torch.Tensor], where: str) -> dict[str,
         or any(matrix is None or matrix.dim() != 2 for matrix in matrices)
         or not tables
     ):
-        raise ValueError(f"{where!r} is refused: its biases, norms or embeddings are missing, or of no such shape.")
+        raise refusal(where, "its biases, norms or embeddings are missing, or of no such shape")
     ends = torch.tensor([len(table) for table in tables]).cumsum(0).tolist()
     width, hidden_size = tables[0].shape[1], len(norm)
     if len(tables) > 1:
@@ -267,7 +266,7 @@ def _note_ties(config: TransformerXLConfig, weights: dict[str, torch.Tensor]) ->
         one, other = weights.get(first), weights.get(second)
         if one is None or other is None:
             return True  # what is missing altogether is found missing later
-        return one.shape == other.shape and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
+        return equal(one, other)
 
     clusters = range(len(config.clusters))
     config.tie_word_embeddings = all(

@@ -4,18 +4,25 @@ The pickle format is a program for a stack machine, and Python's own reader impo
 one has neither imports nor calls: a name in the file is looked up in a table of ours, and becomes plain data (dict, list,
 set) or an `Inert` record, which remembers the name and what it was to be made of. A name outside of the table is refused.
 
-What a hostile file can still do is be large, so there are bounds: bytes, operations, containers, and keys that are
-strings or small integers, because hashing a nest of tuples can take for ever.
+`pickle.Unpickler` behind a scan by `pickletools.genops` is no shorter: it hashes every key, and the hash of nested tuples
+overflows the stack or never ends, so the scan would have to track stack and memo to know the keys, which is this machine.
+
+What a hostile file can still do is be large. Everything that a program does is charged to one budget, `MAX_WORK`: each
+operation, what it makes and what it copies. Keys are strings or small integers, because hashing others may take for ever.
 """
 
 import re
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
-MAX_BYTES = 256 * 2**20  # of the pickle itself; the vocabulary of WikiText-103 has 9 million
-MAX_OPERATIONS = 20_000_000  # that vocabulary takes 2 million
-MAX_CONTAINERS = 500_000  # a module of 24 layers makes 20 thousand
+# A unit is about a microsecond, and at most 100 bytes. The vocabulary of One Billion Word, of 793,471 symbols, takes 5
+# million, and 6.4 million with counts; a module of 24 layers takes 50 thousand.
+MAX_WORK = 7_000_000
+CONTAINER = 4  # units for a container, an object or a mark, beside its items
+MAX_NAME = 256  # characters of a module and of a name in it
+MAX_REASON = 200  # characters of an error beside the name of the file
 
 
 class Inert:
@@ -30,6 +37,11 @@ class Inert:
         """An attribute of the object, None where it has none."""
         return self.state.get(attribute) if isinstance(self.state, dict) else None
 
+    def mapping(self, attribute: str) -> dict:
+        """An attribute that should be a dict, empty where it is none."""
+        value = self[attribute]
+        return value if isinstance(value, dict) else {}
+
 
 class Name:
     """A class or function that a pickle names, and what stands for a call of it."""
@@ -43,10 +55,16 @@ class Name:
 def shown(value: Any) -> str:
     """A short word for something out of a file, whose own `repr` could be as long as the file."""
     if isinstance(value, str):
-        return ascii(value[:60])
+        return ascii(value[:60])[:80]
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**63):
         return repr(value)
-    return value.name if isinstance(value, Name | Inert) else type(value).__name__
+    return value.name[:80] if isinstance(value, Name | Inert) else type(value).__name__
+
+
+def refusal(where: str, reason: object) -> ValueError:
+    """The error for a file that is not read: it names the file, and says in few words why."""
+    text = str(reason)
+    return ValueError(f"{where!r} is refused: {text if len(text) <= MAX_REASON else text[:MAX_REASON] + ' ...'}.")
 
 
 def hashable_key(key: Any) -> str | int | None:
@@ -56,46 +74,13 @@ def hashable_key(key: Any) -> str | int | None:
     raise ValueError(f"a key is {shown(key)}, neither a string nor a small integer")
 
 
-def _one_container(args: tuple, *kinds: type) -> Any:
-    if not args:
-        return kinds[0]()
-    if len(args) > 1 or type(args[0]) not in kinds:
-        raise ValueError("a container is made of something else than one container")
-    return args[0]
-
-
-def _ordered_dict(args: tuple) -> dict:
-    pairs = _one_container(args, list, dict)
-    if isinstance(pairs, dict):
-        return dict(pairs)
-    if any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs):
-        raise ValueError("an OrderedDict is made of something else than pairs")
-    return {hashable_key(key): value for key, value in pairs}
-
-
-def _counter(args: tuple) -> dict:
-    return dict(_one_container(args, dict))
-
-
-def _set(args: tuple) -> set:
-    return {hashable_key(item) for item in _one_container(args, list, tuple, set)}
-
-
-PLAIN_DATA: dict[str, Callable[[tuple], Any]] = {
-    "collections.OrderedDict": _ordered_dict,
-    "collections.Counter": _counter,
-    "builtins.set": _set,
-    "builtins.frozenset": _set,
-}
-
-
 class PickleReader:
     """Reads pickles of protocol 2 to 5 out of `data`.
 
     Args:
         data: the bytes of the file.
         where: the file's name, for errors.
-        names: further names that a pickle may use, each with what a call of it makes.
+        names: further names that a pickle may use, each with what a call of it makes, in constant time and memory.
         inert: regular expression of the names that become [`Inert`] records.
         persistent_load: what stands for a persistent id, a tuple; without it there may be none.
     """
@@ -108,14 +93,16 @@ class PickleReader:
         inert: str = "(?!)",
         persistent_load: Callable[[tuple], Any] | None = None,
     ):
-        self.data, self.where, self.position = memoryview(data), where, 0
-        self.names = PLAIN_DATA | dict(names or {})
+        self.data, self.where, self.position, self.work = memoryview(data), where, 0, 0
+        self.names: dict[str, Callable[[tuple], Any]] = {
+            "collections.OrderedDict": self.ordered_dict,
+            "collections.Counter": lambda args: dict(self.copied(args, dict)),
+            "builtins.set": self.set_of,
+            "builtins.frozenset": self.set_of,
+            **(names or {}),
+        }
         self.inert = re.compile(inert)
         self.persistent_load = persistent_load
-        self.operations = self.containers = 0
-
-    def refuse(self, reason: str, cause: Exception | None = None) -> NoReturn:
-        raise ValueError(f"{self.where!r} is refused: {reason} (byte {self.position}).") from cause
 
     def read(self) -> Any:
         """The value of the pickle at `position`, which is moved behind it.
@@ -126,61 +113,79 @@ class PickleReader:
         self.stack: list = []
         self.marks: list[list] = []
         self.memo: dict[int, Any] = {}
-        start, operations, data = self.position, OPERATIONS, self.data
-        while True:
-            if self.position >= len(data):
-                self.refuse("the file is cut off")
-            code = data[self.position]
-            operation = operations.get(code)
-            self.position += 1
-            self.operations += 1
-            if operation is None:
-                self.refuse(f"opcode 0x{code:02x} is none that builds plain data")
-            if self.operations > MAX_OPERATIONS or self.position - start > MAX_BYTES:
-                self.refuse("the pickle is longer than any vocabulary or module")
-            try:
-                operation(self)
-            except (IndexError, KeyError) as error:
-                self.refuse("it takes something that it never made", error)
-            except (ValueError, struct.error) as error:
-                if str(error).startswith(repr(self.where)):
-                    raise
-                self.refuse(str(error), error)
-            if code == STOP:
-                return self.stack[-1]
+        data, size, operations = self.data, len(self.data), OPERATIONS
+        try:
+            while self.position < size:
+                code = data[self.position]
+                self.position += 1
+                self.work += 1
+                if self.work > MAX_WORK:
+                    self.spend(0)
+                if code == STOP:
+                    return self.stack[-1]
+                operations[code](self)
+            raise ValueError("the file is cut off")
+        except (IndexError, KeyError) as error:
+            raise refusal(self.where, f"byte {self.position} takes something that was never made") from error
+        except struct.error as error:
+            raise refusal(self.where, "the file is cut off") from error
+        except ValueError as error:
+            raise refusal(self.where, f"{error} (byte {self.position})") from error
+
+    def spend(self, units: int) -> None:
+        """Charge work before it is done."""
+        self.work += units
+        if self.work > MAX_WORK:
+            raise ValueError("the pickle asks for more work than any vocabulary or module")
+
+    def unknown(self) -> None:
+        raise ValueError(f"opcode 0x{self.data[self.position - 1]:02x} is none that builds plain data")
+
+    # ---- arguments in the file
+
+    def number(self, form: struct.Struct) -> int:
+        (value,) = form.unpack_from(self.data, self.position)
+        self.position += form.size
+        return value
 
     def take(self, count: int) -> memoryview:
-        end = self.position + count
-        if end > len(self.data):
-            self.refuse("the file is cut off")
-        view, self.position = self.data[self.position : end], end
-        return view
+        start = self.position
+        if start + count > len(self.data):
+            raise ValueError("the file is cut off")
+        self.spend(1 + count // 16)  # a character may take four times its byte
+        self.position += count
+        return self.data[start : self.position]
 
-    def number(self, size: int, signed: bool = False) -> int:
-        return int.from_bytes(self.take(size), "little", signed=signed)
-
-    def text(self, size: int) -> str:
-        return str(self.take(self.number(size)), "utf-8")
+    def long(self) -> None:
+        self.stack.append(int.from_bytes(self.take(self.number(BYTE)), "little", signed=True))
 
     def line(self) -> str:
-        window = bytes(self.data[self.position : self.position + 256])
+        window = bytes(self.data[self.position : self.position + MAX_NAME])
         if b"\n" not in window:
-            raise ValueError("a name is longer than 256 bytes, or cut off")
+            raise ValueError(f"a name is longer than {MAX_NAME} bytes, or cut off")
         end = window.index(b"\n")
         self.position += end + 1
         return window[:end].decode()
 
+    def skip_frame(self) -> None:
+        if self.number(UINT64) > len(self.data) - self.position:
+            raise ValueError("the file is cut off")
+
+    def protocol(self) -> None:
+        if not 2 <= (version := self.number(BYTE)) <= 5:
+            raise ValueError(f"it is of pickle protocol {version}, known are 2 to 5")
+
+    # ---- the stack
+
     def contain(self, container: Any) -> None:
         """Push what holds other things."""
-        self.containers += 1
-        if self.containers > MAX_CONTAINERS:
-            self.refuse(f"it makes more than {MAX_CONTAINERS:,} containers")
+        self.spend(CONTAINER)
         self.stack.append(container)
 
     def mark(self) -> None:
+        self.spend(CONTAINER)
         self.marks.append(self.stack)
-        self.contain([])
-        self.stack = self.stack.pop()
+        self.stack = []
 
     def since_mark(self) -> list:
         items, self.stack = self.stack, self.marks.pop()
@@ -195,21 +200,58 @@ class PickleReader:
         self.top(kind)
         return self.stack.pop()
 
-    def set_items(self, items: list) -> None:
+    def tuple_of(self, count: int) -> None:
+        items = tuple(self.stack[-count:])
+        if len(items) < count:
+            raise IndexError
+        del self.stack[-count:]
+        self.contain(items)
+
+    def append(self) -> None:
+        item = self.stack.pop()
+        self.top(list).append(item)
+
+    def extend(self) -> None:
+        items = self.since_mark()
+        self.top(list).extend(items)
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.top(dict)[hashable_key(key)] = value
+
+    def set_items(self) -> None:
+        items = self.since_mark()
         target = self.top(dict)
         if len(items) % 2:
             raise ValueError("a dict has a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[hashable_key(key)] = value
 
+    def add_items(self) -> None:
+        items = self.since_mark()
+        self.top(set).update(map(hashable_key, items))
+
+    def memoize(self, index: int) -> None:
+        self.spend(1)
+        self.memo[index] = self.stack[-1]
+
+    # ---- names, and what stands for objects
+
     def name(self, module: str, name: str) -> None:
+        if len(module) + len(name) > MAX_NAME:
+            raise ValueError(f"a name is longer than {MAX_NAME} characters")
+        self.spend(CONTAINER)  # beside that of the record
         name = f"{'builtins' if module == '__builtin__' else module}.{name}"
         make = self.names.get(name)
         if make is None:
             if not self.inert.fullmatch(name):
-                self.refuse(f"it names {shown(name)}, which is no part of such a file; nothing was run")
-            make = lambda args: Inert(name, args)  # noqa: E731
+                raise ValueError(f"it names {shown(name)}, which is no part of such a file; nothing was run")
+            make = partial(Inert, name)
         self.contain(Name(name, make))
+
+    def stack_name(self) -> None:
+        name, module = self.pop(str), self.pop(str)
+        self.name(module, name)
 
     def call(self) -> None:
         args = self.pop(tuple)
@@ -227,97 +269,92 @@ class PickleReader:
             raise ValueError("it refers to something outside of itself")
         self.contain(self.persistent_load(self.pop(tuple)))
 
-    def skip_frame(self) -> None:
-        if self.number(8) > len(self.data) - self.position:
-            raise ValueError("the file is cut off")
+    def copied(self, args: tuple, *kinds: type) -> Any:
+        """The one container that a container is made of, charged for its copy."""
+        if not args:
+            return kinds[0]()
+        if len(args) > 1 or type(args[0]) not in kinds:
+            raise ValueError("a container is made of something else than one container")
+        self.spend(2 * len(args[0]))
+        return args[0]
 
-    def protocol(self) -> None:
-        if not 2 <= (version := self.number(1)) <= 5:
-            raise ValueError(f"it is of pickle protocol {version}, known are 2 to 5")
+    def ordered_dict(self, args: tuple) -> dict:
+        pairs = self.copied(args, list, dict)
+        if isinstance(pairs, dict):
+            return dict(pairs)
+        if any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs):
+            raise ValueError("an OrderedDict is made of something else than pairs")
+        return {hashable_key(key): value for key, value in pairs}
 
-
-def _push(make: Callable[[PickleReader], Any]) -> Callable[[PickleReader], None]:
-    return lambda reader: reader.stack.append(make(reader))
-
-
-def _contain(make: Callable[[PickleReader], Any]) -> Callable[[PickleReader], None]:
-    return lambda reader: reader.contain(make(reader))
-
-
-def _tuple(count: int) -> Callable[[PickleReader], None]:
-    def operation(reader: PickleReader) -> None:
-        items = tuple(reader.stack[-count:])
-        if len(items) < count:
-            raise IndexError
-        del reader.stack[-count:]
-        reader.contain(items)
-
-    return operation
+    def set_of(self, args: tuple) -> set:
+        return {hashable_key(item) for item in self.copied(args, list, tuple, set)}
 
 
-def _stack_name(reader: PickleReader) -> None:
-    name, module = reader.pop(str), reader.pop(str)
-    reader.name(module, name)
+BYTE, UINT16, UINT32, UINT64, INT32 = map(struct.Struct, ("B", "<H", "<I", "<Q", "<i"))
+Operation = Callable[[PickleReader], Any]
 
 
-def _memoize(reader: PickleReader, index: int) -> None:
-    reader.memo[index] = reader.stack[-1]
+def _number(form: struct.Struct) -> Operation:
+    return lambda reader: reader.stack.append(reader.number(form))
 
 
-def _set_item(reader: PickleReader) -> None:
-    items = [reader.stack.pop(), reader.stack.pop()][::-1]
-    reader.set_items(items)
+def _text(form: struct.Struct) -> Operation:
+    return lambda reader: reader.stack.append(str(reader.take(reader.number(form)), "utf-8"))
+
+
+def _remembered(form: struct.Struct) -> Operation:
+    return lambda reader: reader.stack.append(reader.memo[reader.number(form)])
 
 
 STOP = ord(".")
 # Left out on purpose: what calls by other ways (INST, OBJ, EXT), buffers that are allocated before they are read
 # (BYTEARRAY8, NEXT_BUFFER), integers of any length (LONG4), and the text opcodes of protocols 0 and 1.
-OPERATIONS: dict[int, Callable[[PickleReader], Any]] = {
+_KNOWN: dict[int, Operation] = {
     0x80: PickleReader.protocol,
     0x95: PickleReader.skip_frame,
-    STOP: lambda reader: reader.stack[-1],
     ord("("): PickleReader.mark,
     ord("0"): lambda reader: reader.stack.pop(),
     ord("1"): PickleReader.since_mark,
-    ord("2"): _push(lambda reader: reader.stack[-1]),
-    ord("N"): _push(lambda reader: None),
-    0x88: _push(lambda reader: True),
-    0x89: _push(lambda reader: False),
-    ord("K"): _push(lambda reader: reader.number(1)),
-    ord("M"): _push(lambda reader: reader.number(2)),
-    ord("J"): _push(lambda reader: reader.number(4, signed=True)),
-    0x8A: _push(lambda reader: reader.number(reader.number(1), signed=True)),
-    ord("G"): _push(lambda reader: struct.unpack(">d", reader.take(8))[0]),
-    0x8C: _push(lambda reader: reader.text(1)),
-    ord("X"): _push(lambda reader: reader.text(4)),
-    0x8D: _push(lambda reader: reader.text(8)),
-    ord("U"): _push(lambda reader: reader.text(1)),  # the string of Python 2
-    ord("T"): _push(lambda reader: reader.text(4)),
-    ord(")"): _push(lambda reader: ()),
-    ord("}"): _contain(lambda reader: {}),
-    ord("]"): _contain(lambda reader: []),
-    0x8F: _contain(lambda reader: set()),
-    ord("t"): _contain(lambda reader: tuple(reader.since_mark())),
-    0x85: _tuple(1),
-    0x86: _tuple(2),
-    0x87: _tuple(3),
-    ord("a"): lambda reader: (lambda item: reader.top(list).append(item))(reader.stack.pop()),
-    ord("e"): lambda reader: (lambda items: reader.top(list).extend(items))(reader.since_mark()),
-    ord("s"): _set_item,
-    ord("u"): lambda reader: reader.set_items(reader.since_mark()),
-    0x90: lambda reader: (lambda items: reader.top(set).update(map(hashable_key, items)))(reader.since_mark()),
-    0x91: _contain(lambda reader: frozenset(map(hashable_key, reader.since_mark()))),
-    ord("q"): lambda reader: _memoize(reader, reader.number(1)),
-    ord("r"): lambda reader: _memoize(reader, reader.number(4)),
-    0x94: lambda reader: _memoize(reader, len(reader.memo)),
-    ord("h"): _push(lambda reader: reader.memo[reader.number(1)]),
-    ord("j"): _push(lambda reader: reader.memo[reader.number(4)]),
+    ord("2"): lambda reader: reader.stack.append(reader.stack[-1]),
+    ord("N"): lambda reader: reader.stack.append(None),
+    0x88: lambda reader: reader.stack.append(True),
+    0x89: lambda reader: reader.stack.append(False),
+    ord("K"): _number(BYTE),
+    ord("M"): _number(UINT16),
+    ord("J"): _number(INT32),
+    0x8A: PickleReader.long,
+    ord("G"): _number(struct.Struct(">d")),
+    0x8C: _text(BYTE),
+    ord("X"): _text(UINT32),
+    0x8D: _text(UINT64),
+    ord("U"): _text(BYTE),  # the strings of Python 2
+    ord("T"): _text(UINT32),
+    ord(")"): lambda reader: reader.stack.append(()),
+    ord("}"): lambda reader: reader.contain({}),
+    ord("]"): lambda reader: reader.contain([]),
+    0x8F: lambda reader: reader.contain(set()),
+    ord("t"): lambda reader: reader.contain(tuple(reader.since_mark())),
+    0x85: lambda reader: reader.tuple_of(1),
+    0x86: lambda reader: reader.tuple_of(2),
+    0x87: lambda reader: reader.tuple_of(3),
+    ord("a"): PickleReader.append,
+    ord("e"): PickleReader.extend,
+    ord("s"): PickleReader.set_item,
+    ord("u"): PickleReader.set_items,
+    0x90: PickleReader.add_items,
+    0x91: lambda reader: reader.contain(frozenset(map(hashable_key, reader.since_mark()))),
+    ord("q"): lambda reader: reader.memoize(reader.number(BYTE)),
+    ord("r"): lambda reader: reader.memoize(reader.number(UINT32)),
+    0x94: lambda reader: reader.memoize(len(reader.memo)),
+    ord("h"): _remembered(BYTE),
+    ord("j"): _remembered(UINT32),
     ord("c"): lambda reader: reader.name(reader.line(), reader.line()),
-    0x93: _stack_name,
+    0x93: PickleReader.stack_name,
     ord("R"): PickleReader.call,
     0x81: PickleReader.call,
     ord("b"): PickleReader.build,
     ord("Q"): PickleReader.persistent,
 }
+OPERATIONS = [_KNOWN.get(code, PickleReader.unknown) for code in range(256)]
 
-__all__ = ["Inert", "Name", "PickleReader", "hashable_key", "shown"]
+__all__ = ["Inert", "Name", "PickleReader", "hashable_key", "refusal", "shown"]

@@ -4,20 +4,26 @@ Tensors become [`Weight`] records, whose sizes and strides are checked against t
 [`Inert`] records with their attributes. What a file may name is listed here.
 """
 
+import io
 import mmap
 import struct
 import zipfile
-from collections.abc import Iterable
+import zlib
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from transformers_xl.modeling.conversion.safe_pickle import MAX_BYTES, Inert, Name, PickleReader, shown
+from transformers_xl.modeling.conversion.safe_pickle import MAX_NAME, Inert, Name, PickleReader, refusal, shown
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how files from before torch 1.6 begin
+LOCAL_HEADER = b"PK\x03\x04"
+MAX_DIRECTORY = 4 * 2**20  # bytes of a zip file's directory, of 70 for an entry
+MAX_WEIGHTS = 20_000  # tensors, or parts of a module; 24 layers make 2 thousand
+MAX_NESTING = 8
 MAX_DIMENSIONS = 4
 MAX_SHARING = 3  # bytes of all tensors for a byte of the file; tied weights are there under two names
 # what Python's zipfile raises, one or the other, for damaged files
@@ -50,6 +56,11 @@ class Storage:
     key: str
     count: int
 
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.count * self.dtype.itemsize
+
 
 @dataclass(eq=False)
 class Weight:
@@ -61,8 +72,17 @@ class Weight:
     stride: tuple[int, ...]
 
 
+class DirectoryFile(io.FileIO):
+    """A file for `zipfile`, which reads the whole directory at its end at once, whatever its length."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > MAX_DIRECTORY:
+            raise zipfile.BadZipFile(f"its directory of {size:,} bytes is longer than that of any checkpoint")
+        return super().read(size)
+
+
 class TorchFile:
-    """An open file of `torch.save`, or a plain pickle.
+    """A file of `torch.save`, or a plain pickle. It stays mapped into memory as long as a tensor of it is in use.
 
     Attributes:
         value: what was saved: plain data, [`Inert`] records for objects, [`Weight`] records for tensors.
@@ -75,31 +95,18 @@ class TorchFile:
     def __init__(self, path: str | Path):
         self.path, self.where = Path(path), str(path)
         self.storages: dict[str, Storage] = {}
-        self.read_storages: dict[str, torch.Tensor] = {}
-        self.zip: zipfile.ZipFile | None = None
+        self.numbers: dict[str, torch.Tensor] = {}
+        self.weights = 0
         with self.path.open("rb") as file:
             if not file.read(1):
                 self.refuse("it is empty")
-            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        try:
-            self.value = self.read_zip() if self.data[:4] == b"PK\x03\x04" else self.read_pickle()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> "TorchFile":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.read_storages.clear()
-        if self.zip is not None:
-            self.zip.close()
+            # torch asks for a buffer to write to; what would be written there never reaches the file
+            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        self.is_zip = bytes(self.data[:4]) == LOCAL_HEADER
+        self.value = self.read_zip() if self.is_zip else self.read_pickle()
 
     def refuse(self, reason: str, cause: Exception | None = None) -> NoReturn:
-        raise ValueError(f"{self.where!r} is refused: {reason}.") from cause
+        raise refusal(self.where, reason) from cause
 
     def reader(self, data) -> PickleReader:
         names = {
@@ -128,15 +135,22 @@ class TorchFile:
         return storage
 
     def rebuild_tensor(self, args: tuple) -> Weight:
+        self.weights += 1
+        if self.weights > MAX_WEIGHTS:
+            raise ValueError(f"it has more than {MAX_WEIGHTS:,} tensors")
         storage, offset, size, stride = args[:4] if len(args) >= 4 else (None,) * 4
-        numbers = (offset, *size, *stride) if type(size) is tuple and type(stride) is tuple else (None,)
-        if not isinstance(storage, Storage) or any(type(number) is not int or number < 0 for number in numbers):
+        if not isinstance(storage, Storage) or type(size) is not tuple or type(stride) is not tuple:
             raise ValueError("a tensor is made of something else than a storage, an offset, a size and strides")
         if len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has {len(size)} sizes and {len(stride)} strides")
+        numbers = (offset, *size, *stride)
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError("a tensor is made of something else than a storage, an offset, a size and strides")
         last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
         # more numbers than the storage has would be a view that repeats them, and would become large when it is copied
-        if prod(size) and (last >= storage.count or prod(size) > storage.count):
+        if not prod(size):
+            offset, size, stride = 0, (0,), (1,)  # whatever it says of its shape
+        elif last >= storage.count or prod(size) > storage.count:
             raise ValueError(f"a tensor of shape {size} does not fit into its {storage.count} numbers")
         return Weight(storage, offset, size, stride)
 
@@ -149,61 +163,46 @@ class TorchFile:
 
     def read_zip(self) -> Any:
         try:
-            self.zip = zipfile.ZipFile(self.path)
-            entries = self.zip.infolist()
+            with DirectoryFile(self.path) as file:
+                listed = zipfile.ZipFile(file).infolist()
         except ZIP_ERRORS as error:
             self.refuse(f"it is a damaged zip file ({error})", error)
-        names = [entry.filename for entry in entries]
-        if len(set(names)) < len(names):
+        self.entries = {entry.filename: entry for entry in listed}
+        if len(self.entries) < len(listed):
             self.refuse("its zip file holds two entries of one name")
-        for entry in entries:
+        for entry in listed:
             if entry.filename.startswith("/") or "\\" in entry.filename or ".." in entry.filename.split("/"):
                 self.refuse(f"its zip entry {shown(entry.filename)} points outside of the file")
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
                 self.refuse(f"its zip entry {shown(entry.filename)} is compressed, which torch never does")
-        if sum(entry.file_size for entry in entries) > len(self.data):
+        if sum(entry.file_size for entry in listed) > len(self.data):
             self.refuse("its zip entries are larger than the file")
-        roots = [
-            name.removesuffix("data.pkl") for name in names if name.count("/") == 1 and name.endswith("/data.pkl")
-        ]
+        roots = [name for name in self.entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(roots) != 1:
             self.refuse("it is a zip file, but none of torch.save: it has no data.pkl")
-        self.root = roots[0]
-        if f"{self.root}byteorder" in names and self.entry("byteorder") != b"little":
+        self.root = roots[0].removesuffix("data.pkl")
+        if f"{self.root}byteorder" in self.entries and self.entry("byteorder") != b"little":
             self.refuse("its numbers are big-endian")
-        if self.zip.getinfo(f"{self.root}data.pkl").file_size > MAX_BYTES:
-            self.refuse("its data.pkl is longer than any vocabulary or module")
         value = self.reader(self.entry("data.pkl")).read()
         for storage in self.storages.values():
-            name = f"{self.root}data/{storage.key}"
-            size = self.zip.getinfo(name).file_size if name in names else 0
-            if size != storage.count * storage.dtype.itemsize:
-                self.refuse(f"storage {shown(storage.key)} is to hold {storage.count} numbers, but has {size} bytes")
+            found = self.entries.get(f"{self.root}data/{storage.key}")
+            size = found.file_size if found is not None else 0
+            if size != storage.size:
+                self.refuse(
+                    f"storage {shown(storage.key)} is to hold {shown(storage.count)} numbers, but has {size} bytes"
+                )
         return value
 
-    def entry(self, name: str) -> bytes:
-        assert self.zip is not None
-        try:
-            return self.zip.read(self.root + name)
-        except ZIP_ERRORS as error:
-            self.refuse(f"its zip entry {shown(name)} is damaged ({error})", error)
-
-    def check_sharing(self, weights: Iterable[Weight]) -> None:
-        """Refuse a small file that would become a large model, because its weights share their numbers."""
-        described = sum(prod(weight.size) * weight.storage.dtype.itemsize for weight in weights)
-        if described > MAX_SHARING * len(self.data):
-            self.refuse(f"its weights share their numbers: they would be {described:,} bytes, of {len(self.data):,}")
-
-    def check_sums(self) -> None:
-        """Refuse a zip file in which a bit has changed; torch does not look where it maps the file into memory."""
-        if self.zip is not None:
-            for entry in self.zip.namelist():
-                try:
-                    with self.zip.open(entry) as stream:
-                        while stream.read(2**20):
-                            pass
-                except ZIP_ERRORS as error:
-                    self.refuse(f"its zip entry {shown(entry)} is damaged ({error})", error)
+    def entry(self, name: str) -> memoryview:
+        """The bytes of a zip entry, where they lie in the file, if their check sum is right."""
+        entry = self.entries[self.root + name]
+        header = self.data[max(entry.header_offset, 0) :][:30]
+        if len(header) == 30 and header[:4] == LOCAL_HEADER:
+            start = entry.header_offset + 30 + sum(struct.unpack("<2H", header[26:]))
+            data = self.data[start : start + entry.file_size]
+            if len(data) == entry.file_size and zlib.crc32(data) == entry.CRC:
+                return data
+        self.refuse(f"its zip entry {shown(name)} is damaged")
 
     def read_pickle(self) -> Any:
         reader = self.reader(self.data)
@@ -211,6 +210,8 @@ class TorchFile:
         if value != MAGIC:
             if reader.position != len(self.data):
                 self.refuse(f"{len(self.data) - reader.position} bytes follow the pickle")
+            if self.storages:
+                self.refuse("the numbers of its tensors are missing")
             return value
         if reader.read() != PROTOCOL:
             self.refuse("it is of another version of torch's old format")
@@ -222,73 +223,83 @@ class TorchFile:
             self.refuse("its list of storages is not that of its tensors")
         if len(set(keys)) < len(keys):
             self.refuse("its list of storages names one twice")
-        self.offsets = {}
+        self.places: dict[str, int] = {}
+        position = reader.position
         for key in keys:
             storage = self.storages[key]
-            if reader.number(8) != storage.count:
-                self.refuse(f"storage {shown(key)} has another length than its tensors say")
-            self.offsets[key] = reader.position
-            reader.take(storage.count * storage.dtype.itemsize)
-        if reader.position != len(self.data):
-            self.refuse(f"{len(self.data) - reader.position} bytes follow the last storage")
+            if int.from_bytes(self.data[position : position + 8], "little") != storage.count:
+                self.refuse(f"storage {shown(key)} is cut off, or has another length than its tensors say")
+            self.places[key] = position + 8
+            position += 8 + storage.size
+        if position != len(self.data):
+            self.refuse(f"its storages end at byte {shown(position)} of {len(self.data)}")
         return value
 
+    # ---- numbers
+
     def tensor(self, weight: Weight) -> torch.Tensor:
-        """The numbers of a weight; weights of one storage share memory."""
+        """The numbers of a weight, mapped from the file; weights of one storage share memory."""
         storage = weight.storage
-        if storage.key not in self.read_storages:
-            if self.zip is not None:
-                data = bytearray(self.entry(f"data/{storage.key}"))
+        if storage.key not in self.numbers:
+            if self.is_zip:
+                data = self.entry(f"data/{storage.key}")
             else:
-                start = self.offsets[storage.key]
-                data = bytearray(self.data[start : start + storage.count * storage.dtype.itemsize])
+                start = self.places[storage.key]
+                data = self.data[start : start + storage.size]
             # torch refuses an empty buffer
-            numbers = torch.frombuffer(data, dtype=storage.dtype) if data else torch.empty(0, dtype=storage.dtype)
-            self.read_storages[storage.key] = numbers
-        return self.read_storages[storage.key].as_strided(weight.size, weight.stride, weight.offset)
+            numbers = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+            if numbers.data_ptr() % storage.dtype.itemsize:
+                numbers = numbers.clone()
+            self.numbers[storage.key] = numbers.view(storage.dtype)
+        return self.numbers[storage.key].as_strided(weight.size, weight.stride, weight.offset)
+
+    def tensors(self, weights: dict[str, Weight]) -> dict[str, torch.Tensor]:
+        """The numbers of all weights, unless a small file would become a large model by weights that share numbers."""
+        described = sum(prod(weight.size) * weight.storage.dtype.itemsize for weight in weights.values())
+        if described > MAX_SHARING * len(self.data):
+            self.refuse(f"its weights share their numbers: they would be {described:,} bytes, of {len(self.data):,}")
+        return {name: self.tensor(weight) for name, weight in weights.items()}
 
 
 def is_state_dict(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and all(isinstance(item, Weight) for item in value.values())
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(type(name) is str and isinstance(item, Weight) for name, item in value.items())
+    )
 
 
 def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors of a state dict, by `torch.load(weights_only=True)`. What they say of their sizes was checked before:
-    older releases of torch believe it.
+    """The tensors of a state dict, mapped from its file.
 
     Raises:
         ValueError: the file is damaged, or no state dict.
+        OSError: the file cannot be read.
     """
-    with TorchFile(path) as file:
-        if not is_state_dict(file.value):
-            file.refuse("it holds something else than tensors by name")
-        file.check_sharing(file.value.values())
-        file.check_sums()
-        mapped = file.zip is not None
-    try:
-        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
-    except Exception as error:  # torch's readers raise all kinds
-        raise ValueError(f"{str(path)!r} is refused: torch cannot read its weights ({error}).") from error
+    file = TorchFile(path)
+    if not is_state_dict(file.value):
+        file.refuse("it holds something else than tensors by name")
+    return file.tensors(file.value)
 
 
-def module_weights(file: TorchFile, module: Inert) -> dict[str, Weight]:
+def module_weights(file: TorchFile, module: Inert) -> dict[str, torch.Tensor]:
     """Parameters and buffers of a module and its sub-modules, by the names of `state_dict()`."""
     weights: dict[str, Weight] = {}
-    pending, visited = [("", module)], 0
+    pending, left = [("", module)], MAX_WEIGHTS
     while pending:
         prefix, current = pending.pop()
-        visited += 1
-        if visited > 10_000 or prefix.count(".") > 8:
+        kinds = [current.mapping(kind) for kind in ("_parameters", "_buffers", "_modules")]
+        left -= 1 + sum(map(len, kinds))  # before they are looked at: many modules may hold the same dict
+        if left < 0 or prefix.count(".") > MAX_NESTING:
             file.refuse("its modules are nested without end")
-        for kind in ("_parameters", "_buffers"):
-            for name, weight in (current[kind] or {}).items():
-                if isinstance(weight, Weight):
-                    weights[f"{prefix}{name}"] = weight
-        for name, child in (current["_modules"] or {}).items():
-            if isinstance(child, Inert):
-                pending.append((f"{prefix}{name}.", child))
-    file.check_sharing(weights.values())
-    return weights
+        for name, value in chain.from_iterable(kind.items() for kind in kinds):
+            if type(name) is not str or len(name) > MAX_NAME:
+                file.refuse(f"its module has a part of the name {shown(name)}")
+            if isinstance(value, Weight):
+                weights[f"{prefix}{name}"] = value
+            elif isinstance(value, Inert):
+                pending.append((f"{prefix}{name}.", value))
+    return file.tensors(weights)
 
 
 __all__ = ["TorchFile", "Weight", "is_state_dict", "load_weights", "module_weights"]

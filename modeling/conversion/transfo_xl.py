@@ -1,7 +1,6 @@
 """Folders and repositories that transformers 1 to 4 wrote for `transfo-xl`, through the Auto classes: they load, run and
 generate, and are saved in our format. Code: huggingface/transformers 4.35.2, `models/deprecated/transfo_xl`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,17 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
-from transformers_xl.configuration.configuration_transfo_xl import TransfoXLConfig
+from transformers_xl.configuration.configuration_transfo_xl import OLD_FIELDS, TransfoXLConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import translate_weights
-from transformers_xl.modeling.conversion.safe_pickle import shown
+from transformers_xl.modeling.conversion.safe_pickle import refusal, shown
 from transformers_xl.modeling.conversion.torch_module import load_weights
-from transformers_xl.modeling.conversion.vocabulary import HF_FILES, read_vocabulary
+from transformers_xl.modeling.conversion.vocabulary import HF_FILES, read_json, read_vocabulary
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+MAX_HEADER = 4 * 2**20  # bytes of a safetensors file, of 100 for a tensor
 TOKENIZER_ARGUMENTS = {"lower_case": bool, "unk_token": str, "eos_token": str, "additional_special_tokens": list}
 
 
@@ -54,9 +54,10 @@ def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None
     kwargs = dict(kwargs)
     config = kwargs.pop("config", None)
     if not isinstance(config, PreTrainedConfig):
-        fields = {*TransformerXLConfig.__dataclass_fields__, *TransformerXLConfig.attribute_map, "num_labels"} - {
+        today = {*TransformerXLConfig.__dataclass_fields__, *TransformerXLConfig.attribute_map, "num_labels"} - {
             "dtype"
         }
+        fields = today | OLD_FIELDS
         overrides = {field: kwargs.pop(field) for field in [*kwargs] if field in fields}
         config = TransfoXLConfig.from_pretrained(name if config is None else config, **hub, **overrides)
     order = kwargs.pop("cluster_order", None) or described.get("cluster_order", "natural")
@@ -88,14 +89,14 @@ def _weight_files(name: str, hub: dict[str, Any], use_safetensors: bool | None, 
 
 def _shards(name: str, index: str, hub: dict[str, Any]) -> list[str]:
     try:
-        shards = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index!r} is refused: it is no index of weights.") from error
+        shards = sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise refusal(index, "it is no index of weights") from error
     paths = []
     for shard in shards:
         path = _file(name, shard, hub) if isinstance(shard, str) and Path(shard).name == shard else None
         if path is None:
-            raise ValueError(f"{index!r} is refused: it names {shard!r}, which is no file beside it.")
+            raise refusal(index, f"it names {shown(shard)}, which is no file beside it")
         paths.append(path)
     return paths
 
@@ -108,11 +109,14 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
     """
     if not path.endswith(".safetensors"):
         return load_weights(path)
+    with open(path, "rb") as file:
+        if int.from_bytes(file.read(8), "little") > MAX_HEADER:
+            raise refusal(path, f"it is no safetensors file, or one with a header longer than {MAX_HEADER:,} bytes")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
     except (SafetensorError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{path!r} is refused: it is no safetensors file ({error}).") from error
+        raise refusal(path, f"it is no safetensors file ({error})") from error
 
 
 class TransfoXLTokenizer:
@@ -141,7 +145,7 @@ class TransfoXLTokenizer:
         try:
             tokenizer = WordTokenizer.from_legacy(vocabulary, **arguments)
         except ValueError as error:
-            raise ValueError(f"{paths[0]!r} is refused: {error}") from error
+            raise refusal(paths[0], error) from error
         for attribute in ("padding_side", "truncation_side", "model_max_length"):
             if attribute in kwargs:
                 setattr(tokenizer, attribute, kwargs[attribute])
@@ -153,15 +157,15 @@ def _tokenizer_arguments(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        given = read_json(path)
         chosen = {name: given[name] for name in TOKENIZER_ARGUMENTS if given.get(name) is not None}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path!r} is refused: it is no JSON object ({error}).") from error
+    except (TypeError, AttributeError) as error:
+        raise refusal(path, "it is no JSON object") from error
     for name, value in chosen.items():
         if isinstance(value, dict):  # a token, written with its flags
             value = chosen[name] = value.get("content")
         if not isinstance(value, TOKENIZER_ARGUMENTS[name]):
-            raise ValueError(f"{path!r} is refused: its `{name}` is {shown(value)}.")
+            raise refusal(path, f"its `{name}` is {shown(value)}")
     return chosen
 
 

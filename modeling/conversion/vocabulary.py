@@ -2,15 +2,18 @@
 the original repository."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from transformers_xl.modeling.conversion.safe_pickle import Inert, shown
+from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, shown
 from transformers_xl.modeling.conversion.torch_module import TorchFile
 
 # in the order of preference: JSON needs no trust at all
 HF_FILES = ("vocab.json", "vocab.pkl", "vocab.bin")
 ORIGINAL_FILES = ("cache.pt", "vocab_attributes.pt", *HF_FILES)
+MAX_SYMBOLS = 1_000_000  # One Billion Word has 793,471
+MAX_JSON = 24 * 2**20  # bytes; Python's values take up to 30 times as many
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "special": list,
     "never_split": list,
@@ -30,15 +33,7 @@ def read_vocabulary(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is no vocabulary; the file and the reason are named.
     """
-    path = Path(path)
-    if path.suffix == ".json":
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{str(path)!r} is refused: it is no JSON ({error}).") from error
-    else:
-        with TorchFile(path) as file:
-            value = file.value
+    value = read_json(path) if Path(path).suffix == ".json" else TorchFile(path).value
     for outer in ("vocab", "vocab_attributes"):  # the original pickled its corpus, with the vocabulary in it
         inner = _fields(value).get(outer)
         value = inner if isinstance(_fields(inner).get("sym2idx"), dict) else value
@@ -48,7 +43,22 @@ def read_vocabulary(path: str | Path) -> dict[str, Any]:
     try:
         return _checked(fields)
     except ValueError as error:
-        raise ValueError(f"{str(path)!r} is refused: {error}.") from error
+        raise refusal(str(path), error) from error
+
+
+def read_json(path: str | Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        ValueError: the file is no JSON, or too large; it is named.
+        OSError: the file cannot be read.
+    """
+    if os.path.getsize(path) > MAX_JSON:
+        raise refusal(str(path), f"it is longer than {MAX_JSON:,} bytes")
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise refusal(str(path), f"it is no JSON ({error})") from error
 
 
 def _fields(value: Any) -> dict:
@@ -63,15 +73,15 @@ def _checked(fields: dict) -> dict[str, Any]:
         if any(type(symbol) is not str for symbol in symbols):
             raise ValueError("a symbol of `idx2sym` is no string")
         ids = {symbol: index for index, symbol in enumerate(symbols)}
-    if not ids:
-        raise ValueError("it holds no symbols")
+    if not 0 < len(ids) <= MAX_SYMBOLS:
+        raise ValueError(f"it holds {len(ids) or 'no'} symbols, at most {MAX_SYMBOLS:,} are read")
     by_id: list[str | None] = [None] * len(ids)
     for symbol, index in ids.items():
         if type(symbol) is not str or type(index) is not int:
             raise ValueError(f"symbol {shown(symbol)} has the id {shown(index)}: it takes a string and an integer")
         if not 0 <= index < len(ids):
             raise ValueError(
-                f"symbol {shown(symbol)} has the id {index}, past the {len(ids)} symbols of the vocabulary"
+                f"symbol {shown(symbol)} has the id {shown(index)}, past the {len(ids)} symbols of the vocabulary"
             )
         if by_id[index] is not None:
             raise ValueError(f"{shown(by_id[index])} and {shown(symbol)} have the same id {index}")
@@ -95,4 +105,4 @@ def _checked(fields: dict) -> dict[str, Any]:
     return checked
 
 
-__all__ = ["HF_FILES", "ORIGINAL_FILES", "read_vocabulary"]
+__all__ = ["HF_FILES", "ORIGINAL_FILES", "read_json", "read_vocabulary"]

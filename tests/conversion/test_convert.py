@@ -39,7 +39,7 @@ def assert_is_the_original(folder: Path) -> None:
         ids, targets = tensors[f"in.data_seg{segment}"].T, tensors[f"in.target_seg{segment}"].T
         output = model(ids, shift_labels=targets, output_hidden_states=True, **memory)
         memory = {"mems": output.mems}
-        losses = -output.logits.gather(-1, targets[..., None]).squeeze(-1)
+        losses = -output.logits.log_softmax(-1).gather(-1, targets[..., None]).squeeze(-1)
         torch.testing.assert_close(losses.T, tensors[f"out.loss_seg{segment}"], **BOUNDS)
         torch.testing.assert_close(output.loss, losses.mean())
         torch.testing.assert_close(
@@ -115,16 +115,39 @@ def test_it_is_evaluated_and_its_words_are_parted_as_the_text_is(tmp_path: Path)
     assert model.config.mem_len == 8
 
 
-def test_the_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def without_cutoffs(folder: Path) -> None:
+    """Make the model of an old folder one with a plain softmax."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"cutoffs": [], "div_val": 1, "d_embed": config["d_model"]})
+    )
+    weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    weights = {name: weight for name, weight in weights.items() if "crit." not in name and "word_emb." not in name}
+    torch.manual_seed(0)
+    weights["transformer.word_emb.emb_layers.0.weight"] = torch.randn(config["vocab_size"], config["d_model"])
+    weights["crit.out_layers.0.bias"] = torch.randn(config["vocab_size"])
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_code_of_the_page(adaptive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = (Path(__file__).parent.parent.parent / "docs" / "migrating.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wt103-test.json").write_text(json.dumps({"with_memory": {"nats": 30.0, "tokens": 10}}))
     shutil.copytree(HF_FOLDER, tmp_path / "path" / "to" / "folder")
+    if not adaptive:
+        without_cutoffs(tmp_path / "path" / "to" / "folder")
     blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, "migrating.md", "exec"), namespace)
+    assert bool(namespace["model"].config.cutoffs) is adaptive
+    ids, first, losses = (namespace[name] for name in ("ids", "first", "losses"))
+    assert losses.shape == (1, ids.shape[1] - 1)
+    torch.testing.assert_close(losses.mean(), first.loss)
+    expected = torch.nn.functional.cross_entropy(first.logits[0, :-1], ids[0, 1:], reduction="none")
+    torch.testing.assert_close(losses[0], expected)
     assert (tmp_path / "new-folder" / "model.safetensors").is_file()
     assert namespace["perplexity"] == pytest.approx(20.0855, abs=1e-3)
     assert set(HYPER_PARAMETERS) <= set(page.replace("`", " ").replace(".", " ").split())

@@ -50,6 +50,33 @@ def test_the_config_is_translated():
     assert AutoConfig.from_pretrained(FOLDER, dropatt=0.25).attention_dropout == 0.25
 
 
+@pytest.mark.parametrize("name", ["mem_len", "dropatt"])
+def test_fields_may_be_given_to_a_model_under_either_name(name: str):
+    model = TransformerXLForCausalLM.from_pretrained(FOLDER, **{name: 0 if name == "dropatt" else 4})
+    assert getattr(model.config, "attention_dropout" if name == "dropatt" else name) == (0 if name == "dropatt" else 4)
+
+
+def test_a_folder_without_memory_that_is_given_one(folder: Path):
+    """transformers 4.x began with zeros, whatever memory length a model was given after it was loaded."""
+    old = json.loads((folder / "config.json").read_text())
+    whole = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(old | {"mem_len": 0, "same_length": False}))
+    config = AutoConfig.from_pretrained(folder)
+    assert (config.mem_len, config.initial_memory) == (0, "zeros")
+    config.mem_len, config.same_length = old["mem_len"], old["same_length"]
+    given = {"mem_len": old["mem_len"], "same_length": old["same_length"]}
+    assert AutoConfig.from_pretrained(folder, **given).initial_memory == "zeros"
+    for model in (
+        AutoModelForCausalLM.from_pretrained(folder, **given),
+        TransformerXLForCausalLM.from_pretrained(folder, **given),
+        AutoModelForCausalLM.from_pretrained(folder, config=config),
+    ):
+        torch.testing.assert_close(model(IDS).logits, whole(IDS).logits)
+    model = AutoModelForCausalLM.from_pretrained(folder)  # and without one, nothing is attended to
+    assert model(IDS).logits.isfinite().all()
+    assert model.generate(IDS[:, :4], max_new_tokens=3, do_sample=False).shape[1] == 7
+
+
 def test_predictions_memories_and_greedy_ids():
     tensors = load_file(FOLDER / "expected.safetensors")
     model, info = AutoModelForCausalLM.from_pretrained(FOLDER, output_loading_info=True)
