@@ -126,7 +126,7 @@ class MemoryGeneration:
         """Whether no other tensor that is made on the way can be seen afterwards."""
         given = ("return_dict_in_generate", "past_key_values", "streamer", "assistant_model", "cache_implementation")
         asked = any(config.get(name) for config in configs for name in given)
-        return not asked and not any(module._forward_hooks for module in self.modules())
+        return not asked and not any(getattr(module, "_forward_hooks", True) for module in self.modules())
 
     def _refuse_caches(self, configs: list[dict]) -> None:
         kind = next((c["cache_implementation"] for c in configs if c.get("cache_implementation") is not None), None)
