@@ -175,7 +175,8 @@ class MemoryConfig(PreTrainedConfig):
     def _objection(cls, name: str) -> str | None:
         """Why a config cannot be made with this keyword; None where it can."""
         fields = [field for field in cls.__dataclass_fields__ if not field.startswith("_")]
-        known = {*fields, *cls.attribute_map, *ORIGINAL_OPTIONS, *vars(PreTrainedConfig), "name_or_path"}
+        known = {*fields, *cls.attribute_map, *ORIGINAL_OPTIONS, *vars(PreTrainedConfig)}
+        known |= {"name_or_path", "token"}  # of `from_pretrained`
         if name in known:
             return None
         if name == "sliding_window":

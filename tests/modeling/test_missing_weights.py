@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny import VARIANTS, tiny_config, variants
 from torch import nn
+from transformers import logging
 
 from transformers_xl import GTrXLForActorCritic
 
@@ -33,10 +34,13 @@ MODELS = [(model_type, {}) for model_type in variants()] + OPTIONS
 @pytest.fixture(autouse=True)
 def _nothing_is_in_fresh_memory() -> Iterator[None]:
     """Memory that nothing was written to holds NaN, and not by chance a number."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # the report of a load takes longer than the load
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
+    logging.set_verbosity(verbosity)
 
 
 def held_by(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -80,13 +84,14 @@ def test_an_actor_critic_without_any():
 
 @pytest.mark.parametrize(("model_type", "fields"), MODELS, ids=str)
 def test_a_checkpoint_with_some(model_type: str, fields: dict):
-    """Any two weights are apart in one of the checkpoints: what one starts from does not hang on the other."""
+    """Any two weights of a layer, that is, of 8 neighbours, are apart in one of the checkpoints: what one starts from does
+    not hang on the other."""
     row = VARIANTS[model_type]
     model_class = row.causal_lm_class or row.model_class
     config = tiny_config(model_type, **fields)
     model = model_class(config)
     fresh, weights, ties = held_by(model), model.state_dict(), model.all_tied_weights_keys
-    for bit, side in itertools.product(range(len(weights).bit_length()), (0, 1)):
+    for bit, side in itertools.product(range(3), (0, 1)):
         given = {
             name: torch.full_like(weight, 3)
             for index, (name, weight) in enumerate(weights.items())
