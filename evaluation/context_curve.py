@@ -5,7 +5,7 @@ Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.1: a memory may be
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.evaluation.context_losses import longest_window
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.streams.text_stream import TextStream
 
 SHARES = (0, 1 / 4, 1 / 2, 1, 2, 4)  # of the trained length
@@ -38,12 +39,12 @@ def memory_length(model: PreTrainedModel, mem_len: int) -> Iterator[None]:
         raise ValueError(f"`model` is a {model.config.model_type!r} that remembers nothing: its memory has no length.")
     if mem_len < 1:
         raise ValueError(f"`mem_len`={mem_len} must be at least 1; without memory, read segments on their own.")
-    trained = model.config.mem_len
-    model.resize_memory(mem_len)
+    remembering, trained = cast(MemoryPreTrainedModel, model), model.config.mem_len
+    remembering.resize_memory(mem_len)
     try:
         yield
     finally:
-        model.resize_memory(trained)
+        remembering.resize_memory(trained)
 
 
 def context_curve(
