@@ -29,6 +29,12 @@ class AdaptiveSpanConfig(MemoryConfig):
     """
 
     model_type = "adaptive_span"
+    attribute_map = MemoryConfig.attribute_map | {
+        "attn_span": "max_span",
+        "adapt_span_ramp": "span_ramp",
+        "adapt_span_loss": "span_loss_coef",
+        "adapt_span_init": "initial_span",
+    }
 
     max_span: int | None = None
     span_ramp: int = 32

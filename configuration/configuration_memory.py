@@ -3,10 +3,16 @@
 import copy
 import difflib
 import itertools
+import os
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.utils import logging
+
+from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, settings_of
+
+logger = logging.get_logger(__name__)
 
 
 @strict
@@ -96,6 +102,13 @@ class MemoryConfig(PreTrainedConfig):
         "d_head": "head_dim",
         "d_inner": "intermediate_size",
         "d_embed": "embedding_size",
+        "dropatt": "attention_dropout",
+        "init_std": "initializer_range",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "n_token": "vocab_size",
+        "proj_init_std": "proj_initializer_range",
+        "tgt_len": "segment_length",
+        "tie_weight": "tie_word_embeddings",
     }
 
     vocab_size: int = 32000
@@ -133,9 +146,14 @@ class MemoryConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any):
-        self._refuse_misspelled(kwargs)
-        for old in self.attribute_map.keys() & kwargs.keys():  # before anything is derived from them
-            setattr(self, old, kwargs.pop(old))
+        for name, value in kwargs.items():
+            if (objection := self._objection(name)) is not None:
+                raise ValueError(f"`{name}`={value!r} {objection}.")
+        aliases = {old: kwargs.pop(old) for old in self.attribute_map if old in kwargs}
+        self._set([(old, self.attribute_map[old], value) for old, value in aliases.items()])
+        options = {name: kwargs.pop(name) for name in [*kwargs] if name in ORIGINAL_OPTIONS}
+        self._set(settings_of(options, len(self.cutoffs)))
+        # only now is derived what follows from them
         if self.head_dim is None and self.num_attention_heads > 0:
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.use_final_norm is None:
@@ -145,22 +163,62 @@ class MemoryConfig(PreTrainedConfig):
         self.validate_architecture()
         super().__post_init__(**kwargs)
 
-    def _refuse_misspelled(self, kwargs: dict[str, Any]) -> None:
-        if "sliding_window" in kwargs:
-            raise ValueError(
-                f"`sliding_window`={kwargs['sliding_window']} cannot be set, it follows from the memory: set `mem_len`."
+    def _set(self, settings: list[tuple[str, str, Any]]) -> None:
+        """Set fields that were given by other names: name, field and value of each."""
+        for name, field, value in settings:
+            given = getattr(self, field)
+            if given not in (self.__dataclass_fields__[field].default, value):
+                raise ValueError(f"`{name}` means `{field}`={value!r}, but `{field}`={given!r}: give one of them.")
+            setattr(self, field, value)
+
+    @classmethod
+    def _objection(cls, name: str) -> str | None:
+        """Why a config cannot be made with this keyword; None where it can."""
+        fields = [field for field in cls.__dataclass_fields__ if not field.startswith("_")]
+        known = {*fields, *cls.attribute_map, *ORIGINAL_OPTIONS, *vars(PreTrainedConfig)}
+        known |= {"name_or_path", "token"}  # of `from_pretrained`
+        if name in known:
+            return None
+        if name == "sliding_window":
+            return "cannot be set, it follows from the memory: set `mem_len`"
+        if isinstance(getattr(cls, name, None), property):
+            return "cannot be set, it follows from the fields"
+        close = difflib.get_close_matches(name, [*fields, *cls.attribute_map], cutoff=0.8)
+        meant = " or ".join(f"`{field}`" for field in close)
+        return f"is not a field of {cls.__name__}: did you mean {meant}?" if close else None
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The library's: what a `config.json` says, and `kwargs` instead of it.
+
+        Fields that a config cannot be made with are kept, with a warning, where the folder has them: other programs leave
+        theirs there. Among `kwargs` they are refused.
+
+        Raises:
+            ValueError: `kwargs` hold a misspelled field, or the model cannot run with what they change.
+        """
+        for name, value in kwargs.items():
+            if (objection := cls._objection(name)) is not None:
+                raise ValueError(f"`{name}`={value!r} {objection}.")
+        options = {name: kwargs.pop(name) for name in [*kwargs] if name in ORIGINAL_OPTIONS}
+        cutoffs = kwargs.get("cutoffs", config_dict.get("cutoffs", ()))
+        kwargs |= {field: value for _, field, value in settings_of(options, len(cutoffs))}
+        foreign = {name for name in config_dict if name in ORIGINAL_OPTIONS or cls._objection(name) is not None}
+        loaded = super().from_dict({name: config_dict[name] for name in config_dict.keys() - foreign}, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name in sorted(foreign):
+            logger.warning(
+                f"`{name}`={config_dict[name]!r} of a saved {cls.__name__} has no effect: it is not a field."
             )
-        fields = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
-        known = set(fields) | set(self.attribute_map) | set(vars(PreTrainedConfig)) | {"num_labels", "name_or_path"}
-        for name in kwargs:
-            close = (
-                [] if name in known else difflib.get_close_matches(name, [*fields, *self.attribute_map], cutoff=0.8)
-            )
-            if close:
-                meant = " or ".join(f"`{field}`" for field in close)
-                raise ValueError(
-                    f"`{name}`={kwargs[name]!r} is not a field of {type(self).__name__}: did you mean {meant}?"
-                )
+            if not isinstance(getattr(cls, name, None), property):
+                setattr(config, name, config_dict[name])
+        config.validate_architecture()
+        return loaded
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> Self:
+        """The library's, as [`from_dict`] reads it."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def validate_architecture(self) -> None:
         """Raise a `ValueError` when the fields do not describe a model that can run."""

@@ -30,6 +30,7 @@ class TensorizedTransformerConfig(MemoryConfig):
     """
 
     model_type = "tensorized_transformer"
+    attribute_map = MemoryConfig.attribute_map | {"core_nums": "num_cores"}
 
     attention_window: int | None = None
     num_cores: int = 2

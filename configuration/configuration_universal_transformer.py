@@ -22,7 +22,10 @@ class UniversalTransformerConfig(MemoryConfig):
     """
 
     model_type = "universal_transformer"
-    attribute_map = MemoryConfig.attribute_map | {"max_steps": "num_hidden_layers"}
+    attribute_map = MemoryConfig.attribute_map | {
+        "max_steps": "num_hidden_layers",
+        "act_loss_weight": "ponder_loss_coef",
+    }
     keys_to_ignore_at_inference = [*MemoryConfig.keys_to_ignore_at_inference, "ponder_cost", "halting"]
 
     halting_threshold: float | int = 0.99

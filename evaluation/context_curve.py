@@ -5,7 +5,7 @@ Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.1: a memory may be
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.evaluation.context_losses import longest_window
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.streams.text_stream import TextStream
 
 SHARES = (0, 1 / 4, 1 / 2, 1, 2, 4)  # of the trained length
@@ -32,19 +33,18 @@ def memory_length(model: PreTrainedModel, mem_len: int) -> Iterator[None]:
     """Let `model` remember `mem_len` positions, as long as the body runs.
 
     Raises:
-        ValueError: the model has no memory, or `mem_len` is below 1.
+        ValueError: the model has no memory, `mem_len` is below 1, or the model cannot run with it.
     """
     if not remembers(model):
         raise ValueError(f"`model` is a {model.config.model_type!r} that remembers nothing: its memory has no length.")
     if mem_len < 1:
         raise ValueError(f"`mem_len`={mem_len} must be at least 1; without memory, read segments on their own.")
-    config = model.config
-    trained = config.mem_len
-    config.mem_len = mem_len
+    remembering, trained = cast(MemoryPreTrainedModel, model), model.config.mem_len
+    remembering.resize_memory(mem_len)
     try:
         yield
     finally:
-        config.mem_len = trained
+        remembering.resize_memory(trained)
 
 
 def context_curve(
@@ -65,7 +65,7 @@ def context_curve(
         model: a causal language model, left in the mode it comes in.
         ids: token ids of the text `(tokens,)`.
         lengths: tokens of memory or context before a segment; 0, 1/4, 1/2, 1, 2 and 4 x the trained length when not given,
-            as far as the model can read them.
+            as far as the model can run with them.
         segment_length: tokens per segment; see [`curve_segment`] when not given.
         batch_size: lanes or windows that are read side by side; each lane begins without a memory.
         num_bytes: bytes that all tokens but the first stand for; one per token when not given.
@@ -75,8 +75,8 @@ def context_curve(
         The score of each length: `score.bits_per_byte` and `score.bits_per_byte_by_position`.
 
     Raises:
-        ValueError: `ids` is too short or not one row of integers, a number is out of range, or a window is longer than the
-            model can read.
+        ValueError: `ids` is too short or not one row of integers, a number is out of range, a window is longer than the
+            model can read, or the model cannot run with a memory of one of the lengths.
     """
     segment_length = curve_segment(model) if segment_length is None else segment_length
     lengths = curve_lengths(model, segment_length) if lengths is None else lengths
@@ -89,6 +89,8 @@ def context_curve(
                 f"`lengths` holds {length}: with `segment_length`={segment_length} a window is longer than the {limit} "
                 f"tokens that this model can read. Leave out what is above {max(0, limit - segment_length)}."
             )
+        if length > 0 and remembers(model):
+            model.config.with_mem_len(length)
     options: dict[str, Any] = {"num_bytes": num_bytes, "progress": progress}
     scores = {}
     for length in lengths:
@@ -112,10 +114,21 @@ def curve_segment(model: PreTrainedModel) -> int:
 
 
 def curve_lengths(model: PreTrainedModel, segment_length: int) -> list[int]:
-    """0, 1/4, 1/2, 1, 2 and 4 x [`trained_length`], as far as the model can read them."""
+    """0, 1/4, 1/2, 1, 2 and 4 x [`trained_length`], as far as the model can run with them."""
     trained, limit = trained_length(model, segment_length), longest_window(model)
     lengths = sorted({round(share * trained) for share in SHARES})
+    if remembers(model):
+        return [length for length in lengths if length == 0 or _runs_with(model, length)]
     return [length for length in lengths if limit is None or length + segment_length <= limit]
+
+
+def _runs_with(model: PreTrainedModel, mem_len: int) -> bool:
+    """A window of its own (Longformer, Tensorized Transformer) may need a longer memory than `mem_len`."""
+    try:
+        model.config.with_mem_len(mem_len)
+    except ValueError:
+        return False
+    return True
 
 
 def trained_length(model: PreTrainedModel, segment_length: int) -> int:

@@ -38,7 +38,8 @@ def evaluation_speed(
         For each length `attention` (tokens), `moving_window` and `segments` (seconds per predicted token) and `ratio`.
 
     Raises:
-        ValueError: the model has no memory, the text is too short, or a number is below 1.
+        ValueError: the model has no memory, the text is too short, a number is below 1, or the model cannot run
+            with a memory of one of the lengths.
     """
     if not remembers(model):
         raise ValueError(f"`model` is a {model.config.model_type!r} without memory: there is nothing to compare.")
@@ -47,6 +48,8 @@ def evaluation_speed(
     for name, value in numbers + [("attention_lengths", length) for length in attention_lengths]:
         if value < 1:
             raise ValueError(f"`{name}`: {value} must be at least 1.")
+    for length in attention_lengths:
+        model.config.with_mem_len(length)
     text = torch.as_tensor(TextStream(ids, 1, keep_tail=True).ids.astype(np.int64))[None].to(model.device)
     needed = max(attention_lengths, default=0) + segment_length
     if text.shape[1] < needed:

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory import MemoryCache
 
-# Tokens of a prompt that are read at once. With `same_length` all cuts give the same, and memory does not grow with the prompt.
+# Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.
 PROMPT_PIECE = 512
 
 
@@ -131,7 +131,7 @@ class MemoryGeneration:
         """Whether no other tensor that is made on the way can be seen afterwards."""
         given = ("return_dict_in_generate", "past_key_values", "streamer", "assistant_model", "cache_implementation")
         asked = any(config.get(name) for config in configs for name in given)
-        return not asked and not any(module._forward_hooks for module in self.modules())
+        return not asked and not any(getattr(module, "_forward_hooks", True) for module in self.modules())
 
     def _refuse_caches(self, configs: list[dict]) -> None:
         kind = next((c["cache_implementation"] for c in configs if c.get("cache_implementation") is not None), None)

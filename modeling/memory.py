@@ -10,6 +10,13 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers_xl.modeling.ops.window import last, none_if_all, reset_state, take
 
 
+def mark_static_address(tensor: torch.Tensor) -> None:
+    """Tell the compiler that a tensor stays where it is. The call is private: without it, CUDA graphs are recorded anew."""
+    mark = getattr(getattr(torch, "_dynamo", None), "mark_static_address", None)
+    if mark is not None:
+        mark(tensor)
+
+
 class MemoryCacheLayer(DynamicSlidingWindowLayer):
     """Keys and values of one layer, `(batch, heads, <=sliding_window - 1, head_dim)`, newest last, and its other states.
 
@@ -187,9 +194,9 @@ class StaticMemoryCacheLayer(MemoryCacheLayer):
         )
         self.cumulative_length = self.cumulative_length.to(self.device)
         if not torch.compiler.is_compiling():
-            torch._dynamo.mark_static_address(self.keys)
-            torch._dynamo.mark_static_address(self.values)
-            torch._dynamo.mark_static_address(self.cumulative_length)
+            mark_static_address(self.keys)
+            mark_static_address(self.values)
+            mark_static_address(self.cumulative_length)
         self.is_initialized = True
 
     def extend(
@@ -278,7 +285,7 @@ class MemoryCache(Cache):
         if self.static and self.mask is None:
             self.mask = torch.zeros(batch, self.num_kept, dtype=torch.bool, device=device)
             if not torch.compiler.is_compiling():
-                torch._dynamo.mark_static_address(self.mask)
+                mark_static_address(self.mask)
         return None if self.mask is None else last(self.mask, self.num_kept)
 
     def update_states(self, states: list[tuple[torch.Tensor, ...]]) -> None:

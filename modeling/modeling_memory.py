@@ -68,6 +68,9 @@ class MemoryPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, nn.LayerNorm) and self.config.norm_initializer_range > 0:
             init.normal_(module.weight, mean=1.0, std=self.config.norm_initializer_range)
+        elif isinstance(module, nn.RNNBase):  # as torch does: the library knows the LSTM alone, and in another way
+            for parameter in module.parameters():
+                init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             module.init_weights(self.config)  # our layers that hold raw parameters
 

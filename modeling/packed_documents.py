@@ -1,6 +1,7 @@
 """Documents that are packed into one row: `position_ids` that start again say where each begins.
 
-`DataCollatorWithFlattening` of transformers and `SFTTrainer(packing=True)` of TRL hand them in so. Shapes: B batch, T segment.
+`DataCollatorWithFlattening` of transformers and `SFTTrainer(packing=True)` of TRL hand them in so.
+Shapes: B batch, T segment.
 """
 
 import torch

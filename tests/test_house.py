@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ def own_imports(path: Path) -> set[str]:
     names = imported_modules(path)
     assert "transformers_xl" not in names, f"{relative(path)}: import the module itself, not the public name"
     return {name.removeprefix("transformers_xl.") for name in names if name.startswith("transformers_xl.")}
+
+
+def test_every_dependency_says_from_which_version_on():
+    """`.ci/try_minimums.sh` installs the lowest: without one, the oldest that was ever uploaded."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert [name for name in project["dependencies"] if ">=" not in name] == []
 
 
 def test_the_package_list_is_the_folders():

@@ -28,28 +28,37 @@ def at_positions(waves: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([amplitude * part.to(waves.dtype) for part in (angle.cos(), angle.sin())], dim=-1)
 
 
+class Frequencies(nn.Embedding):
+    """In radians per token. They start log-uniform between 1 / 10000 and 1, the range of sinusoidal positions."""
+
+    def init_weights(self, config: ComplexOrderTransformerConfig) -> None:
+        exponents = torch.empty_like(self.weight).uniform_(-1, 0)
+        init.copy_(self.weight, 10000**exponents)
+
+
+class Phases(nn.Embedding):
+    """At position 0, in radians. They start uniform."""
+
+    def init_weights(self, config: ComplexOrderTransformerConfig) -> None:
+        init.uniform_(self.weight, -math.pi, math.pi)
+
+
 class WaveEmbedding:
     """The waves of words, `(batch, length)` ids to `(batch, length, 3 hidden_size / 2)`: see `at_positions`. A mixin of the
     embedding that gives amplitudes `(batch, length, hidden_size / 2)`.
 
-    Frequencies and phases have a row per word or one for all, a column per dimension or one for all. Frequencies start
-    log-uniform between 1 / 10000 and 1 radian per token, the range of sinusoidal positions; phases start uniform.
+    Frequencies and phases have a row per word or one for all, a column per dimension or one for all.
     """
 
     def __init__(self, config: ComplexOrderTransformerConfig):
         super().__init__(config)
-        self.frequency = self.table(config.frequency_per)
-        self.phase = None if config.phase_per == "none" else self.table(config.phase_per)
+        self.frequency = Frequencies(*self.table_size(config.frequency_per))
+        self.phase = None if config.phase_per == "none" else Phases(*self.table_size(config.phase_per))
 
-    def table(self, sharing: str) -> nn.Embedding:
+    def table_size(self, sharing: str) -> tuple[int, int]:
+        """Rows and columns."""
         rows = 1 if sharing == "dimension" else self.num_embeddings
-        return nn.Embedding(rows, 1 if sharing == "word" else self.embedding_dim)
-
-    def init_weights(self, config: ComplexOrderTransformerConfig) -> None:
-        exponents = torch.empty_like(self.frequency.weight).uniform_(-1, 0)
-        init.copy_(self.frequency.weight, 10000**exponents)
-        if self.phase is not None:
-            init.uniform_(self.phase.weight, -math.pi, math.pi)
+        return rows, 1 if sharing == "word" else self.embedding_dim
 
     def word_tables(self) -> list[nn.Embedding]:
         """Those of the further tables that have a row per word."""

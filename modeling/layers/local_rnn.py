@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.modeling.layers.dropout import Dropout
@@ -28,10 +27,6 @@ class LocalRNN(nn.Module):
         self.rnn = RNNS[config.rnn_type](config.hidden_size, config.hidden_size, batch_first=True)
         self.dropout = Dropout(config)
         self.weight_dropout = config.weight_dropout
-
-    def init_weights(self, config: RTransformerConfig) -> None:
-        for parameter in self.rnn.parameters():  # as torch does: the library would leave them as they are
-            init.uniform_(parameter, -(config.hidden_size**-0.5), config.hidden_size**-0.5)
 
     def forward(
         self, hidden_states: torch.Tensor, tail: torch.Tensor, rows: PackedRows

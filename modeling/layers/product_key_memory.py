@@ -65,9 +65,13 @@ def _summed(statistic: torch.Tensor) -> torch.Tensor:
     return statistic
 
 
+# private: a torch without it moves the statistics twice under activation checkpointing
+_current_graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
 def _is_run_again() -> bool:
     """Whether this forward pass runs inside of a backward pass, as that of an activation checkpoint does."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and _current_graph_task_id() != -1
 
 
 class QueryNetwork(nn.Module):
@@ -84,6 +88,16 @@ class QueryNetwork(nn.Module):
         return query if self.norm is None else self.norm(query, real)
 
 
+class Values(nn.EmbeddingBag):
+    """The learned values, `(num_memory_keys ** 2, hidden_size)`, of which each token reads a sum."""
+
+    def __init__(self, config: PKMTransformerConfig):
+        super().__init__(config.num_memory_keys**2, config.hidden_size, mode="sum", sparse=config.sparse_values)
+
+    def init_weights(self, config: PKMTransformerConfig) -> None:
+        init.normal_(self.weight, mean=0.0, std=config.hidden_size**-0.5)
+
+
 class ProductKeyMemory(nn.Module):
     """A feed-forward that reads `memory_topk` of `num_memory_keys` squared learned values per head."""
 
@@ -92,13 +106,12 @@ class ProductKeyMemory(nn.Module):
         self.heads, self.num_keys, self.topk = config.memory_heads, config.num_memory_keys, config.memory_topk
         self.query_net = QueryNetwork(config)
         self.keys = nn.Parameter(torch.empty(self.heads, 2, self.num_keys, config.memory_key_dim // 2))
-        self.values = nn.EmbeddingBag(self.num_keys**2, config.hidden_size, mode="sum", sparse=config.sparse_values)
+        self.values = Values(config)
         self.dropout = Dropout(config)
 
     def init_weights(self, config: PKMTransformerConfig) -> None:
         bound = (config.memory_key_dim // 2) ** -0.5
         init.uniform_(self.keys, -bound, bound)
-        init.normal_(self.values.weight, mean=0.0, std=config.hidden_size**-0.5)
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"keys": [self.keys], "values": [*self.values.parameters()]}

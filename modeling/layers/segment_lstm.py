@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.ops.window import reset_state
@@ -55,15 +54,11 @@ class SegmentLSTM(nn.LSTM):
     def __init__(self, config: MemoryConfig):
         super().__init__(config.hidden_size, config.hidden_size, batch_first=True)
 
-    def init_weights(self, config: MemoryConfig) -> None:
-        for parameter in self.parameters():  # as torch does: the library would leave them as they are
-            init.uniform_(parameter, -(config.hidden_size**-0.5), config.hidden_size**-0.5)
-
     @contextmanager
     def weights_of_call(self) -> Iterator[None]:
         """Torch's LSTM has a list of its own, which does not hear of weights that Accelerate brings from disk."""
-        listed = self._flat_weights
-        if not listed[0].is_meta:
+        listed = getattr(self, "_flat_weights", None)
+        if not listed or not listed[0].is_meta:
             yield
             return
         self._flat_weights = [getattr(self, name) for name in self._flat_weights_names]

@@ -13,13 +13,17 @@ from typing import TypeGuard
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 # From which on it pays, since oneDNN prepares every product: numbers in the weight, or multiply-adds.
 LARGE_WEIGHT, LARGE_PRODUCT = 2**18, 2**22
 _is_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 _onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
+# Private names of torch, which not every release has: without one, products stay torch's own.
+_peek_interpreter_stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", object)
+_LAYER_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _LAYER_HOOKS)
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,11 +52,8 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(layer) is nn.Linear
         and "forward" not in layer.__dict__
-        and not layer._forward_pre_hooks
-        and not layer._forward_hooks
-        and not layer._backward_pre_hooks
-        and not layer._backward_hooks
-        and not _has_any_global_hook()
+        and not any(getattr(layer, name, True) for name in _LAYER_HOOKS)
+        and not any(getattr(torch_module, name, True) for name in _GLOBAL_HOOKS)
     )
 
 
@@ -75,8 +76,8 @@ def _pays(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         # tangents, and transformations of functions, know torch's own operations
-        and forward_ad._current_level < 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and getattr(forward_ad, "_current_level", 0) < 0
+        and _peek_interpreter_stack() is None
     )
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from transformers_xl.evaluation.bits_per_byte import score_text
-from transformers_xl.evaluation.context_curve import context_curve, memory_length, score_windows
+from transformers_xl.evaluation.context_curve import context_curve, curve_lengths, memory_length, score_windows
+from transformers_xl.evaluation.speed import evaluation_speed
 from transformers_xl.modeling.auto import VARIANTS
 
 SEGMENT = 6
@@ -60,7 +61,11 @@ REMEMBERING = [name for name in variants(causal_lm=True) if VARIANTS[name].memor
 def test_a_memory_of_another_length_is_that_of_a_model_made_so(model_type: str):
     """Weights do not know how long the memory is: each length is what a model with this config and these weights has."""
     # adaptive span and the Longformer have windows of their own, that a config made anew would take from its memory
-    fields = {"adaptive_span": {"max_span": MEM_LEN}, "causal_longformer": {"attention_window": MEM_LEN}}
+    fields = {
+        "adaptive_span": {"max_span": MEM_LEN},
+        "causal_longformer": {"attention_window": MEM_LEN},
+        "tensorized_transformer": {"attention_window": 3},
+    }
     fields = fields.get(model_type, {})
     model = tiny_model(model_type, "causal_lm", dtype=torch.float32, **fields)
     scores = context_curve(model, text())
@@ -68,8 +73,8 @@ def test_a_memory_of_another_length_is_that_of_a_model_made_so(model_type: str):
     assert model.config.mem_len == MEM_LEN
     for length, score in scores.items():
         config = tiny_config(model_type, **fields)
-        config.mem_len = length or MEM_LEN
         other = VARIANTS[model_type].causal_lm_class(config).eval()
+        other.resize_memory(length or MEM_LEN)
         other.load_state_dict(model.state_dict())
         expected = score_text(other, text(), memory=length > 0)
         assert score.nats == pytest.approx(expected.nats, rel=1e-5)
@@ -109,6 +114,19 @@ def test_a_length_lasts_as_long_as_its_block():
     with pytest.raises(ValueError, match="too short"):
         context_curve(model, text(1), [3])
     assert model.config.mem_len == MEM_LEN
+
+
+def test_lengths_that_a_model_cannot_run_with_are_refused_before_any_work_and_left_out_by_default(monkeypatch):
+    model = tiny_model("causal_longformer", "causal_lm", num_hidden_layers=1, attention_dilation=4)
+    with pytest.raises(ValueError, match="`attention_dilation`=4"), memory_length(model, 2):
+        pass
+    assert model.config.mem_len == MEM_LEN
+    assert curve_lengths(model, SEGMENT) == [0, 4, 8, 16, 32]
+    monkeypatch.setattr(model, "forward", None)
+    with pytest.raises(ValueError, match="`attention_dilation`=4"):
+        context_curve(model, text(), [0, 8, 2])
+    with pytest.raises(ValueError, match="`attention_dilation`=4"):
+        evaluation_speed(model, text(), [8, 2])
 
 
 def test_what_cannot_be_meant_is_refused():

@@ -3,11 +3,14 @@
 Argument: a folder with one sub-folder per head, in it one per variant, each with the results that are expected.
 """
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
 sys.modules["transformers_xl"] = None  # type: ignore[assignment]  # importing it fails from here on
 
+import pytest  # noqa: E402  after the block above
 import torch  # noqa: E402  after the block above
 import transformers  # noqa: E402  after the block above
 from safetensors.torch import load_file  # noqa: E402  after the block above
@@ -54,6 +57,21 @@ def check(folder: Path, head: str) -> None:
         )
 
 
+def check_foreign_fields(folder: Path) -> None:
+    """Another program's field stays where it is, and a misspelled one is refused, as where the package is installed."""
+    folder = shutil.copytree(folder, folder.parent.parent / "foreign")
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"num_layers": 7}))
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert config.num_layers == 7
+    assert config.num_hidden_layers == fields["num_hidden_layers"]
+    with pytest.raises(ValueError, match="did you mean `n_layer`"):
+        type(config)(num_layers=7)
+    with pytest.raises(ValueError, match="did you mean `mem_len`"):
+        transformers.AutoModel.from_pretrained(folder, trust_remote_code=True, mem_lenn=3)
+    assert type(config)(untie_r=True).share_relative_bias is False
+
+
 def main(root: Path) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -61,6 +79,7 @@ def main(root: Path) -> None:
     folders = [(head, folder) for head in AUTO_CLASSES for folder in sorted((root / head).iterdir())]
     for head, folder in folders:
         check(folder, head)
+    check_foreign_fields(root / "model" / "transformer_xl")
     print(len(folders), "models")
 
 

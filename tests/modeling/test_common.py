@@ -365,12 +365,12 @@ def test_mem_len_zero_remembers_nothing(model_type, use_cache):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @use_cache
 def test_mem_len_may_be_changed_after_training(model_type, attention, use_cache):
-    """A model whose config is given another `mem_len` is one that was built with it."""
+    """A model that is given another `mem_len` is one that was built with it."""
     model = tiny_model(model_type)
     config = model.config.to_dict() | {"mem_len": 3}  # as it is saved, with what followed from the first `mem_len`
     other = type(model)(type(model.config).from_dict(config)).double().eval()
     other.load_state_dict(model.state_dict())
-    model.config.mem_len = 3
+    model.resize_memory(3)
     for each in (model, other):
         each.set_attn_implementation(attention)
     ours, expected = (read(each, tokens(2, 20), [6, 6, 8], use_cache=use_cache)[0] for each in (model, other))

@@ -55,7 +55,7 @@ def test_training_equals_a_loop_by_hand(tmp_path, steps: float):
     rows = torch.from_numpy(IDS[:-1]).view(LANES, -1)
     targets = torch.from_numpy(IDS[1:]).view(LANES, -1)
     for step, length in enumerate([2, 4, 6, 8, 10, 12, 14, 14]):
-        model.config.mem_len = length
+        model.resize_memory(length)
         here = slice(step * SEGMENT, (step + 1) * SEGMENT)
         outputs = model(rows[:, here], mems=mems)
         mems = outputs.mems
