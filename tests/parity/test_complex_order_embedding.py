@@ -1,7 +1,4 @@
-"""Complex-order embeddings against recorded numbers of the paper's equation, with every sharing scheme.
-
-The language model and the classifier of the released code are background: their scores are not those of the paper.
-"""
+"""Complex-order embeddings against recorded numbers of the paper's equation, with every sharing scheme."""
 
 import golden
 import torch
@@ -57,15 +54,3 @@ def test_values_and_gradients(case: Case):
     total.backward()
     case.check_gradients({name: weight.grad for name, weight in weights.items()})
     case.finish()
-
-
-def background(item: str):
-    @golden.cases(item)
-    def test(case: Case):
-        case.skip_background()
-        case.out_of_scope("its scores and streams are not those of the paper", *case.hyper)
-
-    return test
-
-
-test_language_model, test_classifier = background("complex_order_lm"), background("complex_order_cls")
