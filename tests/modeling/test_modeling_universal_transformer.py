@@ -1,13 +1,11 @@
 """What the Universal Transformer adds: one layer over depth, positions that halt, and what their halting saves."""
 
-import math
 from itertools import pairwise
 
 import pytest
 import torch
-from reference import attention, part, sinusoid
+from reference import sinusoid
 from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_model, tokens
-from torch.nn import functional as F
 
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter

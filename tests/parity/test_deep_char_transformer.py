@@ -53,7 +53,9 @@ def build(case: Case) -> VanillaTransformerForCausalLM:
             continue
         places = places_of(name, layers)
         is_split = name == "pos" or ".qkv." in name
-        parts = tensor.view(len(places), -1, *tensor.shape[1 + (name == "pos") :]) if is_split else [tensor] * len(places)
+        parts = (
+            tensor.view(len(places), -1, *tensor.shape[1 + (name == "pos") :]) if is_split else [tensor] * len(places)
+        )
         ours |= {place: part.view(model.get_parameter(place).shape) for place, part in zip(places, parts, strict=True)}
     model.load_state_dict(ours)
     return model

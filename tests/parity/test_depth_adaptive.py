@@ -130,10 +130,15 @@ def check_geometric(run: Runs) -> list[torch.Tensor]:
 
 def check_multinomial(run: Runs) -> list[torch.Tensor]:
     losses = []
-    for halting, suffix, name in (("multinomial", "", "multinomial_likelihood"), ("sequence", "_sequence", "sequence")):
+    for halting, suffix, name in (
+        ("multinomial", "", "multinomial_likelihood"),
+        ("sequence", "_sequence", "sequence"),
+    ):
         model, outputs, _, likelihoods = run(halting=halting)
         probabilities = model.exit_log_probs(outputs).exp()
-        run.check(f"q_multinomial{suffix}", probabilities.movedim(-1, 0) if halting == "multinomial" else probabilities)
+        run.check(
+            f"q_multinomial{suffix}", probabilities.movedim(-1, 0) if halting == "multinomial" else probabilities
+        )
         losses.append(run.check(f"exit_loss_{name}", model.exit_loss(outputs, likelihoods, run.targets)))
     return losses
 

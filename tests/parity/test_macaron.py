@@ -125,7 +125,9 @@ def test_values_and_gradients(case: Case):
         context["encoded"] = inputs["encoder_out"].transpose(0, 1)
         padding = case.inputs.get("encoder_padding_mask")
         context["encoded_visible"] = None if padding is None else ~padding.bool()[:, None, None, :]
-    y = layer(inputs["x"].transpose(0, 1), visible=visible_pairs(case), **context)[0].transpose(0, 1)  # time-major there
+    y = layer(inputs["x"].transpose(0, 1), visible=visible_pairs(case), **context)[0].transpose(
+        0, 1
+    )  # time-major there
     case.check("y", y)
     if "encoder_out" in inputs:
         case.check("encoder_attn_weights", layer.encoder_weights.mean(dim=1))

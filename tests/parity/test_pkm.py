@@ -39,7 +39,9 @@ class QueryNetworks(nn.Module):
         super().__init__()
         if separate:
             numbers = sorted({int(name.split(".")[0]) for name in weights})
-            parts = [{n.removeprefix(f"{i}."): w for n, w in weights.items() if n.startswith(f"{i}.")} for i in numbers]
+            parts = [
+                {n.removeprefix(f"{i}."): w for n, w in weights.items() if n.startswith(f"{i}.")} for i in numbers
+            ]
             self.query_mlps: nn.Module = nn.ModuleList(network(part) for part in parts)
         else:
             self.query_mlps = network(weights)

@@ -40,7 +40,7 @@ def translated(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torc
             case [_, level, *module, kind]:
                 place = f"layers.{level}.{NAMES['.'.join(module)]}"
         tensor = tensor * scale if kind == "a_2" else tensor
-        ours[f"{place}.{ {'a_2': 'weight', 'b_2': 'bias'}.get(kind, kind)}"] = tensor
+        ours[f"{place}.{ {'a_2': 'weight', 'b_2': 'bias'}.get(kind, kind) }"] = tensor
     return ours
 
 

@@ -161,7 +161,5 @@ def test_parts(case: Case):
     total = golden.squares(*made.values())
     case.check("scalar", total)
     total.backward()
-    case.check_gradients(
-        golden.gradients_of(modules, **inputs), lambda tensors: translated(tensors, "attn.", config)
-    )
+    case.check_gradients(golden.gradients_of(modules, **inputs), lambda tensors: translated(tensors, "attn.", config))
     case.finish()

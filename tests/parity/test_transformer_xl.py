@@ -165,7 +165,9 @@ def test_values_and_gradients(case: Case):
     build = {0: build_relative, 1: build_learned}.get(case.hyper["attn_type"], build_absolute)
     model, memory, scalar = build(case), {}, torch.zeros(())
     for segment, length in enumerate(case.hyper["segments"]):
-        ids, targets = (case.inputs[f"{name}_seg{segment}"].long().T for name in ("data", "target"))  # time-major there
+        ids, targets = (
+            case.inputs[f"{name}_seg{segment}"].long().T for name in ("data", "target")
+        )  # time-major there
         assert ids.shape[1] == length
         output = model(ids, shift_labels=targets, output_hidden_states=True, **memory)
         memory = {"mems": output.mems, "mems_mask": output.mems_mask} if case.hyper["mem_len"] else {}

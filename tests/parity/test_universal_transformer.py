@@ -207,7 +207,11 @@ def translated(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torc
 def own_name(name: str, names: dict) -> str:
     """The weights of the halting unit, wherever it holds them."""
     beginning, kind = name.split(".", 1)
-    return next(own for own in names if own.startswith("halting.") and own.endswith(kind)) if beginning == "halting" else name
+    return (
+        next(own for own in names if own.startswith("halting.") and own.endswith(kind))
+        if beginning == "halting"
+        else name
+    )
 
 
 @golden.cases("universal_transformer")
