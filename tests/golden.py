@@ -108,7 +108,7 @@ class Case:
             assert torch.equal(actual.to(expected.dtype), expected), f"{name}: {actual} is not {expected}"
             return
         bounds = {"atol": self.tolerance["out_atol"], "rtol": self.tolerance["out_rtol"]}
-        torch.testing.assert_close(actual, expected, **bounds, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(actual.to(expected.dtype), expected, **bounds, msg=lambda text: f"{name}: {text}")
 
     def check_gradients(
         self,

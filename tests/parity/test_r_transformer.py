@@ -1,7 +1,7 @@
 """The R-Transformer against numbers recorded from the authors' code (DSE-MSU/R-transformer).
 
-Its norms divide by `std + 1e-6` with the unbiased standard deviation: the same function as ours, up to the epsilon, with
-the scale times sqrt((d - 1) / d).
+Its norms divide by `std + 1e-6` with the unbiased standard deviation. Up to the epsilon that is our function with the scale
+times sqrt((d - 1) / d); deep stacks make a difference of it, so theirs stand here in the places of ours.
 """
 
 import golden
@@ -11,6 +11,7 @@ from torch import nn
 
 from transformers_xl import RTransformerConfig, RTransformerModel
 from transformers_xl.modeling.layers.local_rnn import LocalRNN
+from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.ops.window import PackedRows
 
 NAMES = {
@@ -26,8 +27,23 @@ NAMES = {
 FIRST_RNN = "forward_net.0.layers.0.local_rnn.rnn."
 
 
-def translated(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """Tensors under our names, the scales of the norms times `scale`; what is never used there is left out."""
+class TheirNorm(SublayerLayerNorm):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        centred = states - states.mean(-1, keepdim=True)
+        return self.weight * centred / (states.std(-1, keepdim=True) + 1e-6) + self.bias
+
+
+def test_our_norm_is_theirs_up_to_the_epsilon():
+    config = RTransformerConfig(hidden_size=8, num_attention_heads=1, layer_norm_eps=1e-12)
+    ours, theirs = SublayerLayerNorm(config), TheirNorm(config)
+    for norm, scale in ((ours, (7 / 8) ** 0.5), (theirs, 1.0)):
+        torch.nn.init.constant_(norm.weight, 3.0 * scale)
+    states = torch.randn(5, 8)
+    torch.testing.assert_close(ours(states), theirs(states))
+
+
+def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors under our names; what is never used there is left out."""
     ours = {}
     for name, tensor in tensors.items():
         if not name.startswith("forward_net.") or ".output." in name:
@@ -39,7 +55,6 @@ def translated(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torc
                 place = f"layers.{level}.local_rnns.{index}.rnn"
             case [_, level, *module, kind]:
                 place = f"layers.{level}.{NAMES['.'.join(module)]}"
-        tensor = tensor * scale if kind == "a_2" else tensor
         ours[f"{place}.{ {'a_2': 'weight', 'b_2': 'bias'}.get(kind, kind) }"] = tensor
     return ours
 
@@ -57,7 +72,6 @@ def config_of(case: Case) -> RTransformerConfig:
         num_local_rnns=hyper["n"],
         same_length=False,  # all that came before is seen
         use_final_norm=False,
-        layer_norm_eps=1e-12,
         dropout=0.0,
     )
 
@@ -65,16 +79,17 @@ def config_of(case: Case) -> RTransformerConfig:
 @golden.cases("r_transformer")
 def test_values_and_gradients(case: Case):
     model = RTransformerModel(config_of(case)).to(case.dtype)
-    width = case.hyper["d_model"]
-    scale = ((width - 1) / width) ** 0.5
-    missing, unexpected = model.load_state_dict(translated(case.weights, scale), strict=False)
+    for module in model.modules():
+        if isinstance(module, SublayerLayerNorm):
+            module.__class__ = TheirNorm
+    missing, unexpected = model.load_state_dict(translated(case.weights), strict=False)
     assert (missing, unexpected) == (["embed_tokens.weight"], [])
     x = case.leaf("x")
     y = model(inputs_embeds=x).last_hidden_state
     case.check("y", y)
     case.check("scalar", golden.squares(y))
     golden.squares(y).backward()
-    case.check_gradients(golden.gradients_of(model, x=x), lambda tensors: translated(tensors, 1 / scale))
+    case.check_gradients(golden.gradients_of(model, x=x), translated)
     case.finish("local_rnn")  # the next test
 
 

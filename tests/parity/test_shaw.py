@@ -114,7 +114,7 @@ def naive(attention: ShawAttention, x: torch.Tensor, memory: torch.Tensor) -> to
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("tables_per_head", [False, True])
 @pytest.mark.parametrize(("use_value_table", "value_head_dim"), [(True, None), (True, 3), (False, 5)])
-@pytest.mark.parametrize(("memory_length", "length", "k"), [(0, 5, 2), (4, 3, 2), (6, 1, 3), (2, 4, 20)])
+@pytest.mark.parametrize(("memory_length", "length", "k"), [(0, 5, 2), (4, 3, 2), (6, 1, 3), (2, 4, 20), (2, 4, 0)])
 def test_causal_with_memory(
     implementation, tables_per_head, use_value_table, value_head_dim, memory_length, length, k
 ):
