@@ -91,7 +91,7 @@ def test_model(case: Case):
         case.out_of_scope("the last block but one has the attention", "nlayers")
     layer = hyper["nlayers"] - 2  # that with attention
     attention = f"blocks.{layer}.attn."
-    mem_len = max(0, hyper["max_positions"] - min(lengths))
+    mem_len = max(1, hyper["max_positions"] - min(lengths))  # without any memory no state is handed on
     boom_shortcut = "blocks.0.ff.linear2.weight" not in case.weights
     config = config_of(case, attention, mem_len=mem_len, boom_shortcut=boom_shortcut)
     model = ShaRNNForCausalLM(config).to(case.dtype).eval()
