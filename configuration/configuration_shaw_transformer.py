@@ -12,7 +12,7 @@ class ShawTransformerConfig(MemoryConfig):
 
     Args:
         max_relative_distance (`int`, *optional*, defaults to 16):
-            The clipping distance k, in positions: all distances from k on share one vector.
+            The clipping distance k, in positions: all distances from k on share one vector; with 0 all distances do.
         use_value_table (`bool`, *optional*, defaults to `True`):
             Whether relative positions are added to the values too, or to the keys only.
         tables_per_head (`bool`, *optional*, defaults to `False`):
@@ -30,8 +30,10 @@ class ShawTransformerConfig(MemoryConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        if self.max_relative_distance < 1:
-            raise ValueError(f"`max_relative_distance`={self.max_relative_distance} must be at least 1 position.")
+        if self.max_relative_distance < 0:
+            raise ValueError(
+                f"`max_relative_distance`={self.max_relative_distance} must not be negative; 0 makes all distances one."
+            )
         if self.value_head_dim is not None and self.value_head_dim < 1:
             raise ValueError(f"`value_head_dim`={self.value_head_dim} must be at least 1.")
 

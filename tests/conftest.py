@@ -2,19 +2,22 @@
 
 from pathlib import Path
 
+import golden
 import pytest
 import torch
 
-GOLDEN = Path(__file__).parent / "fixtures" / "golden"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--golden-dir", type=Path, default=GOLDEN, help="folder of golden numbers for the parity tests")
+    parser.addoption("--golden-dir", type=Path, default=golden.SHIPPED, help="folder of golden numbers")
     parser.addoption("--write-readme", action="store_true", help="write the table of variants into README.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    folder = config.getoption("--golden-dir").resolve()
+    if not folder.is_dir():
+        raise pytest.UsageError(f"--golden-dir {folder} is no folder.")
+    golden.Location.folder = folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

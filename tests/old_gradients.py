@@ -1,6 +1,8 @@
-"""Gradients of old weights under our names, for the parity tests: the stored ones are some of all."""
+"""Old weights, or their gradients, under our names, for the parity tests: the stored gradients are some of all."""
 
+import golden
 import torch
+from golden import Case
 
 NAMES = {
     "r_w_bias": "model.positions.bias.content_bias",
@@ -25,11 +27,13 @@ VOCABULARY_NAMES = {
 
 
 def translated(name: str, tensor: torch.Tensor, config, cluster_order: str) -> dict[str, torch.Tensor]:
-    """The gradient of an old weight, by the names of ours."""
+    """An old weight, or its gradient, by the names of ours."""
     name = name.removeprefix("transformer.")
     if name in NAMES:
         return {NAMES[name]: tensor.flip(0) if cluster_order == "reversed" and "cluster" in name else tensor}
     owner, *rest = name.split(".")
+    if name == "r_emb":
+        return {f"model.layers.{layer}.positions.weight": table for layer, table in enumerate(tensor.flatten(2))}
     if owner != "layers":
         beginning, index, parameter = f"{owner}.{rest[0]}", int(rest[1]), (rest[2:] or ["weight"])[0]
         ours = VOCABULARY_NAMES[beginning]
@@ -43,25 +47,18 @@ def translated(name: str, tensor: torch.Tensor, config, cluster_order: str) -> d
     if parameter in ("r_w_bias", "r_r_bias"):
         return {f"{layer}.self_attn.bias.{'content' if parameter == 'r_w_bias' else 'position'}_bias": tensor}
     module = ".".join(rest[1:-1])
-    if module == "dec_attn.qkv_net":
-        names = [f"{layer}.self_attn.{projection}.{parameter}" for projection in ("q_proj", "k_proj", "v_proj")]
-        return dict(zip(names, tensor.chunk(3), strict=True))
+    if module in ("dec_attn.qkv_net", "dec_attn.q_net", "dec_attn.kv_net"):
+        parts = module.removeprefix("dec_attn.").removesuffix("_net")
+        names = [f"{layer}.self_attn.{part}_proj.{parameter}" for part in parts]
+        return dict(zip(names, tensor.chunk(len(names)), strict=True))
     return {f"{layer}.{LAYER_NAMES[module]}.{parameter}": tensor}
 
 
-def assert_gradients(model, tensors: dict[str, torch.Tensor], case: dict, cluster_order: str) -> None:
+def check_gradients(case: Case, model, cluster_order: str) -> None:
     """Every stored gradient is the model's."""
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
-    stored = [name for name in tensors if name.startswith("grad.")]
-    assert stored
-    for name in stored:
-        bound = case["tolerance"]["grad_atol"] * max(1.0, tensors[name].abs().max().item())
-        parts = translated(name.removeprefix("grad."), tensors[name], model.config, cluster_order)
-        for ours, expected in parts.items():
-            torch.testing.assert_close(
-                gradients[ours],
-                expected,
-                atol=bound,
-                rtol=case["tolerance"]["grad_rtol"],
-                msg=lambda text, name=name: f"{name}: {text}",
-            )
+
+    def ours(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        parts = (translated(name, tensor, model.config, cluster_order) for name, tensor in stored.items())
+        return {name: part for each in parts for name, part in each.items()}
+
+    case.check_gradients(golden.gradients_of(model), ours)

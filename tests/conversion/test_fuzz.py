@@ -5,6 +5,7 @@ none: a bit that flips in a number cannot be seen there, but what is read is a w
 vocabulary. `FUZZ_SECONDS` sets the time, 4 seconds without it.
 """
 
+import json
 import os
 import random
 import time
@@ -13,17 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from golden import folder_of
 from safetensors.torch import save_file
 
 from transformers_xl.configuration.configuration_transfo_xl import TransfoXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import translate_weights
-from transformers_xl.modeling.conversion.original import load_original
+from transformers_xl.modeling.conversion.original import NOT_IN_WEIGHTS, load_original
 from transformers_xl.modeling.conversion.transfo_xl import read_weights
 from transformers_xl.modeling.conversion.vocabulary import read_vocabulary
 
-GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
-HF_FOLDER, ORIGINAL = GOLDEN / "legacy_hf_checkpoint", GOLDEN / "legacy_txl_checkpoint"
-GIVEN = {"mem_len": 5, "clamp_len": 6, "same_length": False, "pre_lnorm": False}
+HF_FOLDER, ORIGINAL = folder_of("legacy_hf_checkpoint"), folder_of("legacy_txl_checkpoint")
+HYPER = json.loads((ORIGINAL / "expected.json").read_text(encoding="utf-8"))["hyper"]
+GIVEN = {name: HYPER[name] for name in (*NOT_IN_WEIGHTS, "cutoffs")}
 
 
 def original(path: Path) -> dict[str, torch.Tensor]:

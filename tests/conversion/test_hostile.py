@@ -15,6 +15,7 @@ from pathlib import Path
 import naive_mem_transformer as naive
 import pytest
 import torch
+from golden import SHIPPED, folder_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -24,8 +25,7 @@ from transformers_xl.modeling.conversion.safe_pickle import PickleReader
 from transformers_xl.modeling.conversion.torch_module import TorchFile
 from transformers_xl.modeling.conversion.vocabulary import read_vocabulary
 
-GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
-HF_FOLDER, ORIGINAL = GOLDEN / "legacy_hf_checkpoint", GOLDEN / "legacy_txl_checkpoint"
+HF_FOLDER, ORIGINAL = folder_of("legacy_hf_checkpoint"), folder_of("legacy_txl_checkpoint")
 GIVEN = {name: naive.HYPER[name] for name in NOT_IN_WEIGHTS}
 
 
@@ -271,20 +271,20 @@ def test_two_entries_of_one_name(tmp_path: Path):
 
 
 FILES = {
-    **{f"legacy_txl_checkpoint/{name}": lambda path: load_original(path, GIVEN)
+    **{ORIGINAL / name: lambda path: load_original(path, GIVEN)
        for name in ("model.pt", "model_oldformat.pt", "model_state_dict.pt")},
-    **{f"legacy_hf_checkpoint/{name}": read_vocabulary for name in ("vocab.pkl", "vocab.bin", "vocab_minimal.pkl")},
+    **{HF_FOLDER / name: read_vocabulary for name in ("vocab.pkl", "vocab.bin", "vocab_minimal.pkl")},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_cut_off(name: str, tmp_path: Path):
-    data = (GOLDEN / name).read_bytes()
-    path = tmp_path / Path(name).name
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_file_that_is_cut_off(file: Path, tmp_path: Path):
+    data = file.read_bytes()
+    path = tmp_path / file.name
     for cut in [*range(12), *(len(data) * part // 20 for part in range(1, 20)), len(data) - 1]:
         path.write_bytes(data[:cut])
         with pytest.raises(ValueError, match="refused") as raised:
-            FILES[name](path)
+            FILES[file](path)
         assert str(path) in str(raised.value)
 
 
@@ -387,9 +387,10 @@ def test_an_index_that_points_elsewhere(tmp_path: Path):
     ],
 )
 def test_a_config_that_no_checkpoint_has(fields: dict, reason: str, tmp_path: Path):
-    config = json.loads((HF_FOLDER / "config.json").read_text())
+    folder = SHIPPED / "legacy_hf_checkpoint"  # for which the fields are wrong
+    config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | fields))
-    shutil.copy(HF_FOLDER / "pytorch_model.bin", tmp_path)
+    shutil.copy(folder / "pytorch_model.bin", tmp_path)
     with pytest.raises(ValueError, match=reason):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 

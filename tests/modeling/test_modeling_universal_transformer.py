@@ -1,13 +1,11 @@
 """What the Universal Transformer adds: one layer over depth, positions that halt, and what their halting saves."""
 
-import math
 from itertools import pairwise
 
 import pytest
 import torch
-from reference import attention, part, sinusoid
+from reference import sinusoid
 from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_model, tokens
-from torch.nn import functional as F
 
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter
@@ -23,102 +21,6 @@ def halting_model(head: str = "model", **fields):
     with torch.no_grad():
         model.base_model.layers.shared.halting.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
     return model
-
-
-# --- a naive loop
-
-
-def by_hand(state: dict, input_ids: torch.Tensor, mems: list | None, config) -> tuple[torch.Tensor, ...]:
-    """Logits, N and N + R of every position, and the inputs of every step: each position in turn, in plain loops."""
-
-    def norm(states, prefix):
-        return F.layer_norm(
-            states, (config.hidden_size,), state[f"{prefix}.weight"], state[f"{prefix}.bias"], config.layer_norm_eps
-        )
-
-    name = "model.layers.shared"
-    is_pre = config.norm_position == "pre"
-    bias = (state["model.positions.bias.content_bias"], state["model.positions.bias.position_bias"])
-    feed_forward, halting = part(state, f"{name}.mlp."), part(state, f"{name}.halting.")
-    embedding = state["model.embed_tokens.weight"]
-    batch, length = input_ids.shape
-    places = [(row, column) for row in range(batch) for column in range(length)]
-    states = {(row, i): embedding[input_ids[row, i]] * math.sqrt(config.hidden_size) for row, i in places}
-    p_of = {place: [] for place in places}  # of the steps that it ran
-    states_of = {place: [] for place in places}
-    has_halted = dict.fromkeys(places, False)
-    inputs_of_steps = []
-    for step in range(1, config.max_steps + 1):
-        signal = sinusoid(step, config.hidden_size, -1, embedding.dtype)
-        x = torch.stack([torch.stack([states[row, i] + signal for i in range(length)]) for row in range(batch)])
-        inputs_of_steps.append(x)
-        memory = x[:, :0] if mems is None else mems[step - 1]
-        first, second = f"{name}.input_layernorm", f"{name}.post_attention_layernorm"
-        reads = [norm(each, first) if is_pre else each for each in (x, memory)]
-        hidden = x + attention(part(state, f"{name}.self_attn."), bias, *reads, config)
-        hidden = hidden if is_pre else norm(hidden, first)
-        inner = norm(hidden, second) if is_pre else hidden
-        inner = F.relu(inner @ feed_forward["fc1.weight"].T + feed_forward["fc1.bias"])
-        hidden = hidden + inner @ feed_forward["fc2.weight"].T + feed_forward["fc2.bias"]
-        hidden = hidden if is_pre else norm(hidden, second)
-        for row, i in places:
-            if has_halted[row, i]:
-                continue  # the state is copied
-            states[row, i] = hidden[row, i]
-            states_of[row, i].append(hidden[row, i])
-            p_of[row, i].append(torch.sigmoid(halting["weight"][0] @ x[row, i] + halting["bias"][0]))
-            has_halted[row, i] = sum(p_of[row, i]).item() >= config.halting_threshold
-    outputs, costs = {}, {}
-    for place in places:
-        weights = p_of[place][:-1]
-        remainder = 1 - sum(weights)
-        costs[place] = len(p_of[place]) + remainder * torch.ones((), dtype=embedding.dtype)
-        weighted = [weight * s for weight, s in zip([*weights, remainder], states_of[place], strict=True)]
-        outputs[place] = torch.stack(weighted).sum(0)
-    output, cost = (
-        torch.stack([torch.stack([values[row, i] for i in range(length)]) for row in range(batch)])
-        for values in (outputs, costs)
-    )
-    if config.use_final_norm:
-        output = norm(output, "model.norm")
-    steps = torch.tensor([[len(p_of[row, i]) for i in range(length)] for row in range(batch)])
-    return output @ embedding.T + state["lm_head.bias"], steps, cost, inputs_of_steps
-
-
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_values_and_gradients_are_those_of_a_naive_loop(norm_position):
-    """Two segments with memory, and the whole text at once: logits, steps, ponder cost, memory and all gradients."""
-    model = halting_model("causal_lm", norm_position=norm_position)
-    ids = tokens(2, 17)
-    parameters = dict(model.named_parameters())
-    state = parameters | {"lm_head.weight": model.lm_head.weight}
-    first, second = ids[:, :9], ids[:, 9:]
-    *_, inputs = by_hand(state, first, None, model.config)
-    mems = [each[:, -MEM_LEN:].detach() for each in inputs]
-    logits, steps, cost, _ = by_hand(state, second, mems, model.config)
-    assert set(steps.flatten().tolist()) == {1, 2, 3, 4, 5}
-
-    memory = memory_of(model(first))
-    assert len(memory["mems"]) == 5
-    torch.testing.assert_close(memory["mems"], tuple(mems), **EXACT)
-    output = model(second, output_halting=True, **memory)
-    assert torch.equal(output.halting, steps)
-    torch.testing.assert_close(output.logits, logits, **EXACT)
-    torch.testing.assert_close(output.ponder_cost, cost, **EXACT)
-    direction, prices = torch.randn_like(logits), torch.rand_like(cost)
-    ours, expected = (
-        torch.autograd.grad((y * direction).sum() + (c * prices).sum(), list(parameters.values()))
-        for y, c in ((output.logits, output.ponder_cost), (logits, cost))
-    )
-    torch.testing.assert_close(
-        dict(zip(parameters, ours, strict=True)), dict(zip(parameters, expected, strict=True)), **EXACT
-    )
-
-    whole, steps, _, _ = by_hand(state, ids, None, model.config)
-    at_once = model(ids, output_halting=True)
-    torch.testing.assert_close(at_once.logits, whole, **EXACT)
-    torch.testing.assert_close(at_once.logits[:, 9:], logits, **EXACT)
-    assert torch.equal(at_once.halting, steps)
 
 
 # --- halting

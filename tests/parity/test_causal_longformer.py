@@ -1,13 +1,12 @@
 """The causal Longformer's attention against numbers of a naive form of the paper's equations, without positions.
 
-The case with global tokens is background: the paper's language model has none.
+The paper's language model has no global tokens: cases that have some are left out.
 """
 
-import json
-
+import golden
 import pytest
 import torch
-from safetensors.torch import load_file
+from golden import Case
 
 from transformers_xl import CausalLongformerConfig
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
@@ -15,45 +14,45 @@ from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.ops import band
 from transformers_xl.modeling.ops.window import PackedRows
 
-CASE = "longformer_causal__a.json"
 
-
+@golden.cases("longformer_causal")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("piece_length", [1, 4, 64])
-def test_values_and_gradients(request: pytest.FixtureRequest, implementation: str, piece_length: int, monkeypatch):
+def test_values_and_gradients(case: Case, implementation: str, piece_length: int, monkeypatch):
+    if any(case.hyper["global_positions"]):
+        case.out_of_scope("the paper's language model has no global tokens", "global_positions", "separate_global")
     monkeypatch.setattr(band, "PIECE_LENGTH", piece_length)
-    path = request.config.getoption("--golden-dir") / CASE
-    case, tensors = json.loads(path.read_text()), load_file(path.with_suffix(".safetensors"))
-    hyper, tolerance = case["hyper"], case["tolerance"]
-    inputs = [tensors[f"in.{name}"].clone().requires_grad_() for name in "qkv"]
-    total = 0.0
-    for layer, fields in enumerate(hyper["layers"]):
-        output, weights = attend(fields, hyper, implementation, inputs)
-        expected = tensors[f"out.out_layer{layer}"]
-        torch.testing.assert_close(
-            output.transpose(1, 2), expected, atol=tolerance["out_atol"], rtol=tolerance["out_rtol"]
-        )
+    inputs = {name: case.leaf(name) for name in "qkv"}
+    outputs = []
+    for layer, fields in enumerate(case.hyper["layers"]):
+        output, weights = attend(fields, case, implementation, list(inputs.values()))
+        outputs.append(output)
+        case.check(f"out_layer{layer}", output.transpose(1, 2))
         if implementation == "eager":
-            assert torch.equal(weights > 0, tensors[f"out.mask_layer{layer}"].bool())
-        total = total + output.square().sum()
-    torch.testing.assert_close(total, tensors["out.scalar"][0], atol=tolerance["out_atol"], rtol=tolerance["out_rtol"])
-    for name, gradient in zip("qkv", torch.autograd.grad(total, inputs), strict=True):
-        expected = tensors[f"grad.in.{name}"]
-        atol = tolerance["grad_atol"] * max(1.0, expected.abs().max().item())
-        torch.testing.assert_close(gradient, expected, atol=atol, rtol=tolerance["grad_rtol"])
+            case.check(f"mask_layer{layer}", weights > 0)
+    total = golden.squares(*outputs)
+    case.check("scalar", total)
+    total.backward()
+    case.check_gradients({f"in.{name}": tensor.grad for name, tensor in inputs.items()})
+    case.finish("mask_layer*" if implementation != "eager" else "")
 
 
-def attend(fields: dict, hyper: dict, implementation: str, inputs: list[torch.Tensor]) -> tuple:
+def attend(fields: dict, case: Case, implementation: str, inputs: list[torch.Tensor]) -> tuple:
     """One attention of the case, each of them over the same queries, keys and values."""
+    heads, length, dim = inputs[0].shape[1:]
+    window = fields["window"] - case.hyper["includes_self"]  # ours counts the positions before a token
+    dilation = fields["dilation"] if isinstance(fields["dilation"], list) else [fields["dilation"]] * heads
     config = CausalLongformerConfig(
-        hidden_size=hyper["heads"] * hyper["dim"], num_attention_heads=hyper["heads"], num_hidden_layers=1,
-        attention_window=fields["window"], attention_dilation=[fields["dilation"]], mem_len=hyper["len"],
+        hidden_size=heads * dim, num_attention_heads=heads, head_dim=dim, num_hidden_layers=1, same_length=False,
+        attention_window=window, attention_dilation=[dilation], mem_len=window * max(dilation),
     )  # fmt: skip
     config._attn_implementation = implementation
     attention, positions = BandedAttention(config, layer_idx=0), RelativePositions(config)
+    for module in (attention, positions):
+        module.to(case.dtype)
     for parameter in (attention.r_proj.weight, *positions.parameters()):
         torch.nn.init.zeros_(parameter)  # the case has no positions
-    table = positions(hyper["len"], inputs[0]), positions.bias
+    table = positions(max(length, config.layer_windows[0]), inputs[0]), positions.bias
     return attention.attend(
         *inputs, None, False, {"position_embeddings": table}, rows=PackedRows(), window=config.layer_windows[0]
     )

@@ -1,19 +1,11 @@
 """Complex-order embeddings against recorded numbers of the paper's equation, with every sharing scheme."""
 
-import json
-from pathlib import Path
-
+import golden
 import torch
-from safetensors.torch import load_file
+from golden import Case
 
 from transformers_xl import ComplexOrderTransformerConfig
 from transformers_xl.modeling.layers.complex_embedding import ComplexOrderEmbedding, at_positions
-
-
-def pytest_generate_tests(metafunc):
-    files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob("complex_order_embedding__*.json"))
-    metafunc.parametrize("case_file", files, ids=[file.stem for file in files])
-
 
 # what each scheme shares, and its tables in the recording
 SCHEMES = {
@@ -24,42 +16,41 @@ SCHEMES = {
 }
 
 
-def test_values_and_gradients(case_file: Path):
-    case = json.loads(case_file.read_text())
-    hyper, tolerance = case["hyper"], case["tolerance"]
-    tensors = load_file(case_file.with_suffix(".safetensors"))
-    weights = {name[2:]: tensor.requires_grad_() for name, tensor in tensors.items() if name.startswith("w.")}
-    positions = torch.arange(hyper["start"], hyper["start"] + hyper["length"])[None]
+def waves(case: Case, scheme: str, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The embedding of the case's words at its positions: real parts, then imaginary ones."""
+    (frequency_per, frequency), (phase_per, phase) = SCHEMES[scheme]
+    width = weights["amplitude"].shape[1]
+    config = ComplexOrderTransformerConfig(
+        vocab_size=len(weights["amplitude"]),
+        hidden_size=2 * width,
+        num_attention_heads=1,
+        frequency_per=frequency_per,
+        phase_per=phase_per,
+    )
+    embedding = ComplexOrderEmbedding(config).to(case.dtype)
+    # the embedding multiplies amplitudes by the root of their width
+    state = {
+        "weight": weights["amplitude"] / width**0.5,
+        "frequency.weight": weights[frequency].view_as(embedding.frequency.weight),
+    }
+    if phase is not None:
+        state["phase.weight"] = weights[phase].view_as(embedding.phase.weight)
+    assert state.keys() == embedding.state_dict().keys()
+    words = case.inputs["x"].long()
+    places = torch.arange(case.hyper["start"], case.hyper["start"] + words.shape[1])[None]
+    return at_positions(torch.func.functional_call(embedding, state, (words,)), places)
+
+
+@golden.cases("complex_order_embedding")
+def test_values_and_gradients(case: Case):
+    weights = {name: tensor.clone().requires_grad_() for name, tensor in case.weights.items()}
+    schemes = [name.removesuffix("_real") for name in case.part("out.") if name.endswith("_real")]
     total = torch.zeros(())
-    for scheme, ((frequency_per, frequency), (phase_per, phase)) in SCHEMES.items():
-        config = ComplexOrderTransformerConfig(
-            vocab_size=hyper["vocab"],
-            hidden_size=2 * hyper["dim"],
-            num_attention_heads=1,
-            frequency_per=frequency_per,
-            phase_per=phase_per,
-        )
-        embedding = ComplexOrderEmbedding(config)
-        # the embedding multiplies amplitudes by the root of their width
-        state = {
-            "weight": weights["amplitude"] / hyper["dim"] ** 0.5,
-            "frequency.weight": weights[frequency].view_as(embedding.frequency.weight),
-        }
-        if phase is not None:
-            state["phase.weight"] = weights[phase].view_as(embedding.phase.weight)
-        assert state.keys() == embedding.state_dict().keys()
-        waves = torch.func.functional_call(embedding, state, (tensors["in.x"],))
-        for kind, values in zip(("real", "imag"), at_positions(waves, positions).chunk(2, dim=-1), strict=True):
-            torch.testing.assert_close(
-                values, tensors[f"out.{scheme}_{kind}"], atol=tolerance["out_atol"], rtol=tolerance["out_rtol"]
-            )
-            weighting = torch.linspace(-1, 1, values.numel()).view_as(values)
-            total = total + (values * weighting).sum() + (values - weighting).square().sum()
-    torch.testing.assert_close(total[None], tensors["out.scalar"], rtol=tolerance["out_rtol"], atol=0)
+    for scheme in schemes:
+        for kind, values in zip(("real", "imag"), waves(case, scheme, weights).chunk(2, dim=-1), strict=True):
+            case.check(f"{scheme}_{kind}", values)
+            total = total + (values * golden.ramp(values)).sum() + golden.squares(values - golden.ramp(values))
+    case.check("scalar", total)
     total.backward()
-    for name, weight in weights.items():
-        expected = tensors[f"grad.{name}"]
-        atol = tolerance["grad_atol"] * max(1.0, expected.abs().max().item())
-        torch.testing.assert_close(
-            weight.grad, expected, atol=atol, rtol=tolerance["grad_rtol"], msg=lambda m, n=name: f"{n}: {m}"
-        )
+    case.check_gradients({name: weight.grad for name, weight in weights.items()})
+    case.finish()

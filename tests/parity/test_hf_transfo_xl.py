@@ -7,82 +7,74 @@ A case becomes a folder as that release wrote it, and is loaded through the Auto
 import json
 from pathlib import Path
 
+import golden
 import pytest
 import torch
-from old_gradients import assert_gradients
-from safetensors.torch import load_file
+from golden import Case
+from old_gradients import check_gradients
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 import transformers_xl  # noqa: F401  registers the model types
 
-ITEM = "hf_transfo_xl"
+
+def load(case: Case, folder: Path, **kwargs):
+    config = case.description["config"]
+    if config["same_length"] and not config["mem_len"]:
+        reason = "then a token sees nothing but masked positions there, and is refused here"
+        pytest.skip(f"same_length=True with mem_len=0: {reason}")
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(case.weights, folder / "pytorch_model.bin")
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=case.dtype, **kwargs)
 
 
-def pytest_generate_tests(metafunc):
-    if "case_file" in metafunc.fixturenames:
-        files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob(f"{ITEM}__*.json"))
-        metafunc.parametrize("case_file", files, ids=[file.stem for file in files])
+def check_segment(case: Case, segment: int, output, losses: torch.Tensor) -> None:
+    case.check(f"prediction_scores_seg{segment}", output.logits.log_softmax(-1))
+    case.check(f"losses_natural_order_seg{segment}", losses)
+    case.check(f"loss_seg{segment}", output.loss)
+    case.check(f"last_hidden_state_seg{segment}", output.hidden_states[-1])
+    for layer, remembered in enumerate(output.mems or ()):
+        case.check(f"mems_seg{segment}.{layer}", remembered.transpose(0, 1))
+    for layer, states in enumerate(output.hidden_states):
+        case.check(f"hidden_states_seg{segment}.{layer}", states)
+    for layer, weights in enumerate(output.attentions):
+        name = f"attention_seg{segment}.{layer}"
+        if case.has(name):  # positions that no token sees have no column here, and one of zeros there
+            columns = case.tensors[f"out.{name}"].shape[-1] - weights.shape[-1]
+            case.check(name, F.pad(weights, (columns, 0)))
 
 
-def load(case: dict, tensors: dict[str, torch.Tensor], folder: Path, **kwargs):
-    weights = {name.removeprefix("w."): tensor for name, tensor in tensors.items() if name.startswith("w.")}
-    (folder / "config.json").write_text(json.dumps(case["config"]))
-    torch.save(weights, folder / "pytorch_model.bin")
-    return AutoModelForCausalLM.from_pretrained(folder, **kwargs)
-
-
-def test_values_gradients_and_greedy_ids(case_file, tmp_path: Path):
-    case = json.loads(case_file.read_text())
-    if case["use"] == "background":
-        pytest.skip(f"background: {case['pins']}")
-    if case["config"]["same_length"] and not case["config"]["mem_len"]:
-        pytest.skip("same_length without memory sees nothing but masked positions there, and is refused here")
-    tensors = load_file(case_file.with_suffix(".safetensors"))
-    bounds = {"atol": case["tolerance"]["out_atol"], "rtol": case["tolerance"]["out_rtol"]}
-    model = load(case, tensors, tmp_path, attn_implementation="eager")
-
-    segments = len([name for name in tensors if name.startswith("in.input_ids_seg")])
+@golden.cases("hf_transfo_xl")
+def test_values_gradients_and_greedy_ids(case: Case, tmp_path: Path):
+    case.skip_background()
+    model = load(case, tmp_path, attn_implementation="eager")
     memory, scalar = {}, torch.zeros(())
-    for segment in range(segments):
-        ids = tensors[f"in.input_ids_seg{segment}"]
+    for segment in range(case.count("in.input_ids_seg*")):
+        ids = case.inputs[f"input_ids_seg{segment}"].long()
         output = model(ids, labels=ids, output_hidden_states=True, output_attentions=True, **memory)
         memory = {"mems": output.mems, "mems_mask": output.mems_mask}
-        losses = -output.logits[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
-        scalar = scalar + losses.square().sum()
-
-        def close(actual, name, segment=segment):
-            if name.format(segment) in tensors:  # not every case has all
-                torch.testing.assert_close(actual, tensors[name.format(segment)], **bounds)
-
-        assert f"out.prediction_scores_seg{segment}" in tensors
-        close(output.logits, "out.prediction_scores_seg{}")
-        close(losses, "out.losses_natural_order_seg{}")
-        torch.testing.assert_close(output.loss, tensors[f"out.losses_natural_order_seg{segment}"].mean(), **bounds)
-        close(output.hidden_states[-1], "out.last_hidden_state_seg{}")
-        for layer, remembered in enumerate(output.mems or ()):
-            close(remembered.transpose(0, 1), f"out.mems_seg{{}}.{layer}")
-        for layer, states in enumerate(output.hidden_states):
-            close(states, f"out.hidden_states_seg{{}}.{layer}")
-        # positions that no token sees have no column here, and one of zeros there
-        columns = tensors["out.attention_seg0.0"].shape[-1] - output.attentions[0].shape[-1]
-        close(F.pad(output.attentions[0], (columns, 0)), "out.attention_seg{}.0")
-    if "out.scalar" in tensors:
-        torch.testing.assert_close(scalar, tensors["out.scalar"].squeeze(), **bounds)
+        logprobs = output.logits[:, :-1].log_softmax(-1)  # with an adaptive softmax they are that already
+        losses = -logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1)
+        scalar = scalar + golden.squares(losses)
+        check_segment(case, segment, output, losses)
+    case.check("scalar", scalar)
+    if case.gradients:
         scalar.backward()
-        assert_gradients(model, tensors, case, "natural")
+        check_gradients(case, model, "natural")
 
-    model.generation_config.eos_token_id = None
-    expected = tensors["out.generated_ids"]
-    prompt = tensors["in.prompt_ids"]
-    written = model.generate(prompt, max_new_tokens=expected.shape[1] - prompt.shape[1], do_sample=False)
-    assert torch.equal(written, expected)
+    if case.has("generated_ids"):
+        model.generation_config.eos_token_id = None
+        prompt = case.inputs["prompt_ids"].long()
+        new = case.tensors["out.generated_ids"].shape[1] - prompt.shape[1]
+        case.check("generated_ids", model.generate(prompt, max_new_tokens=new, do_sample=False))
+    case.finish("losses_as_returned_seg*")  # the same losses, cluster after cluster
 
 
-def test_rows_of_the_clusters_matter(request, tmp_path: Path):
+@golden.cases("hf_transfo_xl")
+def test_rows_of_the_clusters_matter(case: Case, tmp_path: Path):
     """The one difference between the two sources is of a size that no tolerance hides."""
-    case_file = Path(request.config.getoption("--golden-dir"), f"{ITEM}__a.json")
-    case, tensors = json.loads(case_file.read_text()), load_file(case_file.with_suffix(".safetensors"))
-    model = load(case, tensors, tmp_path, cluster_order="reversed")
-    logits = model(tensors["in.input_ids_seg0"]).logits
-    assert (logits - tensors["out.prediction_scores_seg0"]).abs().max() > 0.1
+    case.skip_background()
+    if len(case.description["config"]["cutoffs"]) < 2:
+        pytest.skip(f"cutoffs={case.description['config']['cutoffs']}: one row or none has no order")
+    logits = load(case, tmp_path, cluster_order="reversed")(case.inputs["input_ids_seg0"].long()).logits
+    assert (logits - case.tensors["out.prediction_scores_seg0"]).abs().max() > 0.1

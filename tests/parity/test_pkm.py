@@ -1,43 +1,54 @@
 """Product-key memory against numbers recorded from the authors' code (facebookresearch/XLM), values and gradients.
 
-The three cases differ in their query networks: one linear map and batch norm, which is ours; an own small network for each
-half of each head; none at all, with one set of keys for both halves.
+Cases differ in their query networks (one linear map and batch norm, which is ours; deeper ones; one for each half of each
+head; none), in their keys (shared or not; whole ones in the "flat" form) and in what becomes of the scores.
 """
 
-import json
-from pathlib import Path
-
+import golden
 import torch
-from safetensors.torch import load_file
+from golden import Case
 from torch import nn
 
 from transformers_xl import PKMTransformerConfig
 from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory, QueryBatchNorm
 
+# what changes nothing when it is off, and has no formula when it is on
+UNKNOWN = ("mem_grouped_conv", "mem_input2d", "mem_shuffle_indices", "mem_shuffle_query", "mem_query_residual")
+QUERIES = "query_proj.query_mlps."
 
-def pytest_generate_tests(metafunc):
-    files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob("pkm__*.json"))
-    metafunc.parametrize("case_file", files, ids=[file.stem for file in files])
+
+def network(weights: dict[str, torch.Tensor]) -> nn.Sequential:
+    """The layers that have weights under these names, `<place>.<kind>`, and ReLU in the places between."""
+    last = max(int(name.split(".")[0]) for name in weights)
+    layers: list[nn.Module] = []
+    for place in range(last + 1):
+        weight = weights.get(f"{place}.weight")
+        if weight is None:
+            layers.append(nn.ReLU())
+        elif weight.dim() == 1:
+            layers.append(QueryBatchNorm(len(weight)))
+        else:
+            layers.append(nn.Linear(*weight.T.shape, bias=f"{place}.bias" in weights))
+    return nn.Sequential(*layers)
 
 
-class SeparateNetworks(nn.Module):
-    """`mem_multi_query_net`: a network for each half of each head, a batch norm after each of its layers."""
+class QueryNetworks(nn.Module):
+    """One network, or the outputs of several side by side (`mem_multi_query_net`)."""
 
-    def __init__(self, input_size: int, inner: int, half: int, count: int):
+    def __init__(self, weights: dict[str, torch.Tensor], separate: bool):
         super().__init__()
-        self.query_mlps = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(input_size, inner),
-                QueryBatchNorm(inner),
-                nn.ReLU(),
-                nn.Linear(inner, half),
-                QueryBatchNorm(half),
-            )
-            for _ in range(count)
-        )
+        if separate:
+            numbers = sorted({int(name.split(".")[0]) for name in weights})
+            parts = [
+                {n.removeprefix(f"{i}."): w for n, w in weights.items() if n.startswith(f"{i}.")} for i in numbers
+            ]
+            self.query_mlps: nn.Module = nn.ModuleList(network(part) for part in parts)
+        else:
+            self.query_mlps = network(weights)
 
     def forward(self, rows: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.cat([network(rows) for network in self.query_mlps], dim=-1)
+        separate = isinstance(self.query_mlps, nn.ModuleList)
+        return torch.cat([each(rows) for each in (self.query_mlps if separate else [self.query_mlps])], dim=-1)
 
 
 class NoNetwork(nn.Module):
@@ -45,74 +56,111 @@ class NoNetwork(nn.Module):
         return rows
 
 
-def build(case: dict) -> ProductKeyMemory:
-    hyper = case["hyper"]
-    parameters = hyper["params"]
+class FlatMemory(ProductKeyMemory):
+    """A key for each slot, in place of one for each half."""
+
+    def best_slots(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.einsum("nhd,hkd->nhk", query, self.keys).topk(self.topk, dim=-1)
+
+
+def is_ours(weights: dict[str, torch.Tensor]) -> bool:
+    """Whether the queries come from one linear map with a bias, normalised or not."""
+    names = {name.removeprefix(QUERIES) for name in weights if name.startswith(QUERIES)}
+    return "0.bias" in names and not any(name[0] in "23456789" or name.count(".") > 1 for name in names)
+
+
+def build(case: Case) -> ProductKeyMemory:
+    params, weights = case.hyper["params"], case.weights
+    is_flat = params["mem_implementation"] == "flat"
     config = PKMTransformerConfig(
-        hidden_size=hyper["input_dim"],
+        hidden_size=case.inputs["x"].shape[-1],
         num_attention_heads=1,
-        num_memory_keys=parameters["mem_n_keys"],
-        memory_key_dim=parameters["mem_k_dim"],
-        memory_heads=parameters["mem_heads"],
-        memory_topk=parameters["mem_knn"],
-        query_batch_norm=parameters["mem_query_batchnorm"],
+        num_memory_keys=params["mem_n_keys"],
+        memory_key_dim=params["mem_k_dim"],
+        memory_heads=params["mem_heads"],
+        memory_topk=params["mem_knn"],
+        query_batch_norm=params["mem_query_batchnorm"],
         dropout=0.0,
     )
-    memory = ProductKeyMemory(config)
-    if parameters["mem_multi_query_net"]:
-        inner = int(parameters["mem_query_layer_sizes"].split(",")[1])
-        half, count = parameters["mem_k_dim"] // 2, 2 * parameters["mem_heads"]
-        memory.query_net = SeparateNetworks(hyper["input_dim"], inner, half, count)
-    elif not parameters["mem_query_layer_sizes"]:
+    memory = (FlatMemory if is_flat else ProductKeyMemory)(config)
+    queries = {name.removeprefix(QUERIES): each for name, each in weights.items() if name.startswith(QUERIES)}
+    if not queries:
         memory.query_net = NoNetwork()
+    elif not is_ours(weights):
+        memory.query_net = QueryNetworks(queries, params["mem_multi_query_net"])
+    if is_flat:
+        shape = weights["keys"].shape[-2:]
+        memory.keys = nn.Parameter(torch.empty(memory.heads, *shape))
+    memory.values = nn.EmbeddingBag(*weights["values.weight"].shape, mode="sum")
+    memory.to(case.dtype).load_state_dict(translated(weights, memory))
     return memory.eval()
 
 
-def our_name(name: str) -> str:
-    name = name.replace("query_proj.", "query_net.")
-    if name.count(".") == 3:  # one network of two layers
-        name = name.replace("query_mlps.0", "proj").replace("query_mlps.1", "norm")
-    return name
+def translated(tensors: dict[str, torch.Tensor], memory: ProductKeyMemory) -> dict[str, torch.Tensor]:
+    """Tensors under our names; keys that heads and halves share are given to each."""
+    ours = {}
+    for name, tensor in tensors.items():
+        if name == "keys":
+            tensor = tensor.expand_as(memory.keys)
+        name = name.replace("query_proj.", "query_net.")
+        if hasattr(memory.query_net, "proj"):
+            name = name.replace("query_mlps.0.", "proj.").replace("query_mlps.1.", "norm.")
+        ours[name] = tensor
+    return ours
 
 
-def translated(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return {our_name(name): tensor for name, tensor in found.items() if not name.startswith("in.")}
+def rescored(scores: torch.Tensor, params: dict) -> torch.Tensor:
+    """What the scores of the slots that were found weigh, `(rows, heads, slots)`."""
+    scores = scores / params["mem_temperature"]
+    if params["mem_score_softmax"]:
+        scores = scores.softmax(dim=-1)
+    match params["mem_score_subtract"]:
+        case "min":
+            scores = scores - scores.amin(-1, keepdim=True)
+        case "mean":
+            scores = scores - scores.mean(-1, keepdim=True)
+        case "median":
+            scores = scores - scores.median(-1, keepdim=True).values
+    if params["mem_score_normalize"]:
+        scores = scores / scores.norm(p=1, dim=-1, keepdim=True)
+    return scores
 
 
-def test_values_and_gradients(case_file: Path):
-    case = json.loads(case_file.read_text())
-    tensors, tolerance = load_file(case_file.with_suffix(".safetensors")), case["tolerance"]
+@golden.cases("pkm")
+def test_values_and_gradients(case: Case):
+    params, x = case.hyper["params"], case.leaf("x")
+    for name in UNKNOWN:
+        if params[name]:
+            case.out_of_scope(f"{name} is not part of the paper's memory", "params")
     memory = build(case)
-    weights = translated(tensors, "w.")
-    shares_keys = weights["keys"].dim() == 2
-    if shares_keys:
-        weights["keys"] = weights["keys"].expand_as(memory.keys)
-    memory.load_state_dict(weights)
-
-    x = tensors["in.x"].clone().requires_grad_()
     query = memory.query_net(x.flatten(0, 1)).unflatten(-1, (memory.heads, -1))
-    torch.testing.assert_close(query.flatten(0, 1), tensors["out.query"], atol=1e-5, rtol=1e-4)
+    if params["mem_normalize_query"]:
+        query = query / query.norm(dim=-1, keepdim=True)
+    case.check("query", query.flatten(0, 1))
     scores, slots = memory.best_slots(query)
-    assert torch.equal(slots, tensors["out.indices"].view_as(slots))
-    torch.testing.assert_close(
-        scores.softmax(-1),
-        tensors["out.scores"].view_as(scores),
-        atol=tolerance["out_atol"],
-        rtol=tolerance["out_rtol"],
-    )
-    y, _ = memory(x)
-    torch.testing.assert_close(y, tensors["out.y"], atol=tolerance["out_atol"], rtol=tolerance["out_rtol"])
+    if params["mem_modulo_size"] > 0:
+        slots = slots % params["mem_modulo_size"]
+    weights = rescored(scores, params)
+    for name, output in (("indices", slots), ("scores", weights)):
+        if case.has(name):
+            case.check(name, output.reshape(case.tensors[f"out.{name}"].shape))
+    y = memory.values(slots.flatten(1), per_sample_weights=weights.flatten(1)).unflatten(0, x.shape[:2])
+    case.check("y", y)
+    plain = not params["mem_normalize_query"] and params["mem_modulo_size"] <= 0 and y.shape == x.shape
+    if plain and torch.equal(weights, scores.softmax(-1)):  # all options are ours
+        y, _ = memory(x)
+        case.check("y", y)
+    case.check("scalar", golden.squares(y))
 
-    y.square().sum().backward()
-    gradients = translated(tensors, "grad.")
-    found = {name: parameter.grad for name, parameter in memory.named_parameters()}
-    if shares_keys:
-        found["keys"] = found["keys"].sum((0, 1))
-    found["x"], gradients["x"] = x.grad, tensors["grad.in.x"]
-    assert found.keys() == gradients.keys()
-    for name, expected in gradients.items():
-        atol = tolerance["grad_atol"] * max(1.0, expected.abs().max().item())
-        torch.testing.assert_close(
-            found[name], expected, atol=atol, rtol=tolerance["grad_rtol"], msg=lambda m, n=name: f"{n}: {m}"
-        )
+    golden.squares(y).backward()
+    found = golden.gradients_of(memory, x=x)
+    if "keys" in case.gradients:
+        shared = tuple(range(memory.keys.dim() - case.gradients["keys"].dim()))
+        found["keys"] = found["keys"].sum(shared) if shared else found["keys"]
+    expected = {name: each for name, each in case.gradients.items() if name == "keys"}
+    case.check_gradients(found, lambda tensors: translated_gradients(tensors, memory) | expected)
+    case.finish()
+
+
+def translated_gradients(tensors: dict[str, torch.Tensor], memory: ProductKeyMemory) -> dict[str, torch.Tensor]:
+    return translated({name: each for name, each in tensors.items() if name != "keys"}, memory)

@@ -1,38 +1,12 @@
 """SHA-RNN against numbers recorded from the authors' code (Smerity/sha-rnn), whose tensors are time-major."""
 
-import json
-from pathlib import Path
-
-import pytest
+import golden
 import torch
-from safetensors.torch import load_file
+from golden import Case
 
 from transformers_xl import ShaRNNConfig, ShaRNNForCausalLM
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.single_head_attention import Overparameterization, SingleHeadAttention
-
-
-def pytest_generate_tests(metafunc):
-    kind = "model" if "model_case" in metafunc.fixturenames else "parts"
-    files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob("sha_rnn__*.json"))
-    files = [file for file in files if json.loads(file.read_text())["hyper"]["kind"] == kind]
-    metafunc.parametrize(f"{kind}_case", files, ids=[file.stem for file in files], indirect=True)
-
-
-def load(path: Path) -> tuple[dict, dict, dict[str, torch.Tensor]]:
-    case = json.loads(path.read_text())
-    return case["hyper"], case["tolerance"], load_file(path.with_suffix(".safetensors"))
-
-
-@pytest.fixture
-def model_case(request):
-    return load(request.param)
-
-
-@pytest.fixture
-def parts_case(request):
-    return load(request.param)
-
 
 NAMES = {
     "encoder.weight": "model.embed_tokens.weight",
@@ -45,6 +19,8 @@ NAMES = {
     "lnff": "residual_layernorm",
     "rnn.": "lstm.",
     "ff.linear": "mlp.fc",
+    "linear": "fc",
+    "over.l1.": "over.proj.",
     "attn.": "self_attn.",
     "vq.l1.": "overparameterization.proj.",
     "qln.": "q_norm.",
@@ -58,15 +34,26 @@ NAMES = {
     ".r.": ".mix_proj.",
 }
 GATES = (".qs", ".ks", ".vs", ".r_gate")
+MAPS = {"k": "project_keys", "v": "project_values", "r": "mix_query"}
 
 
-def translated(tensors: dict[str, torch.Tensor], prefix: str, unused: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Tensors under our names; what is never used there is left out."""
+def is_left_out(name: str, attention: str, config: ShaRNNConfig) -> bool:
+    """Whether that code never uses a weight: it gives every block the norms of an attention, and more."""
+    of_attention = "lnmid" in name or "lnmem" in name
+    return (
+        "lnout" in name
+        or name.endswith("qkvs")
+        or (name.endswith("r_gate") and not config.mix_query)
+        or (of_attention and not name.startswith(attention.removesuffix("attn.")))
+    )
+
+
+def translated(tensors: dict[str, torch.Tensor], attention: str, config: ShaRNNConfig) -> dict[str, torch.Tensor]:
+    """Tensors under our names; what is never used there is left out. `attention`: how the names of its weights begin."""
     ours = {}
     for name, tensor in tensors.items():
-        if not name.startswith(prefix) or name.startswith(f"{prefix}in.") or any(part in name for part in unused):
+        if is_left_out(name, attention, config):
             continue
-        name = name.removeprefix(prefix)
         tensor = tensor.flatten() if name.endswith(GATES) else tensor
         for theirs, here in NAMES.items():
             name = name.replace(theirs, here)
@@ -74,112 +61,105 @@ def translated(tensors: dict[str, torch.Tensor], prefix: str, unused: tuple[str,
     return ours
 
 
-def config_of(hyper: dict, **fields) -> ShaRNNConfig:
+def config_of(case: Case, attention: str, **fields) -> ShaRNNConfig:
+    """With those maps in the attention that have weights."""
     return ShaRNNConfig(
-        vocab_size=hyper["ntoken"],
-        hidden_size=hyper["ninp"],
-        intermediate_size=hyper["nhid"],
-        num_hidden_layers=hyper["nlayers"],
-        tie_word_embeddings=hyper["tie_weights"],
+        vocab_size=case.hyper["ntoken"],
+        hidden_size=case.hyper["ninp"],
+        intermediate_size=case.hyper["nhid"],
+        num_hidden_layers=case.hyper["nlayers"],
+        tie_word_embeddings=case.hyper["tie_weights"],
         same_length=False,
         dropout=0.0,
+        attn_implementation="eager",
+        **{field: f"{attention}{name}.weight" in case.weights for name, field in MAPS.items()},
         **fields,
     )
 
 
-def assert_gradients(found: dict, expected: dict, tolerance: dict) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        atol = tolerance["grad_atol"] * max(1.0, gradient.abs().max().item())
-        torch.testing.assert_close(
-            found[name], gradient, atol=atol, rtol=tolerance["grad_rtol"], msg=lambda m, n=name: f"{n}: {m}"
-        )
+def cut(mems: tuple[torch.Tensor, ...] | None, layer: int, length: int) -> tuple[torch.Tensor, ...] | None:
+    """The last `length` positions of a layer's memory, before which that code forgets; states stay."""
+    if mems is None:
+        return None
+    return tuple(m[:, max(0, m.shape[1] - length) :] if i == layer else m for i, m in enumerate(mems))
 
 
-def test_model(model_case):
-    hyper, tolerance, tensors = model_case
-    close = {"atol": tolerance["out_atol"], "rtol": tolerance["out_rtol"]}
-    lengths, attention_layer = hyper["seg_lens"], hyper["nlayers"] - 2
-    model = ShaRNNForCausalLM(config_of(hyper, mem_len=hyper["max_positions"] - min(lengths))).eval()
-    without = [layer for layer in range(hyper["nlayers"]) if layer != attention_layer]
-    unused = ("lnout", "qkvs", "r_gate", *(f"blocks.{layer}.lnm" for layer in without))
-    weights = translated(tensors, "w.", unused)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert (missing, unexpected) == ([], [])
+@golden.cases("sha_rnn", kind="model")
+def test_model(case: Case):
+    hyper, lengths = case.hyper, case.hyper["seg_lens"]
+    if hyper["nlayers"] < 2:
+        case.out_of_scope("the last block but one has the attention", "nlayers")
+    layer = hyper["nlayers"] - 2  # that with attention
+    attention = f"blocks.{layer}.attn."
+    mem_len = max(1, hyper["max_positions"] - min(lengths))  # without any memory no state is handed on
+    boom_shortcut = "blocks.0.ff.linear2.weight" not in case.weights
+    config = config_of(case, attention, mem_len=mem_len, boom_shortcut=boom_shortcut)
+    model = ShaRNNForCausalLM(config).to(case.dtype).eval()
+    missing, unexpected = model.load_state_dict(translated(case.weights, attention, config), strict=False)
+    assert not unexpected
+    assert set(missing) <= set(model.all_tied_weights_keys)
 
     objective, mems = 0.0, None
     for segment, length in enumerate(lengths):
-        if mems is not None:  # the code cuts the memory so that it and the segment fill its positions
-            seen = hyper["max_positions"] - length
-            mems = tuple(m[:, -seen:] if i == attention_layer else m for i, m in enumerate(mems))
-        output = model(tensors[f"in.x_seg{segment}"].T, mems=mems, output_hidden_states=True)
+        # the memory and the segment fill the positions of that code
+        mems = cut(mems, layer, hyper["max_positions"] - length)
+        output = model(case.inputs[f"x_seg{segment}"].long().T, mems=mems, output_hidden_states=True)
         mems, states = output.mems, output.hidden_states[-1]
-        torch.testing.assert_close(states, tensors[f"out.h_seg{segment}"].transpose(0, 1), **close)
-        torch.testing.assert_close(output.logits, tensors[f"out.logits_seg{segment}"].transpose(0, 1), **close)
-        remembered = tensors[f"out.mem_seg{segment}.{attention_layer}"].transpose(0, 1)
-        torch.testing.assert_close(mems[attention_layer], remembered[:, -model.config.mem_len :], **close)
-        lstm_states = mems[hyper["nlayers"] :]
-        for layer in range(hyper["nlayers"]):
-            for state, kind in zip(lstm_states[2 * layer : 2 * layer + 2], "hc", strict=True):
-                expected = tensors[f"out.lstm_{kind}_seg{segment}.{layer}"][0]
-                torch.testing.assert_close(state, expected, **close)
-        objective = objective + states.square().sum() + output.logits.square().mean()
-    torch.testing.assert_close(objective.detach().view(1), tensors["out.scalar"], **close)
+        case.check(f"h_seg{segment}", states.transpose(0, 1))
+        case.check(f"logits_seg{segment}", output.logits.transpose(0, 1))
+        check_memory(case, segment, mems, layer)
+        objective = objective + golden.squares(states) + output.logits.square().mean()
+    case.check("scalar", objective)
     objective.backward()
-    gradients = translated(tensors, "grad.", unused)
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if name in gradients}
-    assert_gradients(found, gradients, tolerance)
+    case.check_gradients(golden.gradients_of(model), lambda tensors: translated(tensors, attention, config))
+    case.finish()
 
 
-def test_parts(parts_case):
-    """The attention with all of its maps, the Boom layer in both forms, and the over-parameterisation, each alone."""
-    hyper, tolerance, tensors = parts_case
-    attention_maps = [f"w.attn.{name}.weight" in tensors for name in "kvr"]
-    config = config_of(
-        hyper,
-        num_attention_heads=tensors["out.attn_weights"].shape[1],
-        **dict(zip(("project_keys", "project_values", "mix_query"), attention_maps, strict=True)),
-        attn_implementation="eager",
-    )
-    modules = torch.nn.ModuleDict(
-        {
-            "attn": SingleHeadAttention(config, 0),
-            "boom_shortcut": Boom(config),
-            "boom": Boom(config_of(hyper, boom_shortcut=False)),
-            "over": Overparameterization(hyper["ninp"]),
-        }
-    )
-    unused = ("qkvs",) if config.mix_query else ("qkvs", "r_gate")
+def check_memory(case: Case, segment: int, mems: tuple[torch.Tensor, ...], layer: int) -> None:
+    """The end of what that code keeps, which is all that it ever uses; and the states of the networks."""
+    ours = mems[layer].transpose(0, 1)
+    case.check(f"mem_seg{segment}.{layer}", ours, lambda kept: kept[len(kept) - len(ours) :])
+    states = mems[case.hyper["nlayers"] :]
+    for block in range(case.hyper["nlayers"]):
+        for state, kind in zip(states[2 * block : 2 * block + 2], "hc", strict=True):
+            case.check(f"lstm_{kind}_seg{segment}.{block}", state[None])
 
-    def ours(prefix: str) -> dict[str, torch.Tensor]:
-        names = {"self_attn.": "attn.", "linear": "fc", "over.l1.": "over.proj."}
-        result = {}
-        for name, tensor in translated(tensors, prefix, unused).items():
-            for theirs, here in names.items():
-                name = name.replace(theirs, here)
-            result[name] = tensor
-        return result
 
-    modules.load_state_dict(ours("w."))
-    inputs = {name: tensors[f"in.{name}"].clone().requires_grad_() for name in ("query", "key", "value")}
-    query, key, value = (tensor.transpose(0, 1) for tensor in inputs.values())
-    attention = modules["attn"]
+def attend(attention: SingleHeadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple:
+    """Output and weights for tensors that are time-major, as all of that code's are."""
+    query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
     length, num_keys = query.shape[1], key.shape[1]
     visible = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)[None, None]
-    mixed, weights = attention.attend(
-        attention.queries(query), attention.project(key)[0], attention.project(value)[1], visible, False, {}
-    )
-    outputs = {
-        "attn": mixed.flatten(-2).transpose(0, 1),
-        "attn_weights": weights,
-        "boom_shortcut": modules["boom_shortcut"](inputs["query"]),
-        "boom": modules["boom"](inputs["query"]),
-        "overparam": modules["over"](inputs["query"]),
+    projected = attention.queries(query), attention.project(key)[0], attention.project(value)[1]
+    mixed, weights = attention.attend(*projected, visible, False, {})
+    return mixed.flatten(-2).transpose(0, 1), weights
+
+
+@golden.cases("sha_rnn", kind="parts")
+def test_parts(case: Case):
+    """The attention with the maps that it has, the Boom layer in both forms, and the over-parameterisation, each alone."""
+    heads = case.tensors["out.attn_weights"].shape[1] if case.has("attn_weights") else 1
+    config = config_of(case, "attn.", num_attention_heads=heads)
+    parts = {
+        "attn": SingleHeadAttention(config, 0),
+        "boom_shortcut": Boom(config),
+        "boom": Boom(config_of(case, "attn.", num_attention_heads=heads, boom_shortcut=False)),
+        "over": Overparameterization(config.hidden_size),
     }
-    for name, output in outputs.items():
-        expected = tensors[f"out.{name}"]
-        torch.testing.assert_close(output, expected, atol=tolerance["out_atol"], rtol=tolerance["out_rtol"])
-    sum(output.square().sum() for output in outputs.values()).backward()
-    gradients = ours("grad.") | {f"in.{name}": tensors[f"grad.in.{name}"] for name in inputs}
-    found = {name: parameter.grad for name, parameter in modules.named_parameters() if name in gradients}
-    assert_gradients(found | {f"in.{name}": tensor.grad for name, tensor in inputs.items()}, gradients, tolerance)
+    present = {name.split(".")[0] for name in case.weights}
+    chosen = {name.replace("attn", "self_attn"): part for name, part in parts.items() if name in present}
+    modules = torch.nn.ModuleDict(chosen).to(case.dtype)
+    modules.load_state_dict(translated(case.weights, "attn.", config))
+
+    inputs = {name: case.leaf(name) for name in ("query", "key", "value") if name in case.inputs}
+    outputs = {"boom_shortcut": "boom_shortcut", "boom": "boom", "overparam": "over"}
+    made = {name: modules[part](inputs["query"]) for name, part in outputs.items() if part in modules}
+    if "self_attn" in modules:
+        made["attn"], made["attn_weights"] = attend(modules["self_attn"], *inputs.values())
+    for name, output in made.items():
+        case.check(name, output)
+    total = golden.squares(*made.values())
+    case.check("scalar", total)
+    total.backward()
+    case.check_gradients(golden.gradients_of(modules, **inputs), lambda tensors: translated(tensors, "attn.", config))
+    case.finish()

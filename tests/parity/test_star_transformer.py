@@ -4,11 +4,9 @@ Its relay begins with a mean over padding too, and its rings read padding: rows 
 gradients, where a batch has such rows, all but those of the other rows' inputs.
 """
 
-import json
-from pathlib import Path
-
+import golden
 import torch
-from safetensors.torch import load_file
+from golden import Case
 
 from transformers_xl import StarTransformerConfig, StarTransformerModel
 
@@ -22,28 +20,26 @@ NAMES = {
 }
 
 
-def pytest_generate_tests(metafunc):
-    files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob("star_transformer__*.json"))
-    metafunc.parametrize("case_file", files, ids=[file.stem for file in files])
-
-
-def translated(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors under our names; convolutions of width 1 are linear maps."""
     ours = {}
     for name, tensor in tensors.items():
-        match name.removeprefix(prefix).split(".") if name.startswith(prefix) else []:
+        match name.split("."):
             case ["pos_emb", "weight"]:
                 ours["positions.table.weight"] = tensor
             case ["norm", layer, kind]:
                 ours[f"layers.{layer}.ring_layernorm.{kind}"] = tensor
-            case [("ring_att" | "star_att") as attention, layer, projection, kind]:
+            case [attention, layer, projection, kind]:
                 shape = tensor.shape[:2] if kind == "weight" else tensor.shape
                 ours[f"layers.{layer}.{NAMES[attention]}.{NAMES[projection]}.{kind}"] = tensor.view(shape)
+            case _:
+                raise KeyError(name)
     return ours
 
 
-def config_of(hyper: dict) -> StarTransformerConfig:
-    return StarTransformerConfig(
+def build(case: Case) -> StarTransformerModel:
+    hyper = case.hyper
+    config = StarTransformerConfig(
         vocab_size=1,
         hidden_size=hyper["hidden_size"],
         num_hidden_layers=hyper["num_layers"],
@@ -58,33 +54,29 @@ def config_of(hyper: dict) -> StarTransformerConfig:
         layer_norm_eps=1e-6,
         dropout=0.0,
     )
+    model = StarTransformerModel(config).to(case.dtype)
+    missing, unexpected = model.load_state_dict(translated(case.weights), strict=False)
+    assert (missing, unexpected) == (["embed_tokens.weight"], [])
+    return model
 
 
-def test_values_and_gradients(case_file: Path):
-    case = json.loads(case_file.read_text())
-    tolerance, tensors = case["tolerance"], load_file(case_file.with_suffix(".safetensors"))
-    model = StarTransformerModel(config_of(case["hyper"]))
-    missing, unexpected = model.load_state_dict(translated(tensors, "w."), strict=False)
-    assert missing == ["embed_tokens.weight"]
-    assert unexpected == []
-
-    x, mask = tensors["in.x"].clone().requires_grad_(), tensors["in.mask"]
-    full = mask.bool().all(dim=1)
-    assert full.any()
+@golden.cases("star_transformer")
+def test_values_and_gradients(case: Case):
+    mask = case.inputs["mask"].bool()
+    full = mask.all(dim=1)
+    if not full.any():
+        case.out_of_scope("that code's rings and relay read padding, and every row has some", "lengths", "length")
+    model, x = build(case), case.leaf("x")
     output = model(inputs_embeds=x, attention_mask=mask)
-    satellites, relay = output.last_hidden_state[full], output.relay[full]
-    close = {"atol": tolerance["out_atol"], "rtol": tolerance["out_rtol"]}
-    torch.testing.assert_close(satellites, tensors["out.nodes"][full], **close)
-    torch.testing.assert_close(relay, tensors["out.relay"][full], **close)
-
-    (satellites.square().sum() + relay.square().sum()).backward()
-    found, gradients = {"x": x.grad[full]}, {"x": tensors["grad.in.x"][full]}
-    if full.all():
-        gradients |= translated(tensors, "grad.")
-        found |= {name: p.grad for name, p in model.named_parameters() if name != "embed_tokens.weight"}
-        assert found.keys() == gradients.keys()
-    for name, expected in gradients.items():
-        atol = tolerance["grad_atol"] * max(1.0, expected.abs().max().item())
-        torch.testing.assert_close(
-            found[name], expected, atol=atol, rtol=tolerance["grad_rtol"], msg=lambda m, n=name: f"{n}: {m}"
-        )
+    satellites, relay = output.last_hidden_state, output.relay
+    for name, ours in (("nodes", satellites), ("relay", relay)):
+        case.check(name, ours[full], lambda recorded: recorded[full])
+    case.check("scalar" if full.all() else "", golden.squares(satellites, relay))
+    golden.squares(satellites[full], relay[full]).backward()
+    found = golden.gradients_of(model) | {"in.x": x.grad[full]}
+    if "in.x" in case.gradients:
+        case.gradients["in.x"] = case.gradients["in.x"][full]
+    if not full.all():
+        case.gradients = {name: each for name, each in case.gradients.items() if name == "in.x"}
+    case.check_gradients(found, translated)
+    case.finish("" if full.all() else "scalar")

@@ -4,46 +4,43 @@ Their layer sees what comes after a token; `NonCausalMultiLinearAttention` is th
 model that they build of it is background.
 """
 
-import json
-from pathlib import Path
-
-import pytest
+import golden
 import torch
-from safetensors.torch import load_file
+from golden import Case
 
 from transformers_xl import TensorizedTransformerConfig
 from transformers_xl.modeling.layers.multi_linear_attention import NonCausalMultiLinearAttention
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.positions import RelativeBias
 
+NAMES = {
+    "r_net.weight": "attention.r_proj.weight",
+    "o_net.weight": "attention.o_proj.weight",
+    "layer_norm.weight": "norm.weight",
+    "layer_norm.bias": "norm.bias",
+}
 
-def pytest_generate_tests(metafunc):
-    files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob("tensorized__*.json"))
-    metafunc.parametrize("case_file", files, ids=[file.stem for file in files])
 
-
-def translated(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights, or their gradients, under our names: theirs has one map of queries, keys and values, and one head."""
-    query, key, value = tensors[f"{prefix}qkv_net.weight"].chunk(3)
-    return {
-        "attention.q_proj.weight": query,
-        "attention.k_proj.weight": key,
-        "attention.v_proj.weight": value,
-        "attention.r_proj.weight": tensors[f"{prefix}r_net.weight"],
-        "attention.o_proj.weight": tensors[f"{prefix}o_net.weight"],
-        "attention.cores": tensors[f"{prefix}core_value"][None],
-        "norm.weight": tensors[f"{prefix}layer_norm.weight"],
-        "norm.bias": tensors[f"{prefix}layer_norm.bias"],
-    }
+    ours = {}
+    for name, tensor in tensors.items():
+        if name == "qkv_net.weight":
+            ours |= {f"attention.{part}_proj.weight": rows for part, rows in zip("qkv", tensor.chunk(3), strict=True)}
+        elif name == "core_value":
+            ours["attention.cores"] = tensor[None]
+        else:
+            ours[NAMES[name]] = tensor
+    return ours
 
 
-def test_values_and_gradients(case_file: Path):
-    case = json.loads(case_file.read_text())
-    hyper, tolerance = case["hyper"], case["tolerance"]
+@golden.cases("tensorized")
+def test_values_and_gradients(case: Case):
+    case.skip_background()
+    hyper = case.hyper
     if hyper["kind"] != "attn":
-        pytest.skip(f"background: {case['pins']}")
-    tensors = load_file(case_file.with_suffix(".safetensors"))
-    window = len(tensors["in.r"])
+        case.out_of_scope("its language model sees the future", "kind")
+    window = len(case.inputs["r"])
     config = TensorizedTransformerConfig(
         hidden_size=hyper["d_model"],
         num_attention_heads=hyper["n_head"],
@@ -56,24 +53,20 @@ def test_values_and_gradients(case_file: Path):
         share_relative_bias=True,
     )
     attention, norm, bias = NonCausalMultiLinearAttention(config, 0), SublayerLayerNorm(config), RelativeBias(config)
-    sublayer = torch.nn.ModuleDict({"attention": attention, "norm": norm})
-    sublayer.load_state_dict(translated(tensors, "w."))
-    bias.load_state_dict({"content_bias": tensors["in.r_w_bias"], "position_bias": tensors["in.r_r_bias"]})
+    sublayer = torch.nn.ModuleDict({"attention": attention, "norm": norm}).to(case.dtype)
+    sublayer.load_state_dict(translated(case.weights))
+    bias.to(case.dtype)
+    bias.load_state_dict({"content_bias": case.inputs["r_w_bias"], "position_bias": case.inputs["r_r_bias"]})
 
-    x = tensors["in.w"].clone().requires_grad_()
-    batch_first = x.transpose(0, 1)
-    memory = norm.before(tensors["in.mems"].transpose(0, 1)) if "in.mems" in tensors else None
-    attended = attention(norm.before(batch_first), tensors["in.r"].squeeze(1), bias, memory)
-    y = norm.after(batch_first + attended).transpose(0, 1)
-    torch.testing.assert_close(y, tensors["out.y"], atol=tolerance["out_atol"], rtol=tolerance["out_rtol"])
-
-    t = torch.linspace(-1, 1, y.numel()).view(y.shape)
-    (y.square().sum() + (y * t).sum()).backward()
-    expected = translated(tensors, "grad.") | {"x": tensors["grad.in.w"]}
-    found = {name: parameter.grad for name, parameter in sublayer.named_parameters()} | {"x": x.grad}
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        atol = tolerance["grad_atol"] * max(1.0, gradient.abs().max().item())
-        torch.testing.assert_close(
-            found[name], gradient, atol=atol, rtol=tolerance["grad_rtol"], msg=lambda m, n=name: f"{n}: {m}"
-        )
+    inputs = {name: case.leaf(name) for name in ("w", "r", "mems") if name in case.inputs}
+    x = inputs["w"].transpose(0, 1)
+    memory = norm.before(inputs["mems"].transpose(0, 1)) if "mems" in inputs else None
+    attended = attention(norm.before(x), inputs["r"].squeeze(1), bias, memory)
+    y = norm.after(x + attended).transpose(0, 1)
+    case.check("y", y)
+    scalar = golden.squares(y) + (y * golden.ramp(y)).sum()
+    case.check("scalar", scalar)
+    scalar.backward()
+    of_biases = {"in.r_w_bias": bias.content_bias.grad, "in.r_r_bias": bias.position_bias.grad}
+    case.check_gradients(golden.gradients_of(sublayer, **inputs) | of_biases, translated)
+    case.finish()

@@ -1,85 +1,188 @@
 """Transformer-XL against numbers recorded from the authors' code (kimiyoung/transformer-xl, `MemTransformerLM`).
 
 The converter of their checkpoints reads each case's `hyper`: any geometry of relative attention is run, with a plain or an
-adaptive softmax.
+adaptive softmax. The other attentions of that code are made of our layers: learned vectors of distances, with two biases
+(`attn_type` 1), by Shaw's; sinusoids at the input (2) and tables in each layer (3), both counted from the end of a segment,
+by the vanilla Transformer, which has no memory and whose norm comes last here.
 """
 
-import json
-from pathlib import Path
-
-import pytest
+import golden
 import torch
-from old_gradients import assert_gradients
-from safetensors.torch import load_file
+from golden import Case
+from old_gradients import translated
+from torch.nn import functional as F
 
-from transformers_xl import TransformerXLForCausalLM
+from transformers_xl import (
+    ShawTransformerConfig,
+    ShawTransformerForCausalLM,
+    TransformerXLForCausalLM,
+    VanillaTransformerConfig,
+    VanillaTransformerForCausalLM,
+)
 from transformers_xl.modeling.conversion.mem_transformer import translate_weights
 from transformers_xl.modeling.conversion.original import DEFAULTS, config_of
-
-ITEM = "transformer_xl"
-
-
-def pytest_generate_tests(metafunc):
-    if "case_file" in metafunc.fixturenames:
-        files = sorted(Path(metafunc.config.getoption("--golden-dir")).glob(f"{ITEM}__*.json"))
-        metafunc.parametrize("case_file", files, ids=[file.stem for file in files])
+from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions
+from transformers_xl.modeling.layers.shaw_attention import ShawAttention
 
 
-def reason_to_skip(case: dict) -> str | None:
-    """What this case needs that the package does not promise; None for a case that must pass."""
-    hyper = case["hyper"]
-    if case["use"] == "background":
-        return f"background: {case['pins']}"
-    if hyper["attn_type"] != 0:
-        return f"attn_type {hyper['attn_type']} is not Transformer-XL's relative attention"
+def skip_what_is_not_ours(case: Case) -> None:
+    hyper = case.hyper
     if hyper["ext_len"] != 0:
-        return f"ext_len {hyper['ext_len']}: an extended context is not part of the model"
-    return None
+        case.out_of_scope("an extended context is not part of the model", "ext_len")
+    if hyper["attn_type"] in (2, 3) and (hyper["mem_len"] or hyper["pre_lnorm"]):
+        reason = "positions pile up in that code's memory, and its pre-norm leaves queries without a norm"
+        case.out_of_scope(reason, "attn_type", "mem_len", "pre_lnorm")
 
 
-def load(case: dict, tensors: dict[str, torch.Tensor], where: str) -> TransformerXLForCausalLM:
-    hyper = DEFAULTS | case["hyper"] | {"dropout": 0.0}
-    config = config_of(hyper)
+def note_ties(config, hyper: dict) -> None:
     config.tie_word_embeddings = hyper["tie_weight"]
     if config.has_projections:
         config.tie_projs = hyper["tie_projs"] or [False] * len(config.clusters)
-    weights = {name.removeprefix("w."): tensor for name, tensor in tensors.items() if name.startswith("w.")}
-    state_dict = translate_weights(weights, config, where, "reversed")
-    model = TransformerXLForCausalLM(config).eval()
+
+
+def geometry(hyper: dict) -> dict:
+    """What all models of that code share."""
+    return {
+        "vocab_size": hyper["n_token"],
+        "hidden_size": hyper["d_model"],
+        "num_hidden_layers": hyper["n_layer"],
+        "num_attention_heads": hyper["n_head"],
+        "head_dim": hyper["d_head"],
+        "intermediate_size": hyper["d_inner"],
+        "mem_len": hyper["mem_len"],
+        "same_length": hyper["same_length"],
+        "norm_position": "pre" if hyper["pre_lnorm"] else "post",
+        "use_final_norm": False,
+        "dropout": 0.0,
+        "cutoffs": hyper["cutoffs"],
+        "div_val": hyper["div_val"],
+        "embedding_size": hyper["d_embed"],
+    }
+
+
+def build_relative(case: Case) -> TransformerXLForCausalLM:
+    config = config_of(DEFAULTS | case.hyper | {"dropout": 0.0})
+    note_ties(config, case.hyper)
+    state_dict = translate_weights(dict(case.weights), config, case.file.name, "reversed")
+    return filled(TransformerXLForCausalLM(config).to(case.dtype), state_dict)
+
+
+class BiasedShawAttention(ShawAttention):
+    """With a bias on the queries that meet the keys, and one on each distance."""
+
+    def __init__(self, config: ShawTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.content_bias = torch.nn.Parameter(torch.empty(self.num_heads, self.head_dim))
+        self.distance_bias = torch.nn.Parameter(torch.empty(self.key_table.shape[:2]))
+
+    def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+        _, by_distance = super().score_terms(query, num_keys, **kwargs)
+        biases = self.distance_bias[:, self.distances(query.shape[2], num_keys)]
+        return query + self.content_bias[:, None], by_distance + self.scaling * biases
+
+
+def learned_distances(name: str, tensor: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
+    """Weights of `attn_type` 1 alone: of each layer, tables of the `rows` nearest distances, farthest first; ours go on
+    into the future, which nobody sees."""
+    ours = {"r_emb": "key_table", "r_bias": "distance_bias", "r_w_bias": "content_bias"}[name]
+    result = {}
+    for layer, part in enumerate(tensor):
+        if name != "r_w_bias":
+            part = part[-rows:].transpose(0, 1)
+            part = F.pad(part, (*[0, 0] * (part.dim() - 2), 0, rows - 1))
+        result[f"model.layers.{layer}.self_attn.{ours}"] = part
+    return result
+
+
+def build_learned(case: Case) -> ShawTransformerForCausalLM:
+    rows = rows_of(case)
+    fields = {"max_relative_distance": rows - 1, "tables_per_head": True, "use_value_table": False}
+    config = ShawTransformerConfig(**geometry(case.hyper), **fields)
+    note_ties(config, case.hyper)
+    model = ShawTransformerForCausalLM(config)
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn = BiasedShawAttention(config, index)
+    return filled(model.to(case.dtype), ours_of(case, config, case.weights))
+
+
+def rows_of(case: Case) -> int:
+    """How many distances have a vector of their own."""
+    rows, clamp_len = case.weights["r_emb"].shape[1], case.hyper["clamp_len"]
+    return min(rows, clamp_len) if clamp_len > 0 else rows
+
+
+class FromTheEnd(LearnedPositions):
+    """The last row of the table belongs to the last token."""
+
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return super().forward(positions + self.num_embeddings - positions.shape[1], dtype)
+
+
+def tables(case: Case, length: int) -> torch.Tensor:
+    """What each layer adds to the last `length` tokens."""
+    if case.hyper["attn_type"] == 3:
+        return case.weights["r_emb"].flatten(2)
+    distances = torch.arange(length - 1, -1, -1)
+    if case.hyper["clamp_len"] > 0:
+        distances = distances.clamp(max=case.hyper["clamp_len"])
+    at_the_input = SinusoidPositions(case.hyper["d_model"])(distances, case.dtype)
+    return torch.stack([at_the_input, *[torch.zeros_like(at_the_input)] * (case.hyper["n_layer"] - 1)])
+
+
+def build_absolute(case: Case) -> VanillaTransformerForCausalLM:
+    positions = tables(case, max(case.hyper["segments"]))
+    fields = {"segment_length": positions.shape[1], "intermediate_losses": "none", "num_targets": 1}
+    config = VanillaTransformerConfig(**geometry(case.hyper), **fields)
+    note_ties(config, case.hyper)
+    model = VanillaTransformerForCausalLM(config).to(case.dtype)
+    for layer, table in zip(model.model.layers, positions, strict=True):
+        layer.positions = FromTheEnd.from_pretrained(table, freeze=False)
+    return filled(model, ours_of(case, config, case.weights))
+
+
+def ours_of(case: Case, config, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights or gradients under our names."""
+    ours: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if case.hyper["attn_type"] == 1 and name in ("r_emb", "r_bias", "r_w_bias"):
+            ours |= learned_distances(name, tensor, rows_of(case))
+        elif name != "pos_emb.inv_freq":
+            ours |= translated(name, tensor, config, "reversed")
+    return ours
+
+
+def filled(model, state_dict: dict[str, torch.Tensor]):
     missing, unexpected = model.load_state_dict(state_dict, strict=False)
     assert not unexpected
-    assert set(missing) <= set(model.all_tied_weights_keys)
-    return model
+    tied = set(model.all_tied_weights_keys)
+    assert all(name in tied or name.endswith(".positions.weight") for name in missing)
+    return model.eval()
 
 
-def test_values_and_gradients(case_file):
-    case = json.loads(case_file.read_text())
-    reason = reason_to_skip(case)
-    if reason:
-        pytest.skip(reason)
-    tensors = load_file(case_file.with_suffix(".safetensors"))
-    out_bounds = {"atol": case["tolerance"]["out_atol"], "rtol": case["tolerance"]["out_rtol"]}
-    model = load(case, tensors, case_file.name)
-
-    memory, scalar = {}, torch.zeros(())
-    for segment, length in enumerate(case["hyper"]["segments"]):
-        ids, targets = tensors[f"in.data_seg{segment}"].T, tensors[f"in.target_seg{segment}"].T  # time-major there
+@golden.cases("transformer_xl")
+def test_values_and_gradients(case: Case):
+    skip_what_is_not_ours(case)
+    build = {0: build_relative, 1: build_learned}.get(case.hyper["attn_type"], build_absolute)
+    model, memory, scalar = build(case), {}, torch.zeros(())
+    for segment, length in enumerate(case.hyper["segments"]):
+        ids, targets = (
+            case.inputs[f"{name}_seg{segment}"].long().T for name in ("data", "target")
+        )  # time-major there
         assert ids.shape[1] == length
-        output = model(ids, shift_labels=targets, **memory)
-        memory = {"mems": output.mems, "mems_mask": output.mems_mask}
+        output = model(ids, shift_labels=targets, output_hidden_states=True, **memory)
+        memory = {"mems": output.mems, "mems_mask": output.mems_mask} if case.hyper["mem_len"] else {}
         logprobs = output.logits.log_softmax(-1)
         losses = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
-        scalar = scalar + losses.square().sum()
-
-        torch.testing.assert_close(losses.T, tensors[f"out.loss_seg{segment}"], **out_bounds)
-        torch.testing.assert_close(output.loss, tensors[f"out.loss_seg{segment}"].mean(), **out_bounds)
-        torch.testing.assert_close(logprobs.transpose(0, 1), tensors[f"out.logprob_seg{segment}"], **out_bounds)
-        # the original also caches the last layer's output, which no layer reads
+        scalar = scalar + golden.squares(losses)
+        case.check(f"hidden_seg{segment}", output.hidden_states[-1].transpose(0, 1))
+        case.check(f"loss_seg{segment}", losses.T)
+        torch.testing.assert_close(output.loss, losses.mean(), check_dtype=False)
+        case.check(f"logprob_seg{segment}", logprobs.transpose(0, 1))
         for layer, remembered in enumerate(output.mems or ()):
-            expected = tensors[f"out.mems_seg{segment}.{layer}"]
-            torch.testing.assert_close(remembered.transpose(0, 1), expected, **out_bounds)
-        assert (output.mems is None) == (case["hyper"]["mem_len"] == 0)
-    torch.testing.assert_close(scalar, tensors["out.scalar"].squeeze(), **out_bounds)
-
+            case.check(f"mems_seg{segment}.{layer}", remembered.transpose(0, 1))
+        assert (output.mems is None) == (case.hyper["mem_len"] == 0)
+    case.check("scalar", scalar)
     scalar.backward()
-    assert_gradients(model, tensors, case, "reversed")
+    case.check_gradients(golden.gradients_of(model), lambda tensors: ours_of(case, model.config, tensors))
+    # the same losses, cluster after cluster; and the last layer's output, which no layer reads
+    case.finish("loss_as_returned_seg*", f"mems_seg*.{case.hyper['n_layer']}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sacremoses
+from golden import folder_of
 from tokenizers import Regex
 from tokenizers.normalizers import Replace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -64,9 +65,8 @@ def moses_words(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def golden(request: pytest.FixtureRequest) -> dict:
-    folder = request.config.getoption("--golden-dir")
-    return json.loads((folder / "legacy_hf_checkpoint/expected.json").read_text(encoding="utf-8"))
+def golden() -> dict:
+    return json.loads((folder_of("legacy_hf_checkpoint") / "expected.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_golden_tokenizations(golden: dict, tmp_path: Path):
     """Ids and texts of transformers 4.35, also after the way through files."""
     tokenizer = WordTokenizer.from_legacy({"sym2idx": {s: i for i, s in enumerate(golden["idx2sym"])}})
     tokenizer.save_pretrained(tmp_path)
-    assert len(golden["tokenizations"]) == 20
+    assert golden["tokenizations"]
     for tested in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         for case in golden["tokenizations"]:
             assert tested(case["text"])["input_ids"] == case["ids"], case["text"]
