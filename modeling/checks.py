@@ -92,6 +92,27 @@ def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
         )
 
 
+def check_targets(
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    labels: torch.Tensor | None,
+    shift_labels: torch.Tensor | None,
+    further: int,
+) -> None:
+    """Check that every token of a segment has a place in the targets; `shift_labels` may have `further` columns."""
+    inputs = input_ids if inputs_embeds is None else inputs_embeds
+    for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, further)):
+        if inputs is None or targets is None:
+            continue
+        batch, length = inputs.shape[:2]
+        if tuple(targets.shape) not in [(batch, length + extra) for extra in range(more + 1)]:
+            raise ValueError(
+                f"`{name}` has shape {tuple(targets.shape)}: it must be (batch, length) = ({batch}, {length}), as what is "
+                "read. Prompt tuning by PEFT puts tokens before a segment, and `shift_labels` does not follow: train with "
+                "`labels`, or with LoRA."
+            )
+
+
 def check_memory(
     config: MemoryConfig,
     batch: int,
@@ -100,12 +121,12 @@ def check_memory(
     mems_mask: torch.Tensor | None,
 ) -> None:
     """Check that the memory, in either form, is one of this model and batch."""
+    if past_key_values is not None:
+        _check_cache(config, batch, past_key_values)
     if mems is not None and past_key_values is not None:
         raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
     if mems is None and mems_mask is not None:
         raise ValueError("`mems_mask` says which of `mems` are real: hand in both, as the last output gave them.")
-    if past_key_values is not None:
-        _check_cache(config, batch, past_key_values)
     if mems is not None:
         _check_mems(config, batch, mems, mems_mask)
 
@@ -114,7 +135,8 @@ def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
     if not isinstance(cache, MemoryCache):
         raise ValueError(
             f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
-            "`model(ids, use_cache=True).past_key_values` is."
+            "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT makes a cache of the library's own, "
+            "which knows no memory: use LoRA."
         )
     layers = len(config.layer_windows)
     if len(cache) != layers or cache.batch_size not in (-1, batch):

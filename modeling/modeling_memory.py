@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.adapters import offer_lora_targets
 from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
@@ -58,10 +60,12 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
+    lora_targets = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
 
     def post_init(self) -> None:
         super().post_init()
         keep_pages()
+        offer_lora_targets(self.config.model_type, self.lora_targets)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -111,8 +115,8 @@ class MemoryPreTrainedModel(PreTrainedModel):
         )
         for module in self.modules():
             if isinstance(module, AdaptiveSoftmax):
-                module.clusters[-1] = self._get_resized_lm_head(
-                    module.clusters[-1], size - start, mean_resizing=mean_resizing
+                module.resize_last_cluster(
+                    partial(self._get_resized_lm_head, new_num_tokens=size - start, mean_resizing=mean_resizing)
                 )
         self.config.vocab_size = self.vocab_size = size
         self.tie_weights()
@@ -186,7 +190,7 @@ class MemoryModel:
         batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]
         check_memory(self.config, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
-            check_ids(input_ids, self.embed_tokens.num_embeddings)
+            check_ids(input_ids, self.config.vocab_size)
             inputs_embeds = self.embed_tokens(input_ids)
         length = inputs_embeds.shape[1]
         if use_cache and past_key_values is None and self.config.mem_len > 0:
