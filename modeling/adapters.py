@@ -17,7 +17,7 @@ def offer_lora_targets(model_type: str, names: Sequence[str]) -> None:
         table.setdefault(model_type, list(names))
 
 
-def check_prompt_learning(model: nn.Module, with_memory: bool) -> None:
+def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
     """Refuse methods of PEFT that put virtual tokens before a text, where a model that remembers would read them wrongly.
 
     Args:

@@ -8,9 +8,10 @@ from transformers_xl.modeling.memory import MemoryCache
 
 # what the library hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
+PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
 REMEDIES = {
-    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), PACKING),
+    **dict.fromkeys(PACKING_ARGUMENTS, PACKING),
     "token_type_ids": "this model has no token types, call the tokenizer with `return_token_type_ids=False`",
     "cache_position": "the memory counts its positions itself, leave it out",
     "head_mask": "no head can be switched off, leave it out",
@@ -24,6 +25,28 @@ def check_keywords(kwargs: dict, extra: tuple[str, ...] = ()) -> None:
         if value is not None and name not in KEYWORDS and name not in extra:
             remedy = REMEDIES.get(name, "correct its spelling or leave it out")
             raise ValueError(f"`{name}` is not an argument that this model reads: {remedy}.")
+
+
+def drop_packing(kwargs: dict, position_ids: torch.Tensor | None) -> dict:
+    """`kwargs` without what collators give beside `position_ids` (B, T) to kernels that want packed rows in other words.
+
+    Without `position_ids` they stay, and are refused like all that would be ignored.
+
+    Raises:
+        ValueError: they name other places where documents begin.
+    """
+    if position_ids is None or not PACKING_ARGUMENTS & set(kwargs):
+        return kwargs
+    begins = torch.ones_like(position_ids, dtype=torch.bool)
+    begins[:, 1:] = position_ids.diff(dim=1) != 1
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        ends = kwargs.get(name)
+        if ends is not None and begins.flatten().nonzero().flatten().tolist() != ends[:-1].tolist():
+            raise ValueError(
+                f"`{name}` names other places where documents begin than `position_ids`: leave it out, or give both as one "
+                "collator makes them."
+            )
+    return {name: value for name, value in kwargs.items() if name not in PACKING_ARGUMENTS}
 
 
 def check_inputs(

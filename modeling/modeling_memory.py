@@ -13,7 +13,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.adapters import offer_lora_targets
-from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory
+from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory, drop_packing
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.dropout import Dropout
@@ -60,7 +60,7 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
-    lora_targets = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
 
     def post_init(self) -> None:
         super().post_init()
@@ -113,11 +113,10 @@ class MemoryPreTrainedModel(PreTrainedModel):
         embedding.tables[-1] = self._get_resized_embeddings(
             embedding.tables[-1], size - start, mean_resizing=mean_resizing
         )
+        resize = partial(self._get_resized_lm_head, new_num_tokens=size - start, mean_resizing=mean_resizing)
         for module in self.modules():
             if isinstance(module, AdaptiveSoftmax):
-                module.resize_last_cluster(
-                    partial(self._get_resized_lm_head, new_num_tokens=size - start, mean_resizing=mean_resizing)
-                )
+                module.resize_last_cluster(resize)
         self.config.vocab_size = self.vocab_size = size
         self.tie_weights()
         return embedding
@@ -184,7 +183,7 @@ class MemoryModel:
         use_cache (`bool`, *optional*):
             Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
         """
-        check_keywords(kwargs, self.extra_arguments)
+        check_keywords(kwargs := drop_packing(kwargs, position_ids), self.extra_arguments)
         has_cache = past_key_values is not None
         check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, position_ids, has_cache)
         batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]

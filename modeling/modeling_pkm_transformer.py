@@ -73,6 +73,7 @@ class PKMTransformerPreTrainedModel(MemoryPreTrainedModel):
 class PKMTransformerModel(MemoryModel, PKMTransformerPreTrainedModel):
     layer_class = PKMTransformerLayer
     output_class = PKMTransformerModelOutput
+    extra_arguments = ("output_key_usage",)
 
     def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
         return {"real": segment_mask}

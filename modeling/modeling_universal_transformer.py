@@ -133,6 +133,7 @@ class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel
     layer_class = UniversalTransformerLayer
     output_class = UniversalTransformerModelOutput
     token_outputs = ("last_hidden_state", "ponder_cost", "halting")
+    extra_arguments = ("output_halting",)
 
     def build_layers(self, config: UniversalTransformerConfig) -> RepeatedLayer:
         return RepeatedLayer(self.layer_class(config, 0), config.num_hidden_layers)

@@ -32,7 +32,7 @@ class TiedLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, bias: bool):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.bias: nn.Parameter | None = nn.Parameter(torch.empty(out_features)) if bias else None
 
     @property
     def out_features(self) -> int:
@@ -49,9 +49,11 @@ class TiedLinear(nn.Module):
     def resize(self, resized: Callable[[nn.Linear], nn.Linear]) -> "TiedLinear":
         """Itself, with the weight and bias that `resized` makes of a linear layer that has its own."""
         layer = nn.Linear(self.weight.shape[1], self.out_features, self.bias is not None, device="meta")
-        layer.weight, layer.bias = self.weight, self.bias
+        for name in ("weight", "bias"):
+            setattr(layer, name, getattr(self, name))
         layer = resized(layer)
-        self.weight, self.bias = layer.weight, layer.bias
+        for name in ("weight", "bias"):
+            setattr(self, name, getattr(layer, name))
         return self
 
 

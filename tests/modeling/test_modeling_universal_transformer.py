@@ -89,7 +89,7 @@ def by_hand(state: dict, input_ids: torch.Tensor, mems: list | None, config) -> 
 def test_values_and_gradients_are_those_of_a_naive_loop(norm_position):
     """Two segments with memory, and the whole text at once: logits, steps, ponder cost, memory and all gradients."""
     model = halting_model("causal_lm", norm_position=norm_position)
-    ids = tokens(2, 17)
+    ids = tokens(4, 17)
     parameters = dict(model.named_parameters())
     state = parameters | {"lm_head.weight": model.lm_head.weight}
     first, second = ids[:, :9], ids[:, 9:]
