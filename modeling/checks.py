@@ -8,9 +8,10 @@ from transformers_xl.modeling.memory import MemoryCache
 
 # what the library hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
+PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
 REMEDIES = {
-    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), PACKING),
+    **dict.fromkeys(PACKING_ARGUMENTS, PACKING),
     "token_type_ids": "this model has no token types, call the tokenizer with `return_token_type_ids=False`",
     "cache_position": "the memory counts its positions itself, leave it out",
     "head_mask": "no head can be switched off, leave it out",
@@ -24,6 +25,28 @@ def check_keywords(kwargs: dict, extra: tuple[str, ...] = ()) -> None:
         if value is not None and name not in KEYWORDS and name not in extra:
             remedy = REMEDIES.get(name, "correct its spelling or leave it out")
             raise ValueError(f"`{name}` is not an argument that this model reads: {remedy}.")
+
+
+def drop_packing(kwargs: dict, position_ids: torch.Tensor | None) -> dict:
+    """`kwargs` without what collators give beside `position_ids` (B, T) to kernels that want packed rows in other words.
+
+    Without `position_ids` they stay, and are refused like all that would be ignored.
+
+    Raises:
+        ValueError: they name other places where documents begin.
+    """
+    if position_ids is None or not PACKING_ARGUMENTS & set(kwargs):
+        return kwargs
+    begins = torch.ones_like(position_ids, dtype=torch.bool)
+    begins[:, 1:] = position_ids.diff(dim=1) != 1
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        ends = kwargs.get(name)
+        if ends is not None and begins.flatten().nonzero().flatten().tolist() != ends[:-1].tolist():
+            raise ValueError(
+                f"`{name}` names other places where documents begin than `position_ids`: leave it out, or give both as one "
+                "collator makes them."
+            )
+    return {name: value for name, value in kwargs.items() if name not in PACKING_ARGUMENTS}
 
 
 def check_inputs(
@@ -92,6 +115,27 @@ def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
         )
 
 
+def check_targets(
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    labels: torch.Tensor | None,
+    shift_labels: torch.Tensor | None,
+    further: int,
+) -> None:
+    """Check that every token of a segment has a place in the targets; `shift_labels` may have `further` columns."""
+    inputs = input_ids if inputs_embeds is None else inputs_embeds
+    for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, further)):
+        if inputs is None or targets is None:
+            continue
+        batch, length = inputs.shape[:2]
+        if tuple(targets.shape) not in [(batch, length + extra) for extra in range(more + 1)]:
+            raise ValueError(
+                f"`{name}` has shape {tuple(targets.shape)}: it must be (batch, length) = ({batch}, {length}), as what is "
+                "read. Prompt tuning by PEFT puts tokens before a segment, and `shift_labels` does not follow: train with "
+                "`labels`, or with LoRA."
+            )
+
+
 def check_memory(
     config: MemoryConfig,
     batch: int,
@@ -100,12 +144,12 @@ def check_memory(
     mems_mask: torch.Tensor | None,
 ) -> None:
     """Check that the memory, in either form, is one of this model and batch."""
+    if past_key_values is not None:
+        _check_cache(config, batch, past_key_values)
     if mems is not None and past_key_values is not None:
         raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
     if mems is None and mems_mask is not None:
         raise ValueError("`mems_mask` says which of `mems` are real: hand in both, as the last output gave them.")
-    if past_key_values is not None:
-        _check_cache(config, batch, past_key_values)
     if mems is not None:
         _check_mems(config, batch, mems, mems_mask)
 
@@ -114,7 +158,8 @@ def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
     if not isinstance(cache, MemoryCache):
         raise ValueError(
             f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
-            "`model(ids, use_cache=True).past_key_values` is."
+            "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT makes a cache of the library's own, "
+            "which knows no memory: use LoRA."
         )
     layers = len(config.layer_windows)
     if len(cache) != layers or cache.batch_size not in (-1, batch):

@@ -14,6 +14,7 @@ from transformers.generation import (
 )
 from transformers.utils import ModelOutput
 
+from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory import MemoryCache
 
@@ -100,6 +101,9 @@ class MemoryGeneration:
             del kwargs["mems"]  # the library takes any key of this name for a cache
         if mems is not None and kwargs.get("past_key_values") is not None:
             raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
+        # a `PeftModel` puts its own method over this one while it generates
+        caller = getattr(self.prepare_inputs_for_generation, "__self__", self)
+        check_prompt_learning(caller, mems is not None or kwargs.get("past_key_values") is not None)
         reset = kwargs.get("reset")
         if reset is not None and reset.dim() != 1:
             raise ValueError(

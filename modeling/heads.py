@@ -6,6 +6,8 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.checks import check_targets
+from transformers_xl.modeling.fused_head import OwnLoss
 from transformers_xl.modeling.generation_memory import MemoryGeneration
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
 from transformers_xl.modeling.layers.dropout import Dropout
@@ -43,10 +45,11 @@ class MemoryHead:
         return self.output_class(loss=loss, logits=logits, **carried)
 
 
-class MemoryForCausalLM(MemoryHead, MemoryGeneration):
+class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGeneration):
     """Language modeling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    further_targets = 0  # columns that `shift_labels` may have behind the segment
 
     def build_head(self, config: MemoryConfig) -> None:
         self.vocab_size = config.vocab_size
@@ -62,6 +65,10 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         if all_submodels or not self.config.is_adaptive:
             return super().get_expanded_tied_weights_keys(all_submodels)
         return dict(self._tied_weights_keys)  # without asking whether words are tied: projections may be without them
+
+    def classifier_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What `lm_head` reads of `last_hidden_state` `(batch, length, hidden_size)`: all of it."""
+        return hidden_states
 
     def further_classifiers(self) -> list[nn.ModuleList]:
         """What predicts words besides `lm_head`, and grows with the vocabulary."""
@@ -95,7 +102,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         self, outputs: MemoryModelOutput, targets: torch.Tensor, logits: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`-log p` of the targets `(batch, length)`, by `logits` where they are known."""
-        return token_nats(self.lm_head, outputs.last_hidden_state, targets, logits)
+        return token_nats(self.lm_head, self.classifier_input(outputs.last_hidden_state), targets, logits)
 
     def shows_logits(self, targets: torch.Tensor | None) -> bool:
         """Whether a call makes logits: an adaptive softmax learns without them."""
@@ -103,7 +110,8 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
 
     def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
         """Logits of the tokens to keep, `(batch, kept, vocab_size)`."""
-        return through(self.lm_head, slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
+        return through(self.lm_head, self.classifier_input(hidden_states))
 
     @can_return_tuple
     @auto_docstring
@@ -138,7 +146,9 @@ class MemoryForCausalLM(MemoryHead, MemoryGeneration):
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin: they act as `reset`.
         """
+        self.check_fused_head(kwargs.pop("fused_lm_head", False))
         targets = kwargs.pop("shift_labels", None)
+        check_targets(input_ids, inputs_embeds, labels, targets, self.further_targets)
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         inputs = {

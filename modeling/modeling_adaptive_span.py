@@ -93,6 +93,11 @@ class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
 class AdaptiveSpanForCausalLM(SpanningHead, MemoryForCausalLM, AdaptiveSpanPreTrainedModel, GenerationMixin):
     model_class = AdaptiveSpanModel
 
+    def own_loss(self) -> str | None:
+        if self.config.span_loss_coef == 0.0:
+            return super().own_loss()
+        return f"the cross-entropy and the price of the spans (`span_loss_coef`={self.config.span_loss_coef})"
+
     def finish_training(self) -> None:
         """Keep no more than the spans that were learned."""
         self.trim_spans()

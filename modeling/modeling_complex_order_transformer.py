@@ -26,8 +26,7 @@ from transformers_xl.modeling.layers.complex_layers import (
     ComplexAttention,
     ComplexFeedForward,
     ComplexLayerNorm,
-    ModulusAdaptiveSoftmax,
-    ModulusLinear,
+    modulus,
 )
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -56,6 +55,7 @@ class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     _can_record_outputs = {"hidden_states": ComplexOrderTransformerLayer, "attentions": ComplexAttention}
     _is_stateful = True
     _can_compile_fullgraph = False  # a static cache has no place for the tokens read
+    lora_targets = ()  # no matrix is an `nn.Linear`
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -116,10 +116,11 @@ class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTraine
 class ComplexOrderTransformerForCausalLM(MemoryForCausalLM, ComplexOrderTransformerPreTrainedModel, GenerationMixin):
     model_class = ComplexOrderTransformerModel
 
-    def build_classifier(self, config: ComplexOrderTransformerConfig) -> nn.Module:
-        if config.is_adaptive:
-            return ModulusAdaptiveSoftmax(config, bias=config.lm_head_bias)
-        return ModulusLinear(config.token_width, config.vocab_size, bias=config.lm_head_bias)
+    def own_loss(self) -> str:
+        return "that of moduli, which `lm_head` reads instead of `last_hidden_state`"
+
+    def classifier_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return modulus(*hidden_states.chunk(2, dim=-1))
 
 
 @auto_docstring(

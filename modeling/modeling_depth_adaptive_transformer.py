@@ -145,6 +145,9 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
     model_class = DepthAdaptiveTransformerModel
     output_class = DepthAdaptiveTransformerHeadOutput
 
+    def own_loss(self) -> str:
+        return f"that of the predictions of all layers (`exit_training`={self.config.exit_training!r})"
+
     def build_head(self, config: DepthAdaptiveTransformerConfig) -> None:
         super().build_head(config)
         self.exit_classifiers, self.halting = None, None

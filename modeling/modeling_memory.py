@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,7 +12,8 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory
+from transformers_xl.modeling.adapters import offer_lora_targets
+from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory, drop_packing
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.dropout import Dropout
@@ -58,10 +60,12 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
 
     def post_init(self) -> None:
         super().post_init()
         keep_pages()
+        offer_lora_targets(self.config.model_type, self.lora_targets)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -109,11 +113,10 @@ class MemoryPreTrainedModel(PreTrainedModel):
         embedding.tables[-1] = self._get_resized_embeddings(
             embedding.tables[-1], size - start, mean_resizing=mean_resizing
         )
+        resize = partial(self._get_resized_lm_head, new_num_tokens=size - start, mean_resizing=mean_resizing)
         for module in self.modules():
             if isinstance(module, AdaptiveSoftmax):
-                module.clusters[-1] = self._get_resized_lm_head(
-                    module.clusters[-1], size - start, mean_resizing=mean_resizing
-                )
+                module.resize_last_cluster(resize)
         self.config.vocab_size = self.vocab_size = size
         self.tie_weights()
         return embedding
@@ -180,13 +183,13 @@ class MemoryModel:
         use_cache (`bool`, *optional*):
             Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
         """
-        check_keywords(kwargs, self.extra_arguments)
+        check_keywords(kwargs := drop_packing(kwargs, position_ids), self.extra_arguments)
         has_cache = past_key_values is not None
         check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, position_ids, has_cache)
         batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]
         check_memory(self.config, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
-            check_ids(input_ids, self.embed_tokens.num_embeddings)
+            check_ids(input_ids, self.config.vocab_size)
             inputs_embeds = self.embed_tokens(input_ids)
         length = inputs_embeds.shape[1]
         if use_cache and past_key_values is None and self.config.mem_len > 0:

@@ -24,6 +24,7 @@ from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingAttention, HaltingLayer, skips_halted
 from transformers_xl.modeling.memory import MemoryCache, MemoryCacheLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.products import linear
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -49,20 +50,23 @@ class UniversalTransformerHeadOutput(MemoryHeadOutput):
     halting: torch.Tensor | None = None
 
 
-class HaltingUnit(nn.Linear):
+class HaltingUnit(nn.Module):
     """The probability with which each position halts: sigmoid(w . x + b), `(batch, length)`, in float32 at least."""
 
     def __init__(self, config: UniversalTransformerConfig):
-        super().__init__(config.hidden_size, 1)
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(1))
 
     def init_weights(self, config: UniversalTransformerConfig) -> None:
+        init.normal_(self.weight, mean=0.0, std=config.initializer_range)
         init.constant_(self.bias, float(config.halting_bias))
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"ponder": [*self.parameters()]}
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        logits = super().forward(hidden_states).squeeze(-1)
+        logits = linear(hidden_states, self.weight, self.bias).squeeze(-1)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
 
 
@@ -217,6 +221,11 @@ class UniversalTransformerForCausalLM(
     PonderingHead, MemoryForCausalLM, UniversalTransformerPreTrainedModel, GenerationMixin
 ):
     model_class = UniversalTransformerModel
+
+    def own_loss(self) -> str | None:
+        if self.config.ponder_loss_coef == 0.0:
+            return super().own_loss()
+        return f"the cross-entropy and the ponder cost (`ponder_loss_coef`={self.config.ponder_loss_coef})"
 
     def mean_ponder_cost(
         self,

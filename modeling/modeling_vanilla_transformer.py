@@ -100,6 +100,16 @@ class VanillaTransformerForCausalLM(MemoryForCausalLM, VanillaTransformerPreTrai
     """
 
     model_class = VanillaTransformerModel
+    further_targets = 1  # the second target of the last token
+
+    def own_loss(self) -> str | None:
+        config = self.config
+        if not self.has_auxiliary(config) and config.every_position_loss:
+            return super().own_loss()
+        return (
+            f"one of chosen layers, targets and positions (`intermediate_losses`={config.intermediate_losses!r}, "
+            f"`num_targets`={config.num_targets}, `every_position_loss`={config.every_position_loss})"
+        )
 
     def build_head(self, config: VanillaTransformerConfig) -> None:
         super().build_head(config)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
+from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
 from transformers_xl.training.averaging import AveragedEvaluation, check_averaging
 from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, TrainingProgress
@@ -51,9 +52,11 @@ class MemoryTrainer(AveragedEvaluation, HubPushes, ResumableTrainer):
         check_averaging(args)
         check_memory_warmup(model, args)
         check_smoothing(model, args.label_smoothing_factor)
+        check_prompt_learning(model, with_memory=True)
         self.memory: dict[str, Memory] = {}
         super().__init__(model, args, **kwargs)
         check_smoothing(self.model, args.label_smoothing_factor)  # that of `model_init`
+        check_prompt_learning(self.model, with_memory=True)
         self.label_smoother = None  # ours knows shifted labels
         self._labels_of_model = self.label_names
         self.add_callback(TrainingProgress)

@@ -10,16 +10,51 @@ Auli, 2019, https://arxiv.org/abs/1809.10853), and are tied to them. Cluster i h
 words; Transformer-XL's released code reads entry -i, and checkpoints of it are turned round where they are converted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.adaptive_embedding import Projection
-from transformers_xl.modeling.ops.products import through
+from transformers_xl.modeling.ops.products import linear, through
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
+
+
+class TiedLinear(nn.Module):
+    """The linear map of a cluster in a model with tied words, whose `weight` `(words, width)` is that of the embedding.
+
+    It is no `nn.Linear`: what merges adapters into such layers, or quantizes them, would change the embedding too.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias: nn.Parameter | None = nn.Parameter(torch.empty(out_features)) if bias else None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def init_weights(self, config: MemoryConfig) -> None:
+        init.normal_(self.weight, mean=0.0, std=config.initializer_range)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return linear(hidden_states, self.weight, self.bias)
+
+    def resize(self, resized: Callable[[nn.Linear], nn.Linear]) -> "TiedLinear":
+        """Itself, with the weight and bias that `resized` makes of a linear layer that has its own."""
+        layer = nn.Linear(self.weight.shape[1], self.out_features, self.bias is not None, device="meta")
+        for name in ("weight", "bias"):
+            setattr(layer, name, getattr(self, name))
+        layer = resized(layer)
+        for name in ("weight", "bias"):
+            setattr(self, name, getattr(layer, name))
+        return self
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -27,7 +62,8 @@ class AdaptiveSoftmax(nn.Module):
 
     def __init__(self, config: MemoryConfig, bias: bool):
         super().__init__()
-        self.clusters = nn.ModuleList([nn.Linear(width, size, bias=bias) for size, width in config.clusters])
+        layer = TiedLinear if config.tie_word_embeddings else nn.Linear
+        self.clusters = nn.ModuleList([layer(width, size, bias=bias) for size, width in config.clusters])
         self.tails = nn.Linear(config.clusters[0][1], len(config.cutoffs), bias=bias) if config.cutoffs else None
         widths = [width for _, width in config.clusters] if config.has_projections else []
         self.projections = nn.ModuleList([Projection(width, config.token_width) for width in widths])
@@ -35,6 +71,11 @@ class AdaptiveSoftmax(nn.Module):
     @property
     def out_features(self) -> int:
         return sum(cluster.out_features for cluster in self.clusters)
+
+    def resize_last_cluster(self, resized: Callable[[nn.Linear], nn.Linear]) -> None:
+        """Put what `resized` makes of the last cluster's linear layer in its place."""
+        last = self.clusters[-1]
+        self.clusters[-1] = last.resize(resized) if isinstance(last, TiedLinear) else resized(last)
 
     def project(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.projections[index].down(hidden_states) if self.projections else hidden_states
@@ -105,7 +146,7 @@ def output_layer(config: MemoryConfig, bias: bool) -> nn.Module:
     """What turns hidden states into logits: a linear map, or an adaptive softmax."""
     if config.is_adaptive:
         return AdaptiveSoftmax(config, bias)
-    return nn.Linear(config.hidden_size, config.vocab_size, bias=bias)
+    return nn.Linear(config.token_width, config.vocab_size, bias=bias)
 
 
 def tied_weights(config: MemoryConfig) -> dict[str, str]:

@@ -8,7 +8,6 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
-from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
@@ -48,20 +47,6 @@ class ComplexLinear(nn.Module):
         of_real, of_imaginary = linear(states.unflatten(-1, (2, -1)), self.weight).unbind(-2)
         mapped = of_real + times_i(of_imaginary)
         return mapped if self.bias is None else mapped + self.bias
-
-
-class ModulusLinear(nn.Linear):
-    """A real linear map of the moduli."""
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return super().forward(modulus(*states.chunk(2, dim=-1)))
-
-
-class ModulusAdaptiveSoftmax(AdaptiveSoftmax):
-    """An adaptive softmax that reads the moduli."""
-
-    def project(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
-        return super().project(index, modulus(*hidden_states.chunk(2, dim=-1)))
 
 
 class ComplexLayerNorm(SublayerLayerNorm):

@@ -46,7 +46,7 @@ class GeometricHalting(nn.Module):
 
     def score(self, number: int, states: torch.Tensor) -> torch.Tensor:
         """`w_n . h_n + b_n` behind layer `number`."""
-        return states @ self.proj.weight[number - 1] + self.proj.bias[number - 1]
+        return self.proj(states)[..., number - 1]
 
     def log_probs(self, states: list[torch.Tensor]) -> torch.Tensor:
         """log q `(B, T, N)` from the mean embedding and the outputs of the layers."""

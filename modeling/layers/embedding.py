@@ -17,5 +17,10 @@ class ScaledEmbedding(nn.Embedding):
     def __init__(self, config: MemoryConfig):
         super().__init__(config.vocab_size, config.token_width, config.pad_token_id)
 
+    @property
+    def embed_scale(self) -> float:
+        """The root of the width, under the name by which PEFT scales what an adapter adds to the rows."""
+        return math.sqrt(self.embedding_dim)
+
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return super().forward(input_ids) * math.sqrt(self.embedding_dim)
+        return super().forward(input_ids) * self.embed_scale

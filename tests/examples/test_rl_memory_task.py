@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gymnasium.utils.env_checker import check_env
+from optional_packages import needs
+
+needs("gymnasium")
+from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 PATH = Path(__file__).parents[2] / "examples/rl_memory_task.py"
 spec = importlib.util.spec_from_file_location("rl_memory_task", PATH)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from optional_packages import needs
 from programs import BROWSER, DRIVER
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.evaluation.attention_maps import attention_atlas
 
-gr = pytest.importorskip("gradio", reason="no gradio here: `pip install -e '.[demo]'`, as `make setup` does")
+gr, _ = map(needs, ("gradio", "selenium"))
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402

@@ -146,3 +146,14 @@ def test_what_would_be_ignored_is_refused(head, name, value, remedy):
     model = tiny_model("transformer_xl", head=head)
     with pytest.raises(ValueError, match=f"`{name}`.*{remedy}"):
         model(torch.tensor([[5, 6, 7, 8]]), **{name: value})
+
+
+def test_arguments_of_kernels_agree_with_position_ids():
+    """Collators of packed rows give both; alone they are refused, as above."""
+    model, ids = tiny_model("transformer_xl", "causal_lm"), tokens(1, 5)
+    position_ids, ends = torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([0, 3, 5])
+    words = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 3, "max_length_k": 3}
+    expected = model(ids, position_ids=position_ids).logits
+    assert torch.equal(model(ids, position_ids=position_ids, **words).logits, expected)
+    with pytest.raises(ValueError, match="`cu_seq_lens_q` names other places .* than `position_ids`"):
+        model(ids, position_ids=position_ids, **words | {"cu_seq_lens_q": torch.tensor([0, 2, 5])})

@@ -54,7 +54,7 @@ def never_halting_model(norm_position: str):
 def test_values_and_gradients_are_those_of_a_naive_loop(halts: bool, norm_position: str):
     """Two segments with memory, and the whole text at once: logits, steps, ponder cost, memory and all gradients."""
     model = (halting_model if halts else never_halting_model)(norm_position)
-    ids = tokens(2, 17)
+    ids = tokens(4, 17)
     parameters = dict(model.named_parameters())
     state = parameters | {"lm_head.weight": model.lm_head.weight}
     first, second = ids[:, :9], ids[:, 9:]

@@ -4,11 +4,11 @@ import os
 import re
 from itertools import chain
 
-import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optional_packages import needs
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -21,6 +21,8 @@ from transformers_xl.streams.documents import (
     tokenize_dataset,
 )
 from transformers_xl.streams.files import read_documents, read_ids
+
+datasets = needs("datasets")
 
 
 def words(vocabulary: str = "one two three [UNK]", **kwargs) -> PreTrainedTokenizerFast:

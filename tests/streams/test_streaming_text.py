@@ -3,17 +3,18 @@
 import json
 from itertools import chain, takewhile
 
-import datasets
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optional_packages import needs
 from torch.utils.data import DataLoader
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.streams.documents import tokenize_dataset
 from transformers_xl.streams.streaming_text import StreamingText
 
+datasets = needs("datasets")
 LENGTHS = [5, 0, 3, 11, 8, 1, 4, 7, 2, 9, 6]
 TEXTS = ["one two three", "", "four", "a text that is longer than the others, and than its segments", "five", "six"]
 

@@ -8,8 +8,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-import sacremoses
 from golden import folder_of
+from optional_packages import needs
 from tokenizers import Regex
 from tokenizers.normalizers import Replace
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -23,8 +23,6 @@ from transformers_xl.tokenization.cutoffs import cheapest_cutoffs
 
 SPECIAL = ["<eos>", "<unk>", "<formula>"]
 TEXT = "The boat of 1,000 tons left.\nThe boat, well-known, came back - at 3.5 knots!\n\nNo <unk> on the boat.\n"
-NORMALIZER, TOKENIZER = sacremoses.MosesPunctNormalizer("en"), sacremoses.MosesTokenizer("en")
-JOINER = sacremoses.MosesDetokenizer("en")
 
 # what people write, and what they should not have
 SENTENCES = [
@@ -50,13 +48,23 @@ SENTENCES = [
 
 def reference_words(line: str) -> list[str]:
     """The words of one text, as TransfoXLTokenizer of transformers 4.35 found them with sacremoses."""
-    text = NORMALIZER.normalize(line.strip())
-    words = TOKENIZER.tokenize(text, aggressive_dash_splits=True, escape=False, protected_patterns=SPECIAL)
+    sacremoses = needs("sacremoses")
+    text = sacremoses.MosesPunctNormalizer("en").normalize(line.strip())
+    words = sacremoses.MosesTokenizer("en").tokenize(
+        text, aggressive_dash_splits=True, escape=False, protected_patterns=SPECIAL
+    )
     return [part for word in words for part in re.sub(r"(?<=\d)[,.](?=\d)", r" @\g<0>@ ", word).split()]
 
 
 def reference_text(words: list[str]) -> str:
-    return JOINER.detokenize(words).replace(" @,@ ", ",").replace(" @.@ ", ".").strip()
+    return (
+        needs("sacremoses")
+        .MosesDetokenizer("en")
+        .detokenize(words)
+        .replace(" @,@ ", ",")
+        .replace(" @.@ ", ".")
+        .strip()
+    )
 
 
 def moses_words(text: str) -> list[str]:
@@ -102,7 +110,7 @@ def test_random_texts_are_split_as_by_sacremoses():
 def test_classes_of_characters_are_those_of_moses(name: str, ours: str):
     everything = "".join(chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000)
     others = set(Replace(Regex(ours), "").normalize_str(everything))
-    assert set(everything) - others == set(getattr(sacremoses.MosesTokenizer, name))
+    assert set(everything) - others == set(getattr(needs("sacremoses").MosesTokenizer, name))
 
 
 def test_texts_are_joined_as_by_sacremoses():

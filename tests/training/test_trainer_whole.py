@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from optional_packages import needs
 from torch.nn import functional as F
 from trained import (
     LANES,
@@ -273,6 +274,7 @@ def test_callbacks_are_called_and_early_stopping_stops(tmp_path):
 
 def test_a_search_begins_every_trial_without_memory(tmp_path):
     """Trials of equal parameters end with the same loss, and the batch size cannot leave the lanes."""
+    needs("optuna")
     stream = TextStream(text(LANES * SEGMENT * 4 + 1), SEGMENT, LANES)
     trainer = MemoryTrainer(
         model_init=lambda: small_model(), args=arguments(tmp_path, use_cpu=True, num_train_epochs=1, eval_strategy="epoch"),

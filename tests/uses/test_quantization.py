@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from eight_bits import COMPLEX, goes_on, is_near, log_probs, remembering, small
+from optional_packages import needs
 from tiny import tokens
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-pytest.importorskip("torchao", reason="pip install -c constraints.txt '.[quantize]'")
-from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8Tensor, Int8WeightOnlyConfig
+needs("torchao")
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8Tensor, Int8WeightOnlyConfig  # noqa: E402
 
 ADAPTIVE = {"cutoffs": [10, 20], "div_val": 2}
 

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 import torch
+from optional_packages import needs
 from tiny import tiny_model
 from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.cli.main import app
 
+openai, _, _ = map(needs, ("openai", "fastapi", "uvicorn"))
 ROOT = Path(__file__).parents[2]
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

@@ -1,0 +1,45 @@
+"""What PEFT asks of a model: https://github.com/huggingface/peft."""
+
+import sys
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def offer_lora_targets(model_type: str, names: Sequence[str]) -> None:
+    """Let a `LoraConfig` without `target_modules` adapt the modules of these names in models of this type.
+
+    PEFT looks for them in a table of its own. It is not imported for that, which takes seconds: models that are built after
+    `import peft` are known to it.
+    """
+    table = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
+    if table is not None and names:
+        table.setdefault(model_type, list(names))
+
+
+def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
+    """Refuse methods of PEFT that put virtual tokens before a text, where a model that remembers would read them wrongly.
+
+    Args:
+        model: what is trained or generates; anything but a `PeftModel` of such a method passes.
+        with_memory: whether texts are read with the memory of earlier ones.
+    """
+    config = getattr(model, "active_peft_config", None)
+    if config is None or not config.is_prompt_learning:
+        return
+    if config.peft_type in ("PREFIX_TUNING", "CARTRIDGE"):
+        reason = "it makes a cache of the library's own, which cannot hold this model's memory"
+    elif with_memory:
+        reason = (
+            "its virtual tokens would come again before every segment, behind what is remembered and into the memory, and "
+            "`shift_labels` knows nothing of them"
+        )
+    else:
+        return
+    raise ValueError(
+        f"`peft_type`={config.peft_type.value!r} cannot be used here: {reason}. Use LoRA, or prompt tuning without memory "
+        "(docs/peft_trl.md)."
+    )
+
+
+__all__ = ["check_prompt_learning", "offer_lora_targets"]
