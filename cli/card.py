@@ -27,7 +27,7 @@ def card(
     Figures are those of training_metrics.json, which `train` and `evaluate --record` write. What you say of the licence and
     the like stays in README.md when it is written again.
     """
-    config_of(str(model_dir))
+    config_of(str(model_dir), any_kind=True)
     from transformers_xl.hub.cards import Choices, model_card, write_card
 
     choices = Choices(license, language, base_model, tags=tuple(tag or ()))

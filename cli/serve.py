@@ -44,9 +44,11 @@ def check_model(model: str) -> None:
 
     config = config_of(model)
     check_language_model(model, config)
+    if not config.architectures:  # as in folders of transformers 4: the server would not know what to load
+        raise ValueError(f"`model`={model!r} names no `architectures` in config.json: use `transformers-xl convert`.")
     if Path(model).is_dir():
         load_model(Path(model))  # what is damaged is refused before the server starts
-    for name in config.architectures or ():
+    for name in config.architectures:
         setattr(transformers, name, transformers.AutoModelForCausalLM)  # it finds what we have registered
 
 
