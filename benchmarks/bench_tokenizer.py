@@ -3,7 +3,7 @@
 Reads text files (by default the text that every CPython ships), line by line, three times: as they are, as people would
 write them (joined by Moses, for texts that are split already, as WikiText is), and as they are at spaces only. Every line
 of the first two is split by both, with one thread; ids in a vocabulary of the text's words are compared. Writes
-`results/tokenizer.json`. Needs sacremoses (`pip install transformers-xl[moses]`).
+`results/tokenizer.json`. Needs sacremoses (`pip install '.[moses]'`).
 
     python benchmarks/bench_tokenizer.py wikitext-2/valid.txt wikitext-2/test.txt --name "WikiText-2, valid and test"
 """

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, import_models
+from transformers_xl.cli.common import show
+from transformers_xl.cli.loading import config_of
 
 
 def card(
@@ -26,20 +27,18 @@ def card(
     Figures are those of training_metrics.json, which `train` and `evaluate --record` write. What you say of the licence and
     the like stays in README.md when it is written again.
     """
-    with clean_errors():
-        import_models()
-        from transformers_xl.hub.cards import Choices, model_card, write_card
+    config_of(str(model_dir), any_kind=True)
+    from transformers_xl.hub.cards import Choices, model_card, write_card
 
-        choices = Choices(license, language, base_model, tags=tuple(tag or ()))
-        if write:
-            for path in write_card(model_dir, name, choices, overwrite):
-                typer.echo(f"wrote {path}")
-            return
-        shown = model_card(model_dir, name, choices)
-    from rich.console import Console
+    choices = Choices(license, language, base_model, tags=tuple(tag or ()))
+    if write:
+        for path in write_card(model_dir, name, choices, overwrite):
+            typer.echo(f"wrote {path}")
+        return
+    shown = model_card(model_dir, name, choices)
     from rich.markdown import Markdown
 
-    Console().print(Markdown(f"```yaml\n{shown.data.to_yaml()}\n```\n{shown.text}"))
+    show(Markdown(f"```yaml\n{shown.data.to_yaml()}\n```\n{shown.text}"))
 
 
 __all__ = ["card"]

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model, sampling, streamer_of
+from transformers_xl.cli.common import sampling, streamer_of
+from transformers_xl.cli.loading import load_model
 
 
 def chat(
@@ -23,33 +24,40 @@ def chat(
     With a chat template, turns are rendered by it; without one, a line is text that the model continues.
     /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer.
     """
-    with clean_errors():
-        model, tokenizer = load_model(model_dir)
-        import transformers
+    model, tokenizer = load_model(model_dir)
+    import transformers
 
-        from transformers_xl.cli.conversation import Conversation
+    from transformers_xl.cli.conversation import Conversation
 
-        streamer = streamer_of(tokenizer)
-        settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}
-        conversation = Conversation(model, tokenizer, stop, **settings)
-        transformers.set_seed(seed)
-        with suppress(ImportError):  # a line can be edited, and earlier ones come back
-            import readline  # noqa: F401
-        typer.echo("/reset forgets, /quit ends, Ctrl-C ends an answer.")
-        while (line := next_line()) != "/quit":
-            if line == "/reset":
-                conversation.reset()
-                typer.echo("Forgotten.")
-            elif line:
-                conversation.say(line, streamer)
-                typer.echo()
+    streamer = streamer_of(tokenizer)
+    settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}
+    conversation = Conversation(model, tokenizer, stop, **settings)
+    transformers.set_seed(seed)
+    with suppress(ImportError):  # a line can be edited, and earlier ones come back
+        import readline  # noqa: F401
+    typer.echo("/reset forgets, /quit ends, Ctrl-C ends an answer.")
+    while (line := next_line()) != "/quit":
+        if line == "/reset":
+            conversation.reset()
+            typer.echo("Forgotten.")
+        elif line:
+            conversation.say(line, streamer)
+            typer.echo()
 
 
 def next_line() -> str:
-    """What the user types; `/quit` at the end of the input."""
+    """What the user types; `/quit` at the end of the input.
+
+    Raises:
+        ValueError: it is no UTF-8.
+    """
     while True:
         try:
-            return input("> ").strip()
+            line = input("> ").strip()
+            line.encode()  # Python may have kept what it could not decode
+            return line
+        except UnicodeError as error:
+            raise ValueError(f"The line on standard input is no UTF-8 ({error}).") from error
         except EOFError:
             typer.echo()
             return "/quit"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors
+from transformers_xl.cli.errors import blamed
 
 
 def compare(
@@ -53,23 +53,22 @@ def compare(
         for name, value in locals().items()
         if name not in ("texts", "output", "from_dir", "variant", "seeds", "speeds", "turns")
     }
-    with clean_errors():
-        if from_dir is not None:
-            if texts or output is not None:
-                raise ValueError("`from` reads runs that exist: leave out texts and --output.")
-            _write_report(from_dir)
-            return
-        if not texts or output is None:
-            raise ValueError("`texts` and `output` are needed: give text files, and a folder with --output.")
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise ValueError(
-                f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: models are compared in one process, with times and memory of "
-                "their own: start the command without a launcher."
-            )
-        if learning_rate <= 0:
-            raise ValueError(f"`learning_rate`={learning_rate} must be above 0.")
-        _compare(texts, output, variant, seeds, turns if speeds else 0, arguments)
-        _write_report(output)
+    if from_dir is not None:
+        if texts or output is not None:
+            raise ValueError("`from` reads runs that exist: leave out texts and --output.")
+        _write_report(from_dir)
+        return
+    if not texts or output is None:
+        raise ValueError("`texts` and `output` are needed: give text files, and a folder with --output.")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError(
+            f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: models are compared in one process, with times and memory of "
+            "their own: start the command without a launcher."
+        )
+    if learning_rate <= 0:
+        raise ValueError(f"`learning_rate`={learning_rate} must be above 0.")
+    _compare(texts, output, variant, seeds, turns if speeds else 0, arguments)
+    _write_report(output)
 
 
 def _compare(
@@ -111,8 +110,9 @@ def _write_report(folder: Path) -> None:
     from transformers_xl.evaluation.comparison_plots import draw_comparison
     from transformers_xl.evaluation.plots import save
 
-    runs = read_runs(folder)
-    rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
+    with blamed(folder):
+        runs = read_runs(folder)
+        rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
     (folder / "compare.md").write_text(table(rows), encoding="utf-8")
     save(draw_comparison(rows), folder / "compare.png")
     typer.echo(table(rows))

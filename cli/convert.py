@@ -1,13 +1,12 @@
 """`transformers-xl convert`: old checkpoints in, a folder of this package out."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, clean_errors, import_models, written_whole
+from transformers_xl.cli.common import check_output, import_models, written_whole
 
 
 def convert(
@@ -60,52 +59,44 @@ def convert(
 
     Nothing in the files is executed. The output is written whole or not at all.
     """
-    with clean_errors():
-        check_output(output, overwrite)
-        if cluster_order not in (None, "natural", "reversed"):
-            raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
-        if split not in (None, "moses", "spaces"):
-            raise ValueError(f"`split`={split!r} must be 'moses' or 'spaces'.")
-        given = _read_json(config) if config is not None else {}
-        typer.echo("starting ...", err=True)  # the imports take seconds
-        import_models()
-        if (source / "config.json").is_file():
-            if given:
-                raise ValueError(f"`config`={str(config)!r} is of no use: {str(source)!r} has its own config.json.")
-            model, tokenizer = _from_transformers(source, vocab, cluster_order, split)
-        else:
-            model, tokenizer = _from_original(source, vocab, given, cluster_order, split)
-        if tokenizer is not None and model.config.eos_token_id is None:
-            model.config.eos_token_id = tokenizer.eos_token_id
-            if model.can_generate():
-                model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.config.tokenizer_class = None  # what the new files say of themselves holds
-        with written_whole(output) as folder:
-            model.save_pretrained(folder)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
+    check_output(output, overwrite)
+    if cluster_order not in (None, "natural", "reversed"):
+        raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
+    if split not in (None, "moses", "spaces"):
+        raise ValueError(f"`split`={split!r} must be 'moses' or 'spaces'.")
+    from transformers_xl.hub.json_files import read_json
+
+    given = read_json(config) if config is not None else {}
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    import_models()
+    if (source / "config.json").is_file():
+        if given:
+            raise ValueError(f"`config`={str(config)!r} is of no use: {str(source)!r} has its own config.json.")
+        model, tokenizer = _from_transformers(source, vocab, cluster_order, split)
+    else:
+        model, tokenizer = _from_original(source, vocab, given, cluster_order, split)
+    if tokenizer is not None and model.config.eos_token_id is None:
+        model.config.eos_token_id = tokenizer.eos_token_id
+        if model.can_generate():
+            model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.config.tokenizer_class = None  # what the new files say of themselves holds
+    with written_whole(output) as folder:
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
     typer.echo(f"{type(model).__name__}: {model.num_parameters():,} parameters")
     if tokenizer is None:
         typer.echo("no vocabulary found: give one by --vocab to have the tokenizer converted as well")
     typer.echo(f"wrote {output}")
 
 
-def _read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"`config`={str(path)!r} is no JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise ValueError(f'`config`={str(path)!r} must hold a JSON object, such as {{"mem_len": 160}}.')
-    return value
-
-
 def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | None, split: str | None) -> tuple:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+    from transformers_xl.hub.json_files import read_json
     from transformers_xl.modeling.conversion.vocabulary import HF_FILES
 
-    described = _read_json(source / "config.json")
+    described = read_json(source / "config.json")
     if described.get("model_type") != "transfo-xl":
         raise ValueError(
             f"`source`={str(source)!r} holds a {described.get('model_type')!r}: only 'transfo-xl' is converted."

@@ -1,14 +1,13 @@
 """`transformers-xl evaluate`: bits per byte of a text, with and without memory, and by a moving window."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.loading import load_model
+from transformers_xl.cli.measuring import tell
 
 
 def evaluate(
@@ -43,40 +42,37 @@ def evaluate(
 
     The text is read in segments. A model without memory is measured once.
     """
-    with clean_errors():
-        if dataset is not None and not record:
-            raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
-        model, tokenizer = load_model(model_dir)
-        from transformers_xl.cli.recording import check_claims, evaluation_of, text_of_files
-        from transformers_xl.evaluation.bits_per_byte import score_moving_window, score_text
-        from transformers_xl.streams.files import read_ids
+    if dataset is not None and not record:
+        raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
+    model, tokenizer = load_model(model_dir)
+    from transformers_xl.cli.recording import check_claims, evaluation_of, text_of_files
+    from transformers_xl.evaluation.bits_per_byte import score_moving_window, score_text
+    from transformers_xl.streams.files import read_ids
 
-        claims = check_claims(dataset, dataset_revision, task_id)
-        ids, size = read_ids(text, tokenizer, progress=not as_json)
-        size -= len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
-        ways = (
-            (("with memory", True), ("without memory", False)) if model.config.mem_len else (("in segments", False),)
-        )
-        scores = {
-            name: score_text(model, ids, segment_length, batch_size, memory, num_bytes=size, progress=not as_json)
+    claims = check_claims(dataset, dataset_revision, task_id)
+    ids, size = read_ids(text, tokenizer, progress=not as_json)
+    size -= len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
+    ways = (("with memory", True), ("without memory", False)) if model.config.mem_len else (("in segments", False),)
+    scores = {
+        name: score_text(model, ids, segment_length, batch_size, memory, num_bytes=size, progress=not as_json)
+        for name, memory in ways
+    }
+    if moving_window:
+        scores["moving window"] = score_moving_window(model, ids, segment_length, num_bytes=size, progress=not as_json)
+    if record:
+        data = text_of_files(text, len(ids), claims)
+        command = _command(text, segment_length, batch_size, claims)
+        evaluations = [
+            evaluation_of(model, scores[name], data, batch_size, memory, command, segment_length)
             for name, memory in ways
-        }
-        if moving_window:
-            scores["moving window"] = score_moving_window(
-                model, ids, segment_length, num_bytes=size, progress=not as_json
-            )
-        if record:
-            data = text_of_files(text, len(ids), claims)
-            command = _command(text, segment_length, batch_size, claims)
-            evaluations = [
-                evaluation_of(model, scores[name], data, batch_size, memory, command, segment_length)
-                for name, memory in ways
-            ]
-            _record(model, model_dir, evaluations)
-    if as_json:
-        typer.echo(json.dumps({name.replace(" ", "_"): _summary(score) for name, score in scores.items()}, indent=2))
-    else:
-        _print_table(scores)
+        ]
+        _record(model, model_dir, evaluations)
+    result = {name.replace(" ", "_"): _summary(score) for name, score in scores.items()}
+    rows = [
+        [name, f"{score.bits_per_byte:.4f}", f"{score.nats:,.1f}", f"{score.tokens:,}", f"{score.bytes:,}"]
+        for name, score in scores.items()
+    ]
+    tell(result, as_json, model_dir.name, ["", "bits per byte", "nats", "tokens", "bytes"], rows)
 
 
 def _command(text: list[Path], segment_length: int | None, lanes: int, claims: tuple) -> str:
@@ -108,20 +104,6 @@ def _summary(score) -> dict:
         "bytes": score.bytes,
         "bits_per_byte_by_position": by_position,
     }
-
-
-def _print_table(scores: dict) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "bits per byte", "nats", "tokens", "bytes")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, score in scores.items():
-        table.add_row(
-            name, f"{score.bits_per_byte:.4f}", f"{score.nats:,.1f}", f"{score.tokens:,}", f"{score.bytes:,}"
-        )
-    Console().print(table)
 
 
 __all__ = ["evaluate"]

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model, sampling, streamer_of
+from transformers_xl.cli.common import sampling, streamer_of
+from transformers_xl.cli.loading import load_model
 
 
 def generate(
@@ -18,22 +19,21 @@ def generate(
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
 ) -> None:
     """Continue a prompt, and stream what is written to standard output."""
-    with clean_errors():
-        if not prompt:
-            raise ValueError("`prompt`='' is empty: give at least one character to continue.")
-        model, tokenizer = load_model(model_dir)
-        import transformers
+    if not prompt:
+        raise ValueError("`prompt`='' is empty: give at least one character to continue.")
+    model, tokenizer = load_model(model_dir)
+    import transformers
 
-        inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
-        transformers.set_seed(seed)
-        typer.echo(prompt, nl=False)
-        model.generate(
-            **inputs,
-            max_new_tokens=max_new_tokens,
-            streamer=streamer_of(tokenizer),
-            **sampling(temperature, top_k),
-        )
-        typer.echo()
+    inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
+    transformers.set_seed(seed)
+    typer.echo(prompt, nl=False)
+    model.generate(
+        **inputs,
+        max_new_tokens=max_new_tokens,
+        streamer=streamer_of(tokenizer, continues=True),
+        **sampling(temperature, top_k),
+    )
+    typer.echo()
 
 
 __all__ = ["generate"]

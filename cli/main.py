@@ -3,12 +3,16 @@
 Commands import torch and transformers when they run, not when they are listed: `--help` answers at once.
 """
 
+from typing import Annotated
+
 import typer
+from typer import Option
 
 from transformers_xl.cli.card import card
 from transformers_xl.cli.chat import chat
 from transformers_xl.cli.compare import compare
 from transformers_xl.cli.convert import convert
+from transformers_xl.cli.errors import Commands
 from transformers_xl.cli.evaluate import evaluate
 from transformers_xl.cli.generate import generate
 from transformers_xl.cli.measure_curve import context_curve
@@ -22,11 +26,21 @@ from transformers_xl.cli.train import train
 
 app = typer.Typer(
     name="transformers-xl",
+    cls=Commands,
     help="Language models that remember past their window: train one on your text, measure it, let it write.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of every error.")] = False,
+) -> None:
+    """Options of all commands; [`Commands`] reads them."""
+
+
 for command in (
     train,
     evaluate,

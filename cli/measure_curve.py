@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.loading import load_model
 from transformers_xl.cli.measuring import check_picture, model_names, read_text, tell
 
 
@@ -37,21 +37,20 @@ def context_curve(
     A model without memory, also one of transformers, reads each segment anew behind so many tokens of the text, as far as
     it can read them.
     """
-    with clean_errors():
-        names = model_names(models)
-        check_picture(picture)
-        typer.echo("starting ...", err=True)  # the imports take seconds
-        rows = {
-            name: _measure(folder, text, length, segment_length, batch_size, progress=not as_json)
-            for name, folder in names.items()
-        }
-        result = {"text": [path.name for path in text], "batch_size": batch_size, "models": rows}
-        if picture is not None:
-            from transformers_xl.evaluation.context_plots import draw_context_curve
-            from transformers_xl.evaluation.plots import save
+    names = model_names(models)
+    check_picture(picture)
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    rows = {
+        name: _measure(folder, text, length, segment_length, batch_size, progress=not as_json)
+        for name, folder in names.items()
+    }
+    result = {"text": [path.name for path in text], "batch_size": batch_size, "models": rows}
+    if picture is not None:
+        from transformers_xl.evaluation.context_plots import draw_context_curve
+        from transformers_xl.evaluation.plots import save
 
-            files = save(draw_context_curve(result), picture)
-            typer.echo(f"wrote {', '.join(map(str, files))}", err=True)
+        files = save(draw_context_curve(result), picture)
+        typer.echo(f"wrote {', '.join(map(str, files))}", err=True)
     table = []
     for name, row in rows.items():
         for tokens, bits in row["bits_per_byte"].items():

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.loading import load_model
 from transformers_xl.cli.measuring import check_picture, model_names, read_text, tell
 
 
@@ -39,22 +39,21 @@ def recl(
     arguments = {
         name: value for name, value in locals().items() if name not in ("models", "text", "as_json", "picture")
     }
-    with clean_errors():
-        if max_context < c0 + delta:
-            raise ValueError(f"`max_context`={max_context} must be at least `c0` + `delta` = {c0 + delta} tokens.")
-        names = model_names(models)
-        check_picture(picture)
-        typer.echo("starting ...", err=True)  # the imports take seconds
-        from transformers_xl.evaluation.recl import check_parameters
+    if max_context < c0 + delta:
+        raise ValueError(f"`max_context`={max_context} must be at least `c0` + `delta` = {c0 + delta} tokens.")
+    names = model_names(models)
+    check_picture(picture)
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    from transformers_xl.evaluation.recl import check_parameters
 
-        check_parameters(r, threshold, resamples, confidence)
-        result = _measure(names, text, arguments, progress=not as_json)
-        if picture is not None:
-            from transformers_xl.evaluation.context_plots import draw_recl
-            from transformers_xl.evaluation.plots import save
+    check_parameters(r, threshold, resamples, confidence)
+    result = _measure(names, text, arguments, progress=not as_json)
+    if picture is not None:
+        from transformers_xl.evaluation.context_plots import draw_recl
+        from transformers_xl.evaluation.plots import save
 
-            files = save(draw_recl(result), picture)
-            typer.echo(f"wrote {', '.join(map(str, files))}", err=True)
+        files = save(draw_recl(result), picture)
+        typer.echo(f"wrote {', '.join(map(str, files))}", err=True)
     rows = []
     for name, row in result["models"].items():
         low, high = row["interval"]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, load_model
+from transformers_xl.cli.loading import load_model
 from transformers_xl.cli.measuring import read_text, tell
 
 
@@ -32,15 +32,14 @@ def speed(
     A window that is read anew for every token, against segments with a memory as long as that window (Dai et al., 2019,
     section 4.5).
     """
-    with clean_errors():
-        typer.echo("starting ...", err=True)  # the imports take seconds
-        model, tokenizer = load_model(model_dir)
-        import torch
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    model, tokenizer = load_model(model_dir)
+    import torch
 
-        from transformers_xl.evaluation.speed import ATTENTION_LENGTHS, evaluation_speed
+    from transformers_xl.evaluation.speed import ATTENTION_LENGTHS, evaluation_speed
 
-        ids, _ = read_text(text, tokenizer, progress=not as_json)
-        rows = evaluation_speed(model, ids, length or ATTENTION_LENGTHS, segment_length, repeats)
+    ids, _ = read_text(text, tokenizer, progress=not as_json)
+    rows = evaluation_speed(model, ids, length or ATTENTION_LENGTHS, segment_length, repeats)
     device = torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     result = {
         "model_type": model.config.model_type,

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from transformers_xl.cli.common import show
+
 
 def model_names(folders: Iterable[Path]) -> dict[str, Path]:
     """The folders by name: the last part of the path, or all of it where two have the same.
@@ -44,7 +46,6 @@ def tell(result: dict, as_json: bool, title: str, header: list[str], rows: list[
     if as_json:
         typer.echo(json.dumps(result, indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*header, title=title)
@@ -52,7 +53,7 @@ def tell(result: dict, as_json: bool, title: str, header: list[str], rows: list[
         column.justify = "right"
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    show(table)
 
 
 __all__ = ["check_picture", "model_names", "read_text", "tell"]

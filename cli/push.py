@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors
+from transformers_xl.cli.loading import shapes_of
 
 
 def push(
@@ -22,20 +22,20 @@ def push(
 
     Run it again after a failure: what has arrived is not sent twice. The token is that of `hf auth login`, or HF_TOKEN.
     """
-    with clean_errors():
-        if not message.strip():
-            raise ValueError("`message`='' is empty: say in a few words what is pushed.")
-        from transformers_xl.hub.uploading import push_folder
+    if not message.strip():
+        raise ValueError("`message`='' is empty: say in a few words what is pushed.")
+    from transformers_xl.hub.uploading import push_folder
 
-        pushed = push_folder(
-            model_dir,
-            repo,
-            private=private or None,
-            revision=revision,
-            create_pr=create_pr,
-            commit_message=message,
-            commit_description=description,
-        )
+    shapes_of(model_dir)  # a damaged file stays here
+    pushed = push_folder(
+        model_dir,
+        repo,
+        private=private or None,
+        revision=revision,
+        create_pr=create_pr,
+        commit_message=message,
+        commit_description=description,
+    )
     typer.echo(f"{len(pushed.files)} files are at {pushed.url}")
     if pushed.left_out:
         typer.echo(f"left out: {', '.join(pushed.left_out)}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, import_models, load_model
+from transformers_xl.cli.loading import load_model
 
 
 def report(
@@ -26,53 +26,36 @@ def report(
 
     The page holds its pictures and needs no network. A GPU is used where there is one.
     """
-    with clean_errors():
-        if out.is_dir():
-            raise ValueError(f"`out`={str(out)!r} is a folder: give the name of a file, for example report.html.")
-        if out.exists() and not overwrite:
-            raise ValueError(f"`out`={str(out)!r} exists: choose another name, or add --overwrite.")
-        if pictures is not None and pictures.exists() and not pictures.is_dir():
-            raise ValueError(f"`pictures`={str(pictures)!r} is a file: give the name of a folder.")
-        if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:
-            raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
-        model, tokenizer = _load(model_dir)
-        from transformers_xl.evaluation.html_report import render_page, report_sections
-        from transformers_xl.evaluation.plots import save
-        from transformers_xl.evaluation.result_files import write_text
-        from transformers_xl.streams.files import read_ids
+    if out.is_dir():
+        raise ValueError(f"`out`={str(out)!r} is a folder: give the name of a file, for example report.html.")
+    if out.exists() and not overwrite:
+        raise ValueError(f"`out`={str(out)!r} exists: choose another name, or add --overwrite.")
+    if pictures is not None and pictures.exists() and not pictures.is_dir():
+        raise ValueError(f"`pictures`={str(pictures)!r} is a file: give the name of a folder.")
+    if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:
+        raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
+    model, tokenizer = load_model(model_dir, encoders=True)
+    from transformers_xl.evaluation.html_report import render_page, report_sections
+    from transformers_xl.evaluation.plots import save
+    from transformers_xl.evaluation.result_files import write_text
+    from transformers_xl.streams.files import read_ids
 
-        ids, size = read_ids(text, tokenizer)
-        if len(ids) < 2:
-            raise ValueError(f"`text` has {len(ids)} token: give a text with at least one more, which it can predict.")
-        share = min(tokens, len(ids)) / len(ids)
-        ids = ids[:tokens]
-        if hasattr(tokenizer, "decode_bytes"):
-            num_bytes = len(tokenizer.decode_bytes(ids[1:].tolist()))
-        else:
-            num_bytes = round(size * share)
-        sections = list(report_sections(model, tokenizer, ids, num_bytes, segment_length, progress=True))
-        page = render_page(
-            f"{model.config.model_type}: {model_dir.resolve().name}", _facts(model, text, ids), sections
-        )
-        write_text(out, page)
-        if pictures is not None:
-            pictures.mkdir(parents=True, exist_ok=True)
-            for section in sections:
-                if section.figure is not None:
-                    save(section.figure, pictures / section.name)
+    ids, size = read_ids(text, tokenizer)
+    if len(ids) < 2:
+        raise ValueError(f"`text` has {len(ids)} token: give a text with at least one more, which it can predict.")
+    share = min(tokens, len(ids)) / len(ids)
+    ids = ids[:tokens]
+    is_bytes = hasattr(tokenizer, "decode_bytes")
+    num_bytes = len(tokenizer.decode_bytes(ids[1:].tolist())) if is_bytes else round(size * share)
+    sections = list(report_sections(model, tokenizer, ids, num_bytes, segment_length, progress=True))
+    page = render_page(f"{model.config.model_type}: {model_dir.resolve().name}", _facts(model, text, ids), sections)
+    write_text(out, page)
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        for section in sections:
+            if section.figure is not None:
+                save(section.figure, pictures / section.name)
     typer.echo(f"wrote {out}" + (f" and {pictures}" if pictures else ""))
-
-
-def _load(folder: Path) -> tuple:
-    """The language model in a folder, or the base model of a variant that is none, and its tokenizer."""
-    variants = import_models()
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-
-    if (folder / "config.json").is_file():
-        row = variants.get(AutoConfig.from_pretrained(folder).model_type)
-        if row is not None and row.causal_lm_class is None:
-            return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    return load_model(folder)
 
 
 def _facts(model, text: list[Path], ids) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """`transformers-xl serve`: the server of transformers, which speaks OpenAI's protocol, with our models known to it."""
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from transformers_xl.cli.common import clean_errors, config_of, import_models
+from transformers_xl.cli.common import import_models
+from transformers_xl.cli.loading import check_language_model, config_of, load_model
 
 
 def serve(
@@ -19,31 +21,35 @@ def serve(
 
     Requests name the model as it is named here. Ctrl-C ends the server.
     """
-    with clean_errors():
-        import_models()
-        from transformers.utils.import_utils import is_serve_available
+    import_models()
+    from transformers.utils.import_utils import is_serve_available
 
-        if not is_serve_available():
-            raise ValueError("`serve` needs fastapi, uvicorn and openai: pip install 'transformers-xl[serve]'.")
-        check_model(model)
-        server = server_of(model)
-        server(force_model=model, host=host, port=port, device=device, dtype=dtype, default_seed=seed)
+    from transformers_xl.hub.installing import pip_install
+
+    if not is_serve_available():
+        raise ValueError(f"`serve` needs fastapi, uvicorn and openai: {pip_install('serve')}.")
+    check_model(model)
+    server = server_of(model)
+    server(force_model=model, host=host, port=port, device=device, dtype=dtype, default_seed=seed)
 
 
 def check_model(model: str) -> None:
     """Let transformers find the class of `model`, which it looks for among its own names.
 
     Raises:
-        ValueError: it is no language model of this package.
+        ValueError: it is no language model of this package, or a file of it is damaged.
         OSError: there is no such folder or repository.
     """
     import transformers
 
     config = config_of(model)
-    name = (config.architectures or [""])[0]
-    if not name.endswith(("ForCausalLM", "LMHeadModel")):
-        raise ValueError(f"`model`={model!r} holds a {name!r}: only language models can be served.")
-    setattr(transformers, name, transformers.AutoModelForCausalLM)  # it finds what we have registered
+    check_language_model(model, config)
+    if not config.architectures:  # as in folders of transformers 4: the server would not know what to load
+        raise ValueError(f"`model`={model!r} names no `architectures` in config.json: use `transformers-xl convert`.")
+    if Path(model).is_dir():
+        load_model(Path(model))  # what is damaged is refused before the server starts
+    for name in config.architectures:
+        setattr(transformers, name, transformers.AutoModelForCausalLM)  # it finds what we have registered
 
 
 def server_of(model: str) -> type:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, clean_errors, written_whole
+from transformers_xl.cli.common import check_output, written_whole
 
 tokenizer = typer.Typer(help="Make tokenizers.", no_args_is_help=True)
 
@@ -32,23 +32,22 @@ def train_tokenizer(
     div_val: Annotated[int, Option(help="Each cluster's vectors are narrower by this factor.")] = 1,
 ) -> None:
     """Make a word tokenizer from text files, and suggest where an adaptive softmax should cut its vocabulary."""
-    with clean_errors():
-        check_output(output, overwrite)
-        for name, value in (("clusters", clusters), ("div_val", div_val)):
-            if value < 1:
-                raise ValueError(f"`{name}`={value} must be 1 or more.")
-        typer.echo("starting ...", err=True)  # the import takes seconds
-        from transformers_xl.tokenization.tokenization_words import WordTokenizer
+    check_output(output, overwrite)
+    for name, value in (("clusters", clusters), ("div_val", div_val)):
+        if value < 1:
+            raise ValueError(f"`{name}`={value} must be 1 or more.")
+    typer.echo("starting ...", err=True)  # the import takes seconds
+    from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
-        words = WordTokenizer.train_from_files(
-            texts, min_freq=min_freq, max_size=max_size, lower_case=lower_case, split=split, add_eos=add_eos
-        )
-        cutoffs = words.suggest_cutoffs(clusters, div_val)
-        with written_whole(output) as folder:
-            words.save_pretrained(folder)
-        typer.echo(f"{len(words):,} tokens; {words.unknown_share:.3%} of the text is <unk>")
-        typer.echo(f"cutoffs for {clusters} clusters at the least expected cost: {cutoffs}")
-        typer.echo(f"wrote {output}")
+    words = WordTokenizer.train_from_files(
+        texts, min_freq=min_freq, max_size=max_size, lower_case=lower_case, split=split, add_eos=add_eos
+    )
+    cutoffs = words.suggest_cutoffs(clusters, div_val)
+    with written_whole(output) as folder:
+        words.save_pretrained(folder)
+    typer.echo(f"{len(words):,} tokens; {words.unknown_share:.3%} of the text is <unk>")
+    typer.echo(f"cutoffs for {clusters} clusters at the least expected cost: {cutoffs}")
+    typer.echo(f"wrote {output}")
 
 
 __all__ = ["tokenizer"]

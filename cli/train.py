@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, clean_errors, import_models, is_main_process, written_whole
+from transformers_xl.cli.common import check_output, import_models, is_main_process, written_whole
 
 MODEL, DATA, TRAINING = "Model", "Data", "Training"
 
@@ -66,20 +66,19 @@ def train(
     arguments = {
         name: value for name, value in locals().items() if name not in ("texts", "output", "overwrite", "eval_text")
     }
-    with clean_errors():
-        check_output(output, overwrite)
-        if steps is not None and epochs is not None:
-            raise ValueError(f"`steps`={steps} and `epochs`={epochs} exclude each other: give one of them.")
-        for name in ("steps", "epochs", "learning_rate"):
-            if arguments[name] is not None and arguments[name] <= 0:
-                raise ValueError(f"`{name}`={arguments[name]} must be above 0.")
-        if is_main_process():
-            typer.echo("starting ...", err=True)  # the imports take seconds
-        variants = import_models()
-        if variant not in variants or not variants[variant].causal:
-            known = ", ".join(name for name, row in variants.items() if row.causal)
-            raise ValueError(f"`variant`={variant!r} is not a language model of this package: known are {known}.")
-        _train(variants[variant], texts, output, eval_text, arguments)
+    check_output(output, overwrite)
+    if steps is not None and epochs is not None:
+        raise ValueError(f"`steps`={steps} and `epochs`={epochs} exclude each other: give one of them.")
+    for name in ("steps", "epochs", "learning_rate"):
+        if arguments[name] is not None and arguments[name] <= 0:
+            raise ValueError(f"`{name}`={arguments[name]} must be above 0.")
+    if is_main_process():
+        typer.echo("starting ...", err=True)  # the imports take seconds
+    variants = import_models()
+    if variant not in variants or not variants[variant].causal:
+        known = ", ".join(name for name, row in variants.items() if row.causal)
+        raise ValueError(f"`variant`={variant!r} is not a language model of this package: known are {known}.")
+    _train(variants[variant], texts, output, eval_text, arguments)
 
 
 def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> None:

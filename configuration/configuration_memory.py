@@ -14,6 +14,8 @@ from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, set
 
 logger = logging.get_logger(__name__)
 
+MAX_LAYERS = 4096  # a typing error, or a hostile file, must not be built
+
 
 @strict
 class MemoryConfig(PreTrainedConfig):
@@ -226,6 +228,8 @@ class MemoryConfig(PreTrainedConfig):
         for name in (*positive, "segment_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise ValueError(f"`num_hidden_layers`={self.num_hidden_layers} must be at most {MAX_LAYERS}.")
         if self.head_dim is not None and self.head_dim < 1:
             raise ValueError(
                 f"`head_dim`={self.head_dim} must be at least 1: use at most `hidden_size`={self.hidden_size} heads, "

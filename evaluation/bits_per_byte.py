@@ -24,6 +24,9 @@ from transformers_xl.streams.text_stream import TextStream
 class TextScore:
     """The prediction of a text.
 
+    Raises:
+        ValueError: it is not a number, or infinite.
+
     Attributes:
         nats_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
         tokens_by_position: tokens predicted at each position of a segment `(segment_length,)`.
@@ -35,6 +38,10 @@ class TextScore:
     tokens_by_position: np.ndarray
     bytes: int
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.nats_by_position).all():
+            raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
 
     @property
     def nats(self) -> float:

@@ -55,7 +55,7 @@ def read_speeds(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def _read(file: Path, fields: set[str]) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"`from`: {str(file)!r} is no JSON ({error}): remove it.") from error
     missing = fields - found.keys() if isinstance(found, dict) else fields
     if missing:

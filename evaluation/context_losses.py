@@ -78,7 +78,7 @@ def token_losses_with_context(
 
     Raises:
         ValueError: `ids` is not one row of integers, a length or `batch_size` is below 1, or a position has too little
-            before it.
+            before it; or a result is NaN or infinite.
     """
     text = torch.as_tensor(TextStream(ids, 1, keep_tail=True).ids.astype(np.int64))
     contexts, places = np.asarray(lengths, dtype=np.int64), np.asarray(positions, dtype=np.int64)
@@ -114,7 +114,10 @@ def token_losses_with_context(
                 nats[rows, : len(inside)] = _read(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
     finally:
         model.train(was_training)
-    return nats[window_of_pair, end_of_length[:, None]]
+    found = nats[window_of_pair, end_of_length[:, None]]
+    if not np.isfinite(found).all():
+        raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
+    return found
 
 
 def _read(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from transformers_xl.hub.installing import pip_install
 from transformers_xl.hub.measurements import FILE, Lengths, Measurements, Text, Training
 from transformers_xl.modeling.auto import Variant
 
@@ -60,7 +61,7 @@ def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
     repo = name if "/" in name else f"you/{name}"
     auto = AUTO_CLASSES[task]
     lines = [
-        "import transformers_xl  # pip install transformers-xl",
+        f"import transformers_xl  # {pip_install()}",
         f"from transformers import {', '.join(sorted((auto, 'AutoTokenizer')))}",
         "",
         f'model = {auto}.from_pretrained("{repo}")',

@@ -5,7 +5,6 @@ also as https://huggingface.co/docs/hub/eval-results has them.
 """
 
 import hashlib
-import json
 import re
 import shutil
 from contextlib import suppress
@@ -23,8 +22,10 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import yaml_dump
+from yaml import YAMLError
 
 from transformers_xl.hub.card_text import card_text, listed, task_of, unique
+from transformers_xl.hub.json_files import read_json
 from transformers_xl.hub.measurements import (
     FILE,
     Evaluation,
@@ -114,7 +115,7 @@ def write_card(
 
 def written_by_us(readme: Path) -> bool:
     """Whether nobody has changed the text since; metadata may have been added, which a new card keeps."""
-    text = ModelCard.load(readme, ignore_metadata_errors=True).text
+    text = _load(readme).text
     mark = MARK.search(text)
     return mark is not None and mark[1] == _digest(text[: mark.start()])
 
@@ -156,12 +157,23 @@ def result_entries(folder: Path) -> list[EvalResultEntry]:
     ]
 
 
+def _load(readme: Path) -> ModelCard:
+    try:
+        return ModelCard.load(readme, ignore_metadata_errors=True)
+    except (ValueError, YAMLError) as error:
+        raise ValueError(f"{str(readme)!r} is no card ({error}): mend or remove it.") from error
+
+
 def _config_of(folder: Path) -> tuple[dict[str, Any], Variant]:
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"`folder`={str(folder)!r} has no config.json: give a folder that `save_pretrained` wrote.")
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if config.get("model_type") not in VARIANTS:
+    config = read_json(path)
+    if config.get("model_type") == "transfo-xl":
+        raise ValueError(
+            f"{path}: `model_type`='transfo-xl' is of transformers 4: convert it with `transformers-xl convert`."
+        )
+    if config.get("model_type") not in list(VARIANTS):  # a hostile one may not be hashable
         known = ", ".join(VARIANTS)
         raise ValueError(
             f"{path}: `model_type`={config.get('model_type')!r} is none of this package: known are {known}."
@@ -178,7 +190,7 @@ def _metadata(
     choices: Choices,
 ) -> ModelCardData:
     readme = folder / "README.md"
-    kept = ModelCard.load(readme, ignore_metadata_errors=True).data if readme.is_file() else ModelCardData()
+    kept = _load(readme).data if readme.is_file() else ModelCardData()
     evaluations = measured.evaluations if measured else ()
     texts = [each.data for each in evaluations]
     if measured and measured.training and measured.training.data:

@@ -21,6 +21,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.hub.json_files import read_json
 
 FILE = "training_metrics.json"
 PACKAGE = __name__.partition(".")[0]
@@ -183,7 +184,7 @@ def write_measurements(folder: Path, measurements: Measurements) -> Path:
     value = asdict(replace(measurements, log=()))
     value["log"] = [{name: _or_none(each) for name, each in row.items()} for row in measurements.log]
     text = json.dumps(value, indent=2)
-    _parsed(text, FILE)
+    _parsed(json.loads(text), FILE)
     write_text(folder / FILE, text + "\n")
     return folder / FILE
 
@@ -197,7 +198,7 @@ def read_measurements(folder: Path) -> Measurements | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    measurements = _parsed(path.read_text(encoding="utf-8"), str(path))
+    measurements = _parsed(read_json(path), str(path))
     if measurements.weights_sha256 != weights_digest(folder):
         raise ValueError(
             f"{path}: `weights_sha256` is not that of the weights in the folder: the figures are of others, "
@@ -228,11 +229,7 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def _parsed(text: str, where: str) -> Measurements:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON ({error}): train or measure again.") from error
+def _parsed(value: Any, where: str) -> Measurements:
     measurements = _read(Measurements, value, where, "")
     for index, each in enumerate(measurements.evaluations):
         key = f"evaluations[{index}]"

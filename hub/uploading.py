@@ -1,6 +1,5 @@
 """Push a folder to the Hub in one commit, and say what is there when that fails."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -11,6 +10,8 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
+
+from transformers_xl.hub.json_files import read_json
 
 # What may go, not what may not: a pickle can have any name, and a checkpoint also holds the memory of its training.
 UPLOADED = (
@@ -100,8 +101,10 @@ def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
         raise ValueError(
             f"`folder`={str(folder)!r} has no model.safetensors: load the model and save it again; pickles are not pushed."
         )
-    auto_map = json.loads(files["config.json"].read_text(encoding="utf-8")).get("auto_map", {})
-    missing = sorted({f"{reference.partition('.')[0]}.py" for reference in auto_map.values()} - set(files))
+    auto_map = read_json(files["config.json"]).get("auto_map", {})
+    if not isinstance(auto_map, dict):
+        raise ValueError(f"{str(files['config.json'])!r}: `auto_map`={auto_map!r} must be an object.")
+    missing = sorted({f"{reference.partition('.')[0]}.py" for reference in map(str, auto_map.values())} - set(files))
     if missing:
         raise ValueError(
             f"`folder`={str(folder)!r} has no {', '.join(missing)}, which its config.json names: load the model "

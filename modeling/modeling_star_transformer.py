@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import auto_docstring
 from transformers.utils.output_capturing import capture_outputs
@@ -16,6 +15,7 @@ from transformers.utils.output_capturing import capture_outputs
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, positions_in_row
+from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, begins
@@ -83,7 +83,7 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         self.ring_layernorm = SublayerLayerNorm(config)
         self.relay_attn = RelayAttention(config, layer_idx)
         self.relay_layernorm = SublayerLayerNorm(config) if config.norm_position == "post" else None
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = activation(config.hidden_act)
         self.dropout = Dropout(config)
 
     def forward(

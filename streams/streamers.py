@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation.streamers import BaseStreamer, TextStreamer
 
 
 class ByteStreamer(BaseStreamer):
@@ -36,4 +36,19 @@ class ByteStreamer(BaseStreamer):
         self.prompt_is_next = True
 
 
-__all__ = ["ByteStreamer"]
+class TextContinuation(TextStreamer):
+    """Prints the text that follows a prompt, joined to it as the tokenizer joins its words."""
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self.next_tokens_are_prompt:
+            super().put(value)
+            return
+        self.next_tokens_are_prompt = False
+        self.token_cache = value.flatten().tolist()
+        self.print_len = len(self.tokenizer.decode(self.token_cache, **self.decode_kwargs))
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        print(text, end="", flush=True)
+
+
+__all__ = ["ByteStreamer", "TextContinuation"]

@@ -75,7 +75,10 @@ class WordTokenizer(PreTrainedTokenizerFast):
         for path in paths:
             if not path.is_file():
                 raise ValueError(f"`files`: {str(path)!r} is not a file that can be read.")
-        bar = tqdm(total=sum(path.stat().st_size for path in paths), unit="B", unit_scale=True, disable=not progress)
+        size = sum(path.stat().st_size for path in paths)
+        if not size:
+            raise ValueError(f"`files`: {', '.join(map(str, paths))} are empty: give files with text in them.")
+        bar = tqdm(total=size, unit="B", unit_scale=True, disable=not progress)
         with bar:
             return cls.train_from_iterator(_read_lines(paths, bar), progress=False, **options)
 

@@ -2,9 +2,9 @@
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.ops.products import through
 
@@ -16,7 +16,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.fc1: nn.Module = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2: nn.Module = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = activation(config.hidden_act)
         self.dropout = Dropout(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 
 from transformers_xl.configuration.configuration_sha_rnn import ShaRNNConfig
+from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.ops.products import through
 
@@ -45,7 +45,7 @@ class SingleHeadAttention(MemoryAttention):
         self.o_proj = nn.Identity()
         self.mix_proj = nn.Linear(2 * width, width, bias=config.attention_bias) if config.mix_query else None
         self.mix_gate = nn.Parameter(torch.empty(width)) if config.mix_query else None
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = activation(config.hidden_act)
 
     def init_weights(self, config: ShaRNNConfig) -> None:
         for gate in (self.query_gate, self.key_gate, self.value_gate):

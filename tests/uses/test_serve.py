@@ -153,8 +153,8 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path):
     (tmp_path / "gpt/config.json").write_text('{"model_type": "gpt2"}')
     for name, message in {
         "empty": "config.json",
-        "classes": "only language models",
-        "encoder": "only language models",
+        "classes": "is no language model",
+        "encoder": "is no language model",
         "gpt": "'gpt2'",
     }.items():
         result = CliRunner().invoke(app, ["serve", str(tmp_path / name)])

@@ -1,0 +1,82 @@
+"""The one place where an error that a file or an argument causes becomes a sentence on stderr, and exit status 2."""
+
+import os
+import signal
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import UnsupportedOperation
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class Commands(TyperGroup):
+    """The commands, behind the boundary of errors. It reads the option `debug` of the group."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for argument in args:
+            try:
+                argument.encode()
+            except UnicodeEncodeError as error:
+                raise typer.BadParameter(f"{argument!r} is no UTF-8.", ctx=ctx) from error
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a closed pipe is noticed here, not while Python exits
+            return result
+        except BrokenPipeError as error:
+            drop_output()
+            raise typer.Exit(128 + signal.SIGPIPE) from error  # as a shell reports what SIGPIPE ended
+        except Exception as error:
+            if not caused_by_input(error):
+                raise
+            if ctx.params["debug"]:
+                traceback.print_exception(error)
+            typer.echo(f"Error: {sentence(error)}", err=True)
+            raise typer.Exit(2) from error
+
+
+def drop_output() -> None:
+    """Let what is still written to standard output vanish: nobody reads it."""
+    with suppress(UnsupportedOperation), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def caused_by_input(error: Exception) -> bool:
+    """Whether a file or an argument is to blame. Any other error is a bug of ours, and shows its traceback."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    if isinstance(error, ValueError | OSError | MemoryError | StrictDataclassError | SafetensorError):
+        return True
+    # torch has no narrower class for memory that the CPU does not have
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def sentence(error: Exception) -> str:
+    """The message in one line of text that any terminal can show."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def blamed(path: Path) -> Iterator[None]:
+    """Make an error of any kind in the body, where a library reads the file `path`, a `ValueError` that names it."""
+    try:
+        yield
+    except Exception as error:
+        said = sentence(error)
+        if isinstance(error, ValueError | OSError) and str(path) in said:
+            raise
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise ValueError(f"{str(path)!r} cannot be read: {kind}{textwrap.shorten(said, 300)}") from error
+
+
+__all__ = ["Commands", "blamed", "caused_by_input", "sentence"]

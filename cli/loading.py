@@ -1,0 +1,153 @@
+"""A folder of a saved model, read by a command: what is damaged in it is named before anything large is allocated."""
+
+from pathlib import Path
+
+from transformers_xl.cli.common import import_models
+from transformers_xl.cli.errors import blamed
+
+# what transformers reads of a folder beside the weights
+JSON_FILES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "model.safetensors.index.json",
+)  # fmt: skip
+
+
+def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> tuple:
+    """The language model in a folder, on the GPU where there is one, and its tokenizer.
+
+    `any_kind` also takes language models of transformers; `encoders` the base model of a variant that is none.
+
+    Raises:
+        ValueError: the folder holds no such model, or a file in it is damaged.
+        OSError: a file is missing in the folder.
+    """
+    config = config_of(str(folder), any_kind)
+    is_encoder = encoders and import_models()[config.model_type].causal_lm_class is None
+    if not is_encoder:
+        check_language_model(str(folder), config)
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
+
+    settings = folder / "generation_config.json"
+    if settings.is_file():
+        with blamed(settings):
+            GenerationConfig.from_pretrained(folder)
+    auto_class = AutoModel if is_encoder else AutoModelForCausalLM
+    files = check_weights(folder, config, auto_class)
+    with blamed(folder):
+        model, info = auto_class.from_pretrained(folder, config=config, output_loading_info=True)
+    if info["missing_keys"]:
+        name = min(info["missing_keys"])
+        raise ValueError(f"{str(folder / 'config.json')!r} asks for the weight {name!r}, which no file there holds.")
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(f"{str(files.get(name, folder))!r}: the weight {name!r} holds NaN or infinity.")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device=device).eval(), load_tokenizer(folder)
+
+
+def load_tokenizer(folder: Path):
+    """The tokenizer in a folder.
+
+    Raises:
+        ValueError: a file of it is damaged.
+        OSError: it is missing.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        with blamed(file):
+            Tokenizer.from_file(str(file))
+    with blamed(folder / "tokenizer_config.json"):
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def config_of(model: str, any_kind: bool = False):
+    """The config of a folder or repository: one of this package, or `any_kind`.
+
+    Raises:
+        ValueError: there is none, or a file is damaged.
+        OSError: there is no such folder or repository.
+    """
+    variants = import_models()
+    from transformers import AutoConfig
+
+    folder = Path(model)
+    if folder.is_dir():
+        check_json(folder)
+    with blamed(folder / "config.json"):
+        config = AutoConfig.from_pretrained(model)
+    if not any_kind and config.model_type not in variants:
+        raise ValueError(f"`model`={model!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
+    return config
+
+
+def check_language_model(model: str, config) -> None:
+    """Raise a `ValueError` where `config`, of a folder or repository, is that of no language model."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    name = (config.architectures or ["ForCausalLM"])[0]
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not name.endswith(("ForCausalLM", "LMHeadModel")):
+        raise ValueError(
+            f"`model`={model!r} holds a {name!r}, which is no language model: give one that predicts text."
+        )
+
+
+def check_json(folder: Path) -> None:
+    """Raise a `ValueError` where a folder has no config.json, or a JSON file of a model that holds no object."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
+        )
+    from transformers_xl.hub.json_files import read_json
+
+    for name in JSON_FILES:
+        if (folder / name).is_file():
+            read_json(folder / name)
+
+
+def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
+    """The files of weights in a folder by the names of the tensors that they hold.
+
+    Headers are read, and a model without storage is made: an absurd size costs nothing.
+
+    Raises:
+        ValueError: a file is damaged, or `config` asks for other shapes.
+    """
+    import torch
+
+    from transformers_xl.configuration.configuration_memory import MAX_LAYERS
+
+    shapes = shapes_of(folder)
+    layers = getattr(config, "num_hidden_layers", 0)
+    if layers > MAX_LAYERS:  # of a model of transformers; ours refuse it themselves
+        raise ValueError(
+            f"{str(folder / 'config.json')!r}: `num_hidden_layers`={layers} must be at most {MAX_LAYERS}."
+        )
+    with blamed(folder / "config.json"), torch.device("meta"):
+        expected = auto_class.from_config(config).state_dict()
+    for name in expected.keys() & shapes.keys():
+        (file, shape), asked = shapes[name], list(expected[name].shape)
+        if shape != asked:
+            raise ValueError(f"{str(file)!r}: {name!r} is of shape {shape}, but config.json asks for {asked}.")
+    return {name: file for name, (file, _) in shapes.items()}
+
+
+def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int]]]:
+    """File and shape of each tensor in the safetensors of a folder, from their headers.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[Path, list[int]]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with blamed(file), safe_open(file, framework="np") as weights:
+            shapes |= {name: (file, weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    return shapes
+
+
+__all__ = ["check_language_model", "config_of", "load_model", "shapes_of"]

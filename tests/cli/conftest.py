@@ -1,0 +1,57 @@
+"""Small models of every kind that the commands take, made once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from transformers_xl import (
+    ByteTokenizer,
+    StarTransformerForSequenceClassification,
+    TransformerXLForCausalLM,
+    WordTokenizer,
+)
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "segment_length": 8,
+    "initializer_range": 0.2,
+}
+WORDS = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 12
+OLD = Path(__file__).parent.parent / "fixtures" / "golden" / "legacy_hf_checkpoint"
+KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder")
+
+
+def built(model_class: type[PreTrainedModel], vocab_size: int, **fields) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return model_class(model_class.config_class(vocab_size=vocab_size, **SIZES, **fields))
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(WORDS)
+    return path
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind of model, with its tokenizer."""
+    root, characters = tmp_path_factory.mktemp("kinds"), ByteTokenizer()
+    words = WordTokenizer.train_from_iterator([WORDS], progress=False)
+    kinds = {
+        "bytes": (built(TransformerXLForCausalLM, len(characters), mem_len=16), characters),
+        "words": (built(TransformerXLForCausalLM, len(words), mem_len=16), words),
+        "adaptive softmax": (built(TransformerXLForCausalLM, len(words), mem_len=16, cutoffs=[4, 8]), words),
+        "encoder": (built(StarTransformerForSequenceClassification, len(characters)), characters),
+    }
+    for kind, parts in kinds.items():
+        for part in parts:
+            part.save_pretrained(root / kind, include_code=False)
+    shutil.copytree(OLD, root / "old folder", ignore=shutil.ignore_patterns("expected.*"))
+    return {kind: root / kind for kind in KINDS}

@@ -1,0 +1,95 @@
+"""Every command with every kind of model: it works, or refuses with one sentence that says why."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers
+import typer
+from programs import run
+
+from transformers_xl.cli.main import app
+
+KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder")
+NO_MODEL = ("train", "compare", "tokenizer")  # they take texts
+ARGUMENTS = {
+    "evaluate": ("--text", "{text}", "--moving-window"),
+    "generate": ("--prompt", "It was the", "--max-new-tokens", 4, "--temperature", 0),
+    "convert": ("{out}",),
+    "recl": (
+        *("--text", "{text}", "--c0", 4, "--delta", 4, "--max-context", 12),
+        *("--blocks", 2, "--positions", 5, "--resamples", 5),
+    ),
+    "context-curve": ("--text", "{text}", "--length", 0, "--length", 16),
+    "speed": ("--text", "{text}", "--length", 8, "--repeats", 1),
+    "card": (),
+    "push": ("you/model",),
+    "report": ("--text", "{text}", "--out", "{out}", "--tokens", 30),
+    "chat": ("--max-new-tokens", 4),
+    "serve": (),
+}
+ENCODER = "is no language model"
+REFUSED = {
+    **{(command, "encoder"): ENCODER for command in ARGUMENTS.keys() - {"convert", "card", "push", "report"}},
+    **{("convert", kind): "only 'transfo-xl' is converted" for kind in KINDS if kind != "old folder"},
+    ("card", "old folder"): "transformers-xl convert",
+    ("serve", "old folder"): "transformers-xl convert",
+    ("push", "old folder"): "no model.safetensors",
+}
+
+
+class Started:
+    """In the place of the server: it loads what the server would load."""
+
+    def __init__(self, force_model: str, **_):
+        name = transformers.AutoConfig.from_pretrained(force_model).architectures[0]
+        model = getattr(transformers, name).from_pretrained(force_model)
+        assert model.generate(max_new_tokens=2, do_sample=False, bos_token_id=0).shape == (1, 3)
+
+
+class Hub:
+    """In the place of the client: tests/hub/test_push.py has a server."""
+
+    def __init__(self, **_):
+        pass
+
+    def create_repo(self, repo_id: str, **_) -> SimpleNamespace:
+        return SimpleNamespace(repo_id=repo_id)
+
+    def create_commit(self, *_, **__) -> SimpleNamespace:
+        return SimpleNamespace(pr_url=None, commit_url="https://hub/you/model")
+
+
+def test_all_commands_are_here():
+    assert {*ARGUMENTS, *NO_MODEL} == set(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_it_works_or_says_why_not(
+    command: str, kind: str, folders: dict, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("transformers_xl.cli.serve.server_of", lambda _: Started)
+    monkeypatch.setattr("transformers_xl.hub.uploading.HfApi", Hub)
+    folder = shutil.copytree(folders[kind], tmp_path / "model")
+    places = {"text": text_file, "out": tmp_path / "out"}
+    result = run(command, folder, *(str(argument).format(**places) for argument in ARGUMENTS[command]))
+    if (command, kind) not in REFUSED:
+        assert result.exit_code == 0, (result.output, result.exception)
+        return
+    assert result.exit_code == 2, (result.output, result.exception)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert REFUSED[command, kind] in line
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("kind", ["words", "adaptive softmax"])
+def test_words_are_joined_to_the_prompt(kind: str, folders: dict):
+    result = run("generate", folders[kind], "--prompt", "It was the", "--max-new-tokens", 3, "--temperature", 0)
+    assert result.exit_code == 0, result.output
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders[kind])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders[kind])
+    ids = tokenizer("It was the", add_special_tokens=False, return_tensors="pt")
+    written = model.generate(**ids, max_new_tokens=3, do_sample=False)[0]
+    assert result.stdout == tokenizer.decode(written, skip_special_tokens=True) + "\n"
