@@ -308,6 +308,11 @@ class MemoryConfig(PreTrainedConfig):
         return bool(self.cutoffs) or self.has_projections
 
     @property
+    def num_hidden_states(self) -> int:
+        """How many hidden states a call shows: the inputs of all layers, and the output of the last one."""
+        return self.num_hidden_layers + 1
+
+    @property
     def sliding_window(self) -> int:
         """Positions that a token sees when it stands right behind a full memory, itself included."""
         return self.mem_len if self.same_length else self.mem_len + 1

@@ -235,6 +235,8 @@ class MemoryGeneration:
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # the library looks at its arguments
     def prepare_inputs_for_generation(self, *args, **kwargs) -> dict:
         """The library's, and of a long prompt only the last piece: those before it are read here."""
+        for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
+            kwargs.pop(name, None)  # the library hands what decodes stop strings to the model, too
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         cache = inputs.get("past_key_values")
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"

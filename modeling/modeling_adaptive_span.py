@@ -34,7 +34,6 @@ class AdaptiveSpanLayer(MemoryLayer):
 class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
     config: AdaptiveSpanConfig
     _no_split_modules = ["AdaptiveSpanLayer"]
-    _can_record_outputs = {"hidden_states": AdaptiveSpanLayer, "attentions": AdaptiveSpanAttention}
 
     def _span_masks(self) -> list[SpanMask]:
         return [layer.self_attn.span_mask for layer in self.base_model.layers]

@@ -35,7 +35,6 @@ class CausalLongformerLayer(MemoryLayer):
 class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
     config: CausalLongformerConfig
     _no_split_modules = ["CausalLongformerLayer"]
-    _can_record_outputs = {"hidden_states": CausalLongformerLayer, "attentions": BandedAttention}
 
 
 @auto_docstring(custom_intro="The causal Longformer without a head.")

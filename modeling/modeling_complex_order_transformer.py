@@ -52,7 +52,6 @@ class ComplexOrderTransformerLayer(MemoryLayer):
 class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: ComplexOrderTransformerConfig
     _no_split_modules = ["ComplexOrderTransformerLayer"]
-    _can_record_outputs = {"hidden_states": ComplexOrderTransformerLayer, "attentions": ComplexAttention}
     _is_stateful = True
     _can_compile_fullgraph = False  # a static cache has no place for the tokens read
     lora_targets = ()  # no matrix is an `nn.Linear`

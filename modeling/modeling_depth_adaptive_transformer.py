@@ -26,7 +26,7 @@ from transformers_xl.modeling.layers.depth_halting import (
     oracle_layers,
     read_mean,
 )
-from transformers_xl.modeling.layers.halting import HaltingAttention, HaltingLayer, gather, scatter, skips_halted
+from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.products import through
@@ -65,7 +65,6 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
 class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: DepthAdaptiveTransformerConfig
     _no_split_modules = ["DepthAdaptiveTransformerLayer"]
-    _can_record_outputs = {"hidden_states": DepthAdaptiveTransformerLayer, "attentions": HaltingAttention}
 
 
 @auto_docstring(
@@ -109,12 +108,14 @@ class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrai
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
         context["skip_halted"] = skip_halted
+        hidden_states = self.show(hidden_states, context["shown"])
         for number, (layer, memory, view) in enumerate(zip(self.layers, memories, views, strict=True), start=1):
             running = exit_layers >= number
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
             context["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
             hidden_states, new_memory = layer(hidden_states, memory, **view, **context)
+            hidden_states = self.show(hidden_states, context["shown"])
             inputs.append(new_memory)
             if count == 0:
                 continue

@@ -15,7 +15,6 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.gating import GATES
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -46,7 +45,6 @@ class GTrXLLayer(MemoryLayer):
 class GTrXLPreTrainedModel(MemoryPreTrainedModel):
     config: GTrXLConfig
     _no_split_modules = ["GTrXLLayer"]
-    _can_record_outputs = {"hidden_states": GTrXLLayer, "attentions": RelativeAttention}
 
 
 @auto_docstring(custom_intro="GTrXL without a head.")

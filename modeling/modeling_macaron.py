@@ -14,7 +14,6 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
@@ -56,7 +55,6 @@ class MacaronLayer(MemoryLayer):
 class MacaronPreTrainedModel(MemoryPreTrainedModel):
     config: MacaronConfig
     _no_split_modules = ["MacaronLayer"]
-    _can_record_outputs = {"hidden_states": MacaronLayer, "attentions": RelativeAttention}
 
 
 @auto_docstring(custom_intro="The Macaron Transformer without a head.")

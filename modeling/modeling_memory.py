@@ -9,33 +9,39 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import auto_docstring, can_return_tuple
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.adapters import offer_lora_targets
 from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory, drop_packing
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
+from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.positions import RelativePositions
+from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.pages import keep_pages
+from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 from transformers_xl.modeling.ops.window import (
     PackedRows,
-    inverse,
     last,
     none_if_all,
     pack_rows,
     remembered,
     reset_state,
-    right_align,
     rows_ending_afresh,
     take,
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput
 from transformers_xl.modeling.packed_documents import check_continued_rows, document_starts, rows_with_memory
+
+# the inputs of all layers and the output of the last one
+HIDDEN_STATES = OutputRecorder(
+    ShownStates, capture_initial_hidden_state=False, num_hidden_layers_key="num_hidden_states"
+)
 
 
 @contextmanager
@@ -60,6 +66,7 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": MemoryAttention}
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
 
     def post_init(self) -> None:
@@ -138,6 +145,7 @@ class MemoryModel:
         super().__init__(config)
         self.embed_tokens = self.build_embedding(config)
         self.dropout = Dropout(config)
+        self.shown_states = ShownStates()
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
@@ -218,34 +226,21 @@ class MemoryModel:
         begun = None if reset is None or segment_mask is None else rows_ending_afresh(reset, segment_mask)
 
         # padding stands on the left inside, whatever the side it came from
-        align = None if segment_mask is None else right_align(segment_mask)
-        hidden_states = take(inputs_embeds, align)
+        order = TokenOrder.of(segment_mask)
         outputs = self._run(
-            hidden_states,
-            None if segment_mask is None else take(segment_mask, align),
-            None if reset is None else take(reset.long().cumsum(1), align),
+            take(inputs_embeds, order.pack),
+            None if segment_mask is None else take(segment_mask, order.pack),
+            None if reset is None else take(reset.long().cumsum(1), order.pack),
             past_key_values,
             mems,
             mems_mask,
+            order,
             **(kwargs | {"return_dict": True}),
         )
         if begun is not None:
             outputs.mems, outputs.mems_mask = self.reset_rows(
                 begun, outputs.past_key_values, outputs.mems, outputs.mems_mask
             )
-        if align is not None:
-            back = inverse(align)
-            for name in self.token_outputs:
-                if getattr(outputs, name) is not None:
-                    setattr(outputs, name, take(getattr(outputs, name), back))
-            if outputs.hidden_states is not None:
-                outputs.hidden_states = tuple(
-                    states if states is None else take(states, back) for states in outputs.hidden_states
-                )
-            if outputs.attentions is not None:
-                outputs.attentions = tuple(
-                    weights if weights is None else take(weights, back, dim=2) for weights in outputs.attentions
-                )
         return outputs
 
     @capture_outputs
@@ -257,9 +252,10 @@ class MemoryModel:
         past_key_values: MemoryCache | None,
         mems: tuple[torch.Tensor, ...] | None,
         mems_mask: torch.Tensor | None,
+        order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
-        """The layers, on a segment whose padding stands on the left."""
+        """The layers, on a segment whose padding stands on the left; what is said of tokens goes out in their `order`."""
         batch, length = hidden_states.shape[:2]
         config = self.config
         hidden_states = self.dropout(hidden_states)
@@ -295,6 +291,7 @@ class MemoryModel:
         context = {
             "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
             "past_key_values": past_key_values,
+            "shown": self.order_shown(order, **kwargs),
             **self.layer_context(hidden_states, states, segment_mask, episode),
             **kwargs,
         }
@@ -311,13 +308,36 @@ class MemoryModel:
                 new_mems += tuple(state.detach() for states in new_states for state in states)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
-        return self.output_class(
+        return self.output_in_order(
+            order,
             last_hidden_state=hidden_states,
             past_key_values=past_key_values,
             mems=new_mems,
             mems_mask=new_mask,
             **further,
         )
+
+    def output_in_order(self, order: TokenOrder, **fields) -> MemoryModelOutput:
+        """The output, with what it says of tokens where the caller put them."""
+        for name in self.token_outputs:
+            if fields.get(name) is not None:
+                fields[name] = take(fields[name], order.unpack)
+        return self.output_class(**fields)
+
+    def order_shown(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
+        """The order in which hidden states and attentions are shown; None where the caller asks for neither."""
+        asked = (
+            kwargs.get(name, getattr(self.config, name)) for name in ("output_hidden_states", "output_attentions")
+        )
+        return order if any(asked) else None
+
+    def show(self, hidden_states: torch.Tensor, shown: TokenOrder | None) -> torch.Tensor:
+        """Record the input of a layer, or the output of the last one, where the caller asks for it, and go on with it."""
+        if shown is None:
+            return hidden_states
+        unpacked, hidden_states = as_shown(hidden_states, shown)
+        self.shown_states(unpacked)
+        return hidden_states
 
     def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
         """What the layers that see the last `window` positions need to know of `num_keys` packed columns."""
@@ -340,10 +360,12 @@ class MemoryModel:
         """Run the layers with their memories, states and views; also return what each wants to remember of the
         segment, its states after it, and further fields of the output."""
         new_memories, new_states = [], []
+        hidden_states = self.show(hidden_states, context["shown"])
         for layer_idx, layer in enumerate(self.layers):
             hidden_states, new_memory, *layer_states = layer(
                 hidden_states, memories[layer_idx], *states[layer_idx], **views[layer_idx], **context
             )
+            hidden_states = self.show(hidden_states, context["shown"])
             new_memories.append(new_memory)
             new_states.append(tuple(layer_states))
         return hidden_states, new_memories, new_states, {}

@@ -16,7 +16,6 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.product_key_memory import KeyUsage, ProductKeyMemory
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -63,8 +62,7 @@ class PKMTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: PKMTransformerConfig
     _no_split_modules = ["PKMTransformerLayer"]
     _can_record_outputs = {
-        "hidden_states": PKMTransformerLayer,
-        "attentions": RelativeAttention,
+        **MemoryPreTrainedModel._can_record_outputs,
         "key_usage": OutputRecorder(ProductKeyMemory, index=1),
     }
 

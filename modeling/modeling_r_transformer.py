@@ -54,7 +54,6 @@ class RTransformerLayer(MemoryLayer):
 class RTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: RTransformerConfig
     _no_split_modules = ["RTransformerLayer"]
-    _can_record_outputs = {"hidden_states": RTransformerLayer, "attentions": MemoryAttention}
     _is_stateful = True
     _can_compile_fullgraph = False  # TorchDynamo does not trace recurrent networks
 

@@ -87,7 +87,6 @@ class ShaRNNLayer(GradientCheckpointingLayer):
 class ShaRNNPreTrainedModel(MemoryPreTrainedModel):
     config: ShaRNNConfig
     _no_split_modules = ["ShaRNNLayer"]
-    _can_record_outputs = {"hidden_states": ShaRNNLayer, "attentions": SingleHeadAttention}
     _is_stateful = True
     lora_targets = ("q_proj", "fc1")  # few layers attend; all have a Boom
     _can_compile_fullgraph = False  # TorchDynamo does not trace recurrent networks

@@ -31,7 +31,6 @@ class ShawTransformerLayer(MemoryLayer):
 class ShawTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: ShawTransformerConfig
     _no_split_modules = ["ShawTransformerLayer"]
-    _can_record_outputs = {"hidden_states": ShawTransformerLayer, "attentions": ShawAttention}
 
 
 @auto_docstring(custom_intro="A Transformer with Shaw's relative positions, without a head.")

@@ -20,7 +20,8 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, begins
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -93,8 +94,10 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         embeddings: torch.Tensor,
         is_first: torch.Tensor,
         real: torch.Tensor | None,
+        shown: TokenOrder | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        attn_output, _ = self.ring_attn(self.ring_layernorm.before(satellites), relay, embeddings, is_first)
+        normed = self.ring_layernorm.before(satellites)
+        attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, shown)
         satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
         relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, real)))
         return satellites, relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
@@ -104,7 +107,7 @@ class StarTransformerLayer(GradientCheckpointingLayer):
 class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: StarTransformerConfig
     _no_split_modules = ["StarTransformerLayer"]
-    _can_record_outputs = {"hidden_states": StarTransformerLayer, "attentions": RingAttention}
+    _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": RingAttention}
     _can_compile_fullgraph = False  # an encoder: it has no static cache
 
 
@@ -128,6 +131,7 @@ class StarTransformerModel(MemoryModel, StarTransformerPreTrainedModel):
         past_key_values: MemoryCache | None,
         mems: tuple[torch.Tensor, ...] | None,
         mems_mask: torch.Tensor | None,
+        order: TokenOrder,
         **kwargs,
     ) -> StarTransformerModelOutput:
         """The rounds, on a segment whose padding stands on the left."""
@@ -140,8 +144,11 @@ class StarTransformerModel(MemoryModel, StarTransformerPreTrainedModel):
         ((handed_on,),) = self.states_of(past_key_values, mems, embeddings)
         is_first = begins(embeddings.shape[:2], segment_mask, embeddings.device)
         satellites, relay = embeddings, mean_of_tokens(embeddings, segment_mask) + handed_on
+        shown = self.order_shown(order, **kwargs)
+        satellites = self.show(satellites, shown)
         for layer in self.layers:
-            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask)
+            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask, shown)
+            satellites = self.show(satellites, shown)
         if self.norm is not None:
             satellites, relay = self.norm(satellites), self.norm(relay)
         if segment_mask is not None:  # a row without tokens hears nothing new
@@ -151,8 +158,8 @@ class StarTransformerModel(MemoryModel, StarTransformerPreTrainedModel):
             past_key_values.update_states([(relay,)])
         elif self.config.mem_len > 0:
             new_mems = (relay.detach(),)
-        return self.output_class(
-            last_hidden_state=satellites, past_key_values=past_key_values, mems=new_mems, relay=relay
+        return self.output_in_order(
+            order, last_hidden_state=satellites, past_key_values=past_key_values, mems=new_mems, relay=relay
         )
 
 

@@ -15,7 +15,7 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.multi_linear_attention import MultiLinearAttention
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
 
 
 class TensorizedTransformerLayer(MemoryLayer):
@@ -31,7 +31,7 @@ class TensorizedTransformerLayer(MemoryLayer):
 class TensorizedTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: TensorizedTransformerConfig
     _no_split_modules = ["TensorizedTransformerLayer"]
-    _can_record_outputs = {"hidden_states": TensorizedTransformerLayer}  # there are no weights that sum to one
+    _can_record_outputs = {"hidden_states": HIDDEN_STATES}  # there are no weights that sum to one
 
 
 @auto_docstring(custom_intro="The Tensorized Transformer without a head.")

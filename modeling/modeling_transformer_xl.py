@@ -15,7 +15,6 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
@@ -31,7 +30,6 @@ class TransformerXLLayer(MemoryLayer):
 class TransformerXLPreTrainedModel(MemoryPreTrainedModel):
     config: TransformerXLConfig
     _no_split_modules = ["TransformerXLLayer"]
-    _can_record_outputs = {"hidden_states": TransformerXLLayer, "attentions": RelativeAttention}
     # what loads the model of a folder of transformers 4.x; `auto` hooks it in, a copy of the code on the Hub has none
     _legacy_arguments: Callable[..., dict | None] | None = None
 

@@ -21,7 +21,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
-from transformers_xl.modeling.layers.halting import HaltingAttention, HaltingLayer, skips_halted
+from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
 from transformers_xl.modeling.memory import MemoryCache, MemoryCacheLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.products import linear
@@ -125,7 +125,6 @@ class StepMemory:
 class UniversalTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: UniversalTransformerConfig
     _no_split_modules = ["UniversalTransformerLayer"]
-    _can_record_outputs = {"hidden_states": UniversalTransformerLayer, "attentions": HaltingAttention}
 
 
 @auto_docstring(custom_intro="The Universal Transformer without a head.")
@@ -164,6 +163,7 @@ class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel
         halting = torch.zeros_like(running, dtype=torch.long)
         spent = torch.zeros_like(running, dtype=torch.promote_types(dtype, torch.float32))  # p_1 + .. + p_(n-1)
         ponder_cost, output, new_memories = spent, torch.zeros_like(hidden_states), []
+        hidden_states = self.show(hidden_states, context["shown"])
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
             hidden_states, inputs, probability = layer(
                 hidden_states,
@@ -175,6 +175,7 @@ class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel
                 **views[step],
                 **context,
             )
+            hidden_states = self.show(hidden_states, context["shown"])
             new_memories.append(inputs)
             reached = spent + probability >= self.config.halting_threshold
             halts = running & (reached | (step + 1 == num_steps))

@@ -66,7 +66,6 @@ class AuxiliaryClassifiers(nn.Module):
 class VanillaTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: VanillaTransformerConfig
     _no_split_modules = ["VanillaTransformerLayer"]
-    _can_record_outputs = {"hidden_states": VanillaTransformerLayer, "attentions": MemoryAttention}
     _can_compile_fullgraph = False  # it remembers nothing: it has no static cache
 
 

@@ -13,6 +13,7 @@ from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.ops.products import linear
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
+from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 
 
 def times_i(states: torch.Tensor) -> torch.Tensor:
@@ -102,11 +103,12 @@ class ComplexAttention(MemoryAttention):
         visible: torch.Tensor | None,
         by_distance: bool,
         positions: dict,
+        shown: TokenOrder | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output `(B, T, 2, H D / 2)`, the two parts with the heads of each side by side, and weights `(B, H, T, K)`."""
         query = query * self.scaling
         real, imaginary = (part @ key.transpose(-1, -2) for part in (query, times_i(query)))
-        weights = masked_softmax(modulus(real, imaginary), visible)
-        attended = nn.functional.dropout(weights, p=self.attention_dropout, training=self.training) @ value
+        weights, attended = as_shown(masked_softmax(modulus(real, imaginary), visible), shown, dim=2)
+        attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training) @ value
         return attended.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(-2), weights

@@ -9,6 +9,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.ops.relative_attention import attention_weights
+from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 
 
 # B batch, T segment length, K = memory + T, H heads, D key width, V value width, N = 2k + 1 clipped distances
@@ -63,10 +64,11 @@ class ShawAttention(MemoryAttention):
         attention_mask: torch.Tensor | None,
         scaling: float,
         dropout: float = 0.0,
+        shown: TokenOrder | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        weights = attention_weights(query, key, attention_mask, scaling)
-        attended = nn.functional.dropout(weights, p=dropout, training=self.training)
+        weights, attended = as_shown(attention_weights(query, key, attention_mask, scaling), shown, dim=2)
+        attended = nn.functional.dropout(attended, p=dropout, training=self.training)
         index = self.distances(*weights.shape[2:]).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[1])
         by_distance = by_distance.scatter_add(-1, index, attended)  # [B, H, T, N]

@@ -123,6 +123,31 @@ def test_hidden_states_and_attentions(model_type):
 
 
 @every_variant
+def test_what_is_shown_of_a_padded_row_has_a_gradient(model_type):
+    model = tiny_model(model_type)
+    model.set_attn_implementation("eager")
+    mask = right_padded()
+    output = model(tokens(2, 10), attention_mask=mask, output_hidden_states=True, output_attentions=True)
+    plain = model(tokens(2, 10), attention_mask=mask)
+    torch.testing.assert_close(result_of(output), result_of(plain), **EXACT)
+    shown = [*output.hidden_states, *(output.attentions or ())]
+    for states in shown:
+        states.retain_grad()
+    result_of(output)[mask.bool()].square().sum().backward()
+    assert all(states.grad is not None and states.grad.abs().sum() > 0 for states in shown)
+
+
+@every_variant
+@pytest.mark.parametrize(("selection", "numbers"), [([0, 2], [0, 2]), ([-1], [2]), (1, [1])], ids=str)
+def test_hidden_states_of_some_layers(model_type, selection, numbers):
+    model, mask = tiny_model(model_type), right_padded()
+    every = model(tokens(2, 10), attention_mask=mask, output_hidden_states=True).hidden_states
+    some = model(tokens(2, 10), attention_mask=mask, output_hidden_states=selection).hidden_states
+    assert [number for number, states in enumerate(some) if states is not None] == numbers
+    assert all(torch.equal(some[number], every[number]) for number in numbers)
+
+
+@every_variant
 def test_hidden_states_of_a_padded_row_stand_at_its_tokens(model_type):
     model = tiny_model(model_type)
     padded = model(tokens(2, 10), attention_mask=right_padded(), output_hidden_states=True).hidden_states

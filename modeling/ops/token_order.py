@@ -1,0 +1,34 @@
+"""What a call shows of hidden states and attentions: each token where the caller put it, on the path of the gradient."""
+
+from typing import NamedTuple
+
+import torch
+
+from transformers_xl.modeling.ops.window import inverse, right_align, take
+
+
+class TokenOrder(NamedTuple):
+    """How rows are packed, whose padding stands on the left while the layers run, and how they are unpacked again.
+
+    Both are `(batch, length)`, or None where no row has padding.
+    """
+
+    pack: torch.Tensor | None = None
+    unpack: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, segment_mask: torch.Tensor | None) -> "TokenOrder":
+        """That of a segment's real tokens `(batch, length)`; None: all are real."""
+        if segment_mask is None:
+            return cls()
+        pack = right_align(segment_mask)
+        return cls(pack, inverse(pack))
+
+
+def as_shown(states: torch.Tensor, shown: TokenOrder | None, dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed `states` as the caller sees them, and as the model goes on with them: made of what is shown, so that it has a
+    gradient. Nothing is done where nobody asked (`shown` is None)."""
+    if shown is None or shown.pack is None:
+        return states, states
+    unpacked = take(states, shown.unpack, dim)
+    return unpacked, take(unpacked, shown.pack, dim)
