@@ -6,7 +6,6 @@ from transformers import Cache
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory import MemoryCache
 
-
 # what the library hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
 PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
