@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import nn
@@ -117,13 +116,11 @@ class MemoryPreTrainedModel(PreTrainedModel):
                 f"`new_num_tokens`={size} leaves nothing of the last cluster, which begins at {start}: keep more words, or "
                 "build a model with other `cutoffs`."
             )
-        embedding.tables[-1] = self._get_resized_embeddings(
-            embedding.tables[-1], size - start, mean_resizing=mean_resizing
-        )
-        resize = partial(self._get_resized_lm_head, new_num_tokens=size - start, mean_resizing=mean_resizing)
+        last_table = embedding.tables[-1]
+        embedding.tables[-1] = self._get_resized_embeddings(last_table, size - start, mean_resizing=mean_resizing)
         for module in self.modules():
             if isinstance(module, AdaptiveSoftmax):
-                module.resize_last_cluster(resize)
+                module.resize_last_cluster(self._get_resized_lm_head, size - start, mean_resizing)
         self.config.vocab_size = self.vocab_size = size
         self.tie_weights()
         return embedding

@@ -46,12 +46,12 @@ class TiedLinear(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return linear(hidden_states, self.weight, self.bias)
 
-    def resize(self, resized: Callable[[nn.Linear], nn.Linear]) -> "TiedLinear":
-        """Itself, with the weight and bias that `resized` makes of a linear layer that has its own."""
+    def resize(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> "TiedLinear":
+        """Itself, with the weight and bias that the library's `resized` makes of a linear layer that has its own."""
         layer = nn.Linear(self.weight.shape[1], self.out_features, self.bias is not None, device="meta")
         for name in ("weight", "bias"):
             setattr(layer, name, getattr(self, name))
-        layer = resized(layer)
+        layer = resized(layer, size, mean_resizing=mean_resizing)
         for name in ("weight", "bias"):
             setattr(self, name, getattr(layer, name))
         return self
@@ -72,10 +72,13 @@ class AdaptiveSoftmax(nn.Module):
     def out_features(self) -> int:
         return sum(cluster.out_features for cluster in self.clusters)
 
-    def resize_last_cluster(self, resized: Callable[[nn.Linear], nn.Linear]) -> None:
-        """Put what `resized` makes of the last cluster's linear layer in its place."""
+    def resize_last_cluster(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> None:
+        """Let the last cluster have `size` words, by the library's `resized`, which resizes linear layers."""
         last = self.clusters[-1]
-        self.clusters[-1] = last.resize(resized) if isinstance(last, TiedLinear) else resized(last)
+        if isinstance(last, TiedLinear):
+            self.clusters[-1] = last.resize(resized, size, mean_resizing)
+        else:
+            self.clusters[-1] = resized(last, size, mean_resizing=mean_resizing)
 
     def project(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.projections[index].down(hidden_states) if self.projections else hidden_states
