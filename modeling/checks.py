@@ -6,7 +6,6 @@ from transformers import Cache
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory import MemoryCache
 
-
 # what the library hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"

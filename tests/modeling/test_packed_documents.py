@@ -79,7 +79,9 @@ def test_positions_from_zero_behind_a_memory_want_a_reset(use_cache):
     fresh = model(ids, position_ids=positions)
     reset = torch.zeros(2, 4, dtype=torch.bool)
     reset[:, 0] = True
-    torch.testing.assert_close(result_of(model(ids, reset=reset, position_ids=positions, **memory)), result_of(fresh), **EXACT)
+    torch.testing.assert_close(
+        result_of(model(ids, reset=reset, position_ids=positions, **memory)), result_of(fresh), **EXACT
+    )
 
 
 def test_positions_that_begin_with_a_row_reset_are_fresh():
