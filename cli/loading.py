@@ -136,7 +136,7 @@ def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
 
 
 def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int]]]:
-    """File and shape of each tensor in the safetensors of a folder, from their headers.
+    """File and shape of each weight in the model*.safetensors of a folder, from their headers.
 
     Raises:
         ValueError: a file is damaged.
@@ -144,7 +144,7 @@ def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int]]]:
     from safetensors import safe_open
 
     shapes: dict[str, tuple[Path, list[int]]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("model*.safetensors")):
         with blamed(file), safe_open(file, framework="np") as weights:
             shapes |= {name: (file, weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
     return shapes
