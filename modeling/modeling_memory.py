@@ -1,8 +1,5 @@
 """The backbone that every variant shares: a decoder that carries memory from segment to segment."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -17,6 +14,7 @@ from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.layers.offloading import onloaded
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
@@ -35,26 +33,12 @@ from transformers_xl.modeling.ops.window import (
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.packed_documents import check_continued_rows, document_starts, rows_with_memory
+from transformers_xl.modeling.packed_documents import resets_of_documents, rows_with_memory
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(
     ShownStates, capture_initial_hidden_state=False, num_hidden_layers_key="num_hidden_states"
 )
-
-
-@contextmanager
-def where_it_runs(module: nn.Module, states: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`states` on the device of `module`, and its weights there meanwhile: Accelerate does so around `forward` alone."""
-    hook = getattr(module, "_hf_hook", None)
-    if hook is None:
-        yield states
-        return
-    (states,), _ = hook.pre_forward(module, states)
-    try:
-        yield states
-    finally:
-        hook.post_forward(module, states)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of every model with segment memory.")
@@ -216,9 +200,7 @@ class MemoryModel:
             remembers = None if remembers is None else remembers & ~reset.to(remembers.device)
             reset = None
         if position_ids is not None:
-            position_ids = position_ids.expand(batch, -1)
-            check_continued_rows(position_ids, segment_mask, reset, remembers)
-            reset = self.with_document_starts(reset, position_ids, segment_mask)
+            reset = resets_of_documents(self.config, position_ids.expand(batch, -1), segment_mask, reset, remembers)
         # an episode that begins behind a row's last token is the one that the next call continues
         begun = None if reset is None or segment_mask is None else rows_ending_afresh(reset, segment_mask)
 
@@ -323,10 +305,8 @@ class MemoryModel:
 
     def order_shown(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
         """The order in which hidden states and attentions are shown; None where the caller asks for neither."""
-        asked = (
-            kwargs.get(name, getattr(self.config, name)) for name in ("output_hidden_states", "output_attentions")
-        )
-        return order if any(asked) else None
+        flags = ("output_hidden_states", "output_attentions")
+        return order if any(kwargs.get(flag, getattr(self.config, flag)) for flag in flags) else None
 
     def show(self, hidden_states: torch.Tensor, shown: TokenOrder | None) -> torch.Tensor:
         """Record the input of a layer, or the output of the last one, where the caller asks for it, and go on with it."""
@@ -471,27 +451,13 @@ class MemoryModel:
             zip(self.layers, memories, cache.seen_lengths, strict=False)
         ):
             rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
-            with where_it_runs(layer, memory) as here, where_it_runs(layer.self_attn, here) as here:
+            with onloaded(layer, memory) as here, onloaded(layer.self_attn, here) as here:
                 cache.update(*layer.self_attn.project(layer.attention_input(here)), layer_idx, order=rows.order)
             cache.layers[layer_idx].count_anew()  # it counts the tokens that generate() has fed
             if rows.valid is not None and (widest is None or rows.valid.shape[1] > widest.shape[1]):
                 widest = rows.valid
         cache.update_mask(widest)
         cache.update_states(self.states_of(None, mems, mems[0]))
-
-    def with_document_starts(
-        self, reset: torch.Tensor | None, position_ids: torch.Tensor, segment_mask: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """`reset` (batch, length) and the tokens at which `position_ids` say that a document begins."""
-        starts = document_starts(position_ids, segment_mask)
-        if starts is None:
-            return reset
-        if self.config.initial_memory == "zeros":
-            raise ValueError(
-                "`position_ids` begin a document inside a segment, which cannot begin with the memory of zeros of "
-                "`initial_memory`='zeros': give every document a row of its own."
-            )
-        return starts if reset is None else starts | reset
 
     def reset_rows(
         self,

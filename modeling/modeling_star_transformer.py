@@ -133,7 +133,7 @@ class StarTransformerModel(MemoryModel, StarTransformerPreTrainedModel):
         mems_mask: torch.Tensor | None,
         order: TokenOrder,
         **kwargs,
-    ) -> StarTransformerModelOutput:
+    ) -> MemoryModelOutput:
         """The rounds, on a segment whose padding stands on the left."""
         if episode is not None:
             raise ValueError(

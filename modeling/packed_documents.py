@@ -6,6 +6,7 @@ Shapes: B batch, T segment.
 
 import torch
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.window import inverse, right_align, take
 
@@ -76,4 +77,28 @@ def check_continued_rows(
         )
 
 
-__all__ = ["check_continued_rows", "document_starts", "rows_with_memory"]
+def resets_of_documents(
+    config: MemoryConfig,
+    position_ids: torch.Tensor,
+    segment_mask: torch.Tensor | None,
+    reset: torch.Tensor | None,
+    remembers: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """`reset` (B, T) and the tokens at which `position_ids` say that a document begins; None when there are none.
+
+    Raises:
+        ValueError: a document begins where the model, or the memory that was handed in, does not allow it.
+    """
+    check_continued_rows(position_ids, segment_mask, reset, remembers)
+    starts = document_starts(position_ids, segment_mask)
+    if starts is None:
+        return reset
+    if config.initial_memory == "zeros":
+        raise ValueError(
+            "`position_ids` begin a document inside a segment, which cannot begin with the memory of zeros of "
+            "`initial_memory`='zeros': give every document a row of its own."
+        )
+    return starts if reset is None else starts | reset
+
+
+__all__ = ["document_starts", "resets_of_documents", "rows_with_memory"]
