@@ -1,6 +1,7 @@
 """Does memory stay flat on a long text? Scores 1,000,000 bytes and generates 100,000 tokens, in a process each.
 
-The resident set is read after the first full window, and its largest value from there on is compared with it. Writes
+The resident set is read after the first full window, and its largest value from there on is compared with it. Prompts of
+4,096 to 262,144 tokens are read by `generate()` one after another, and the peak of the process is read after each. Writes
 `results/memory.json`.
 """
 
@@ -20,6 +21,7 @@ from transformers_xl.streams.text_stream import TextStream
 
 RESULTS = Path(__file__).parent / "results"
 MEM_LEN, SEGMENT = 512, 128
+PROMPTS = (4096, 16384, 65536, 262144)
 
 
 def resident() -> int:
@@ -76,14 +78,24 @@ def generate(count: int) -> list[tuple[int, int]]:
     return watch.sizes
 
 
+def prompts() -> list[tuple[int, int]]:
+    """Tokens of a prompt, and the most that the process ever had in memory after it was read."""
+    writer, sizes = model(), []
+    for length in PROMPTS:
+        writer.generate(torch.randint(0, 256, (1, length)), max_new_tokens=2, do_sample=False)
+        sizes.append((length, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+    return sizes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["score", "generate"], help="run one of the two and print its sizes")
+    parser.add_argument("--task", choices=["score", "generate", "prompts"], help="run one of them and print its sizes")
     parser.add_argument("--bytes", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=100_000)
     args = parser.parse_args()
     if args.task:
-        print(json.dumps(score(args.bytes) if args.task == "score" else generate(args.tokens)))
+        tasks = {"score": lambda: score(args.bytes), "generate": lambda: generate(args.tokens), "prompts": prompts}
+        print(json.dumps(tasks[args.task]()))
         return
     results = {}
     for task in ("score", "generate"):
@@ -97,6 +109,10 @@ def main() -> None:
             "largest_mib_from_there_on": round(largest / 2**20, 1), "growth": round(largest / first - 1, 4),
         }  # fmt: skip
         print(task, results[task])
+    run = subprocess.run([sys.executable, __file__, "--task", "prompts"], check=True, capture_output=True, text=True)
+    peaks = json.loads(run.stdout.splitlines()[-1])
+    results["prompts"] = {f"peak_mib_after_{tokens}_tokens": round(peak / 2**20, 1) for tokens, peak in peaks}
+    print("prompts", results["prompts"])
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "memory.json").write_text(json.dumps(results, indent=1) + "\n")
 

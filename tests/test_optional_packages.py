@@ -11,7 +11,8 @@ from optional_packages import needs
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
-    "datasets", "evaluate", "fastapi", "gradio", "gymnasium", "openai", "optuna", "peft", "sacremoses", "selenium",
+    "datasets", "evaluate", "fastapi", "gradio", "gymnasium", "onnx", "onnxruntime",
+    "onnxscript", "openai", "optuna", "peft", "sacremoses", "selenium",
     "torchao", "trl", "uvicorn",
 }  # fmt: skip
 

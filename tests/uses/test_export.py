@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import FLOAT32, MEM_LEN, tiny_model, tokens, variants
+from optional_packages import needs
+from tiny import FLOAT32, MEM_LEN, result_of, tiny_model, tokens, variants
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from transformers_xl.modeling.exporting import export_step, step_memory
 
@@ -63,6 +65,35 @@ def test_a_step_goes_on_from_mems_and_from_a_file(tmp_path: Path):
     program = torch.export.load(tmp_path / "step.pt2")
     memory = step_memory(model, batch=2, **carried)
     torch.testing.assert_close(steps(program, ids, memory), eager(model, ids, **carried), **FLOAT32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ["transformer_xl", "causal_longformer"])
+def test_an_exported_step_runs_in_onnx(model_type: str, tmp_path: Path):
+    for name in ("onnx", "onnxscript"):
+        needs(name)
+    model, ids = small(model_type), tokens(2, LENGTH)
+    program, memory = export_step(model, batch=2), step_memory(model, batch=2)
+    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "step.onnx")
+    session = needs("onnxruntime").InferenceSession(tmp_path / "step.onnx")
+    names, logits = [each.name for each in session.get_inputs()], []
+    for column in ids.split(1, dim=1):
+        given = [column, *tree_leaves(memory)]
+        said, *after = session.run(None, {name: each.numpy() for name, each in zip(names, given, strict=True)})
+        memory = tree_unflatten([torch.from_numpy(each) for each in after], tree_structure(memory))
+        logits.append(torch.from_numpy(said))
+    torch.testing.assert_close(torch.stack(logits, dim=1), eager(model, ids), **FLOAT32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", variants())
+def test_a_padded_segment_is_exported(model_type: str):
+    """The graph holds for any padding, not only for that which it was made with."""
+    model, ids = tiny_model(model_type, dtype=torch.float32), tokens(2, 5)
+    traced, other = torch.tensor([[[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], [[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]]])
+    program = torch.export.export(model, (ids,), {"attention_mask": traced})
+    ours, expected = (result_of(run(ids, attention_mask=other)) for run in (program.module(), model))
+    torch.testing.assert_close(ours[other.bool()], expected[other.bool()], **FLOAT32)
 
 
 @pytest.mark.parametrize("model_type", ["sha_rnn", "r_transformer", "vanilla_transformer"])

@@ -1,15 +1,18 @@
-"""The page on using a model: its code runs, but for what needs a folder or a server, which the other tests here have."""
+"""Pages on using a model: their code runs, but for what needs a folder or a server, which the other tests here have."""
 
 import re
 from pathlib import Path
 
-TEXT = (Path(__file__).parents[2] / "docs/using.md").read_text(encoding="utf-8")
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_code_runs():
+@pytest.mark.parametrize(("page", "number"), [("using.md", 2), ("arguments.md", 1)])
+def test_the_code_runs(page: str, number: int):
     namespace: dict = {}
-    blocks = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 2
+    text = (DOCS / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == number
     for block in blocks:
-        exec(compile(block, "using.md", "exec"), namespace)
-    assert namespace["logits"].shape == (1, 259)
+        exec(compile(block, page, "exec"), namespace)
