@@ -6,7 +6,7 @@ The position term is one product with all distances, "wide" because every query 
 is a view of that buffer (`relative_shift`), to which the content term is added. What is hidden by its distance alone is
 hidden in the buffer, where it is a block of columns. The backward pass writes the gradient through the same view.
 
-New memory costs more than arithmetic (`pages`): the pieces of a call are worked on in the same space.
+New memory costs more than arithmetic: the pieces of a call are worked on in the same space.
 """
 
 import math
