@@ -148,7 +148,7 @@ def check_equality(workers: dict[str, Worker], row: Row) -> float | None:
 
 
 def measure(row: Row, rounds: int, threads: int, keep_pages: bool, before: Path = ROOT) -> dict:
-    """Median seconds of a unit by peer, wall and CPU, and its spread over rounds; `ours_before` runs the code in `before`."""
+    """Median seconds of a unit by peer, wall and CPU, and its spread over rounds; `ours_before` is run in `before`."""
     workers = {
         name: Worker(name, threads, keep_pages, before if name == "ours_before" else ROOT) for name in row.peers
     }

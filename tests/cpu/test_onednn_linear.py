@@ -341,7 +341,9 @@ def test_adapters(model, everywhere):
 
 
 def test_eight_bits_of_torchao(model, everywhere):
-    quantization = needs("torchao.quantization")
+    needs("torchao")
+    from torchao import quantization
+
     expected = model(tokens(1, 5)).logits
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     assert type(model.model.layers[0].mlp.fc1.weight) is not nn.Parameter
