@@ -90,14 +90,14 @@ ROWS = [
 class Worker:
     """A competitor in its own process."""
 
-    def __init__(self, name: str, threads: int, keep_pages: bool):
+    def __init__(self, name: str, threads: int, keep_pages: bool, root: Path):
         self.name, self.threads = name, threads
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""}
         if keep_pages:
             environment |= KEEP_PAGES
         if name not in REQUIREMENTS:
-            environment["PYTHONPATH"] = str(ROOT)
+            environment["PYTHONPATH"] = str(root)
         command = [interpreter(name), "-W", "ignore", str(HERE / "peers" / "worker.py"), name]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
@@ -147,9 +147,11 @@ def check_equality(workers: dict[str, Worker], row: Row) -> float | None:
     return difference
 
 
-def measure(row: Row, rounds: int, threads: int, keep_pages: bool) -> dict:
-    """Median seconds of a unit by peer, wall and CPU, and its spread over rounds."""
-    workers = {name: Worker(name, threads, keep_pages) for name in row.peers}
+def measure(row: Row, rounds: int, threads: int, keep_pages: bool, before: Path = ROOT) -> dict:
+    """Median seconds of a unit by peer, wall and CPU, and its spread over rounds; `ours_before` is run in `before`."""
+    workers = {
+        name: Worker(name, threads, keep_pages, before if name == "ours_before" else ROOT) for name in row.peers
+    }
     try:
         parameters = {name: worker.ask(do="setup", task=row.task, threads=threads) for name, worker in workers.items()}
         difference = check_equality(workers, row)

@@ -13,6 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from torch.utils.data import Dataset
 
+from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.modeling.auto import Variant
 from transformers_xl.streams.files import read_ids, split_held_out
@@ -75,7 +76,7 @@ def fit(
     state = processes()
     trainer_class = MemoryTrainer if isinstance(stream, TextStream) else transformers.Trainer
     trainer = trainer_class(
-        model,
+        accelerate_linear_layers(model),
         MemoryTrainingArguments(
             output_dir=str(folder),
             per_device_train_batch_size=stream.lanes // state.num_processes,

@@ -28,6 +28,8 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
 
+    from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
+
     settings = folder / "generation_config.json"
     if settings.is_file():
         with blamed(settings):
@@ -43,7 +45,7 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
         if not weight.isfinite().all():
             raise ValueError(f"{str(files.get(name, folder))!r}: the weight {name!r} holds NaN or infinity.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device=device).eval(), load_tokenizer(folder)
+    return accelerate_linear_layers(model.to(device=device).eval()), load_tokenizer(folder)
 
 
 def load_tokenizer(folder: Path):

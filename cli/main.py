@@ -23,6 +23,7 @@ from transformers_xl.cli.report import report
 from transformers_xl.cli.serve import serve
 from transformers_xl.cli.tokenizer import tokenizer
 from transformers_xl.cli.train import train
+from transformers_xl.cpu.allocator import keep_freed_memory
 
 app = typer.Typer(
     name="transformers-xl",
@@ -39,6 +40,7 @@ def options(
     debug: Annotated[bool, Option("--debug", help="Show the traceback of every error.")] = False,
 ) -> None:
     """Options of all commands; [`Commands`] reads them."""
+    keep_freed_memory()
 
 
 for command in (

@@ -42,14 +42,22 @@ def check_model(model: str) -> None:
     """
     import transformers
 
+    from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
+
     config = config_of(model)
     check_language_model(model, config)
     if not config.architectures:  # as in folders of transformers 4: the server would not know what to load
         raise ValueError(f"`model`={model!r} names no `architectures` in config.json: use `transformers-xl convert`.")
     if Path(model).is_dir():
         load_model(Path(model))  # what is damaged is refused before the server starts
+
+    class ServedModel(transformers.AutoModelForCausalLM):
+        @classmethod
+        def from_pretrained(cls, *args, **kwargs):
+            return accelerate_linear_layers(super().from_pretrained(*args, **kwargs))
+
     for name in config.architectures:
-        setattr(transformers, name, transformers.AutoModelForCausalLM)  # it finds what we have registered
+        setattr(transformers, name, ServedModel)  # it finds what we have registered
 
 
 def server_of(model: str) -> type:

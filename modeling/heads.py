@@ -12,7 +12,6 @@ from transformers_xl.modeling.generation_memory import MemoryGeneration
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.ops.products import through
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -111,7 +110,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGeneration):
     def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
         """Logits of the tokens to keep, `(batch, kept, vocab_size)`."""
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-        return through(self.lm_head, self.classifier_input(hidden_states))
+        return self.lm_head(self.classifier_input(hidden_states))
 
     @can_return_tuple
     @auto_docstring

@@ -29,7 +29,6 @@ from transformers_xl.modeling.layers.depth_halting import (
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.products import through
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 # of layer `number` (0: before the first) and states, the layer after which each leaves; None where they say nothing new
@@ -185,9 +184,9 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         for number in range(1, self.config.num_hidden_layers + 1):
             here = exit_layers == number
             if torch.compiler.is_compiling():  # a graph has no shapes that depend on values
-                logits = torch.where(here[..., None], through(self.classifier(number), hidden_states), logits)
+                logits = torch.where(here[..., None], self.classifier(number)(hidden_states), logits)
             else:
-                here_logits = through(self.classifier(number), gather(hidden_states, here))
+                here_logits = self.classifier(number)(gather(hidden_states, here))
                 logits = scatter(here_logits.to(logits.dtype), here, logits)
         return logits
 
@@ -200,7 +199,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
         if not 0 < number < layers:
             return None
         threshold = thresholds[number - 1] if isinstance(thresholds, list) else thresholds
-        logits = through(self.classifier(number), self.readable(hidden_states))
+        logits = self.classifier(number)(self.readable(hidden_states))
         confidence = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).amax(-1)
         return torch.where(confidence >= threshold, number, layers)
 
@@ -280,9 +279,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
 
     def layer_logits(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What each layer predicts, of a call at full depth with its hidden states."""
-        return [
-            through(self.classifier(n), states) for n, states in enumerate(self.prediction_states(outputs), start=1)
-        ]
+        return [self.classifier(n)(states) for n, states in enumerate(self.prediction_states(outputs), start=1)]
 
     def layer_nats(
         self,

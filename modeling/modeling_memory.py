@@ -19,7 +19,6 @@ from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.ops.pages import keep_pages
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 from transformers_xl.modeling.ops.window import (
     PackedRows,
@@ -54,7 +53,6 @@ class MemoryPreTrainedModel(PreTrainedModel):
 
     def post_init(self) -> None:
         super().post_init()
-        keep_pages()
         offer_lora_targets(self.config.model_type, self.lora_targets)
 
     @torch.no_grad()

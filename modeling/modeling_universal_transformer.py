@@ -24,7 +24,6 @@ from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
 from transformers_xl.modeling.memory import MemoryCache, MemoryCacheLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.products import linear
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -66,7 +65,7 @@ class HaltingUnit(nn.Module):
         return {"ponder": [*self.parameters()]}
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        logits = linear(hidden_states, self.weight, self.bias).squeeze(-1)
+        logits = nn.functional.linear(hidden_states, self.weight, self.bias).squeeze(-1)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
 
 

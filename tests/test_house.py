@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("cli", "configuration", "evaluation", "hub", "modeling", "streams", "tokenization", "training")
+PACKAGES = ("cli", "configuration", "cpu", "evaluation", "hub", "modeling", "streams", "tokenization", "training")
 
 # who may import whom, by room; `ops` and `layers` are rooms of their own. A room may always import itself.
 MAY_IMPORT = {
     "configuration": set(),
+    "cpu": set(),
     "tokenization": set(),
     "modeling.ops": {"configuration"},
     "modeling.layers": {"configuration", "modeling.ops"},

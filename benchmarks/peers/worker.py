@@ -46,6 +46,7 @@ class Peer:
         self.task = task
         self.size = SIZES[task.size]
         self.model = self.build()
+        self.accelerate()
         self.model.train(task.kind == "train")
         # as each library's own Trainer makes it: fused from transformers 5 on
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.fused)
@@ -62,6 +63,9 @@ class Peer:
 
     def build(self):
         raise NotImplementedError
+
+    def accelerate(self) -> None:
+        """Switch on what pays on this processor."""
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
         """Read a segment, remember it, and return the loss."""
@@ -121,12 +125,21 @@ class Peer:
 
 
 class Ours(Peer):
+    """As the commands run it."""
+
     extra: typing.ClassVar[dict] = {}
 
     def build(self):
         from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 
         return TransformerXLForCausalLM(self.config(TransformerXLConfig))
+
+    def accelerate(self):
+        from transformers_xl.cpu.allocator import keep_freed_memory
+        from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
+
+        keep_freed_memory()
+        accelerate_linear_layers(self.model)
 
     def config(self, config_class, **fields):
         size = self.size
@@ -197,22 +210,30 @@ class OursStatic(Ours):
         return outputs.loss
 
 
-class OursByMKL(Ours):
-    """With the products of linear layers as torch makes them."""
+class OursPlain(Ours):
+    """As a program gets it that switches on nothing."""
 
-    def unit(self):
-        with torch.backends.mkldnn.flags(enabled=False):
-            super().unit()
+    def accelerate(self):
+        pass
 
 
-class OursFreshPages(Ours):
-    """With freed memory given back to the kernel, as glibc does by itself."""
+class OursTorch(Ours):
+    """With freed memory kept."""
 
-    def build(self):
-        from transformers_xl.modeling import modeling_memory
+    def accelerate(self):
+        from transformers_xl.cpu.allocator import keep_freed_memory
 
-        modeling_memory.keep_pages = lambda: None
-        return super().build()
+        keep_freed_memory()
+
+
+class OursOneDNN(OursTorch):
+    """With freed memory kept, and linear layers that multiply by oneDNN."""
+
+    def accelerate(self):
+        from transformers_xl.cpu.onednn_linear import use_onednn_linear
+
+        super().accelerate()
+        use_onednn_linear(self.model)
 
 
 class Floor(Ours):
@@ -338,8 +359,10 @@ PEERS = {
     "ours": Ours,
     "ours_recompute": OursRecompute,
     "ours_static": OursStatic,
-    "ours_by_mkl": OursByMKL,
-    "ours_fresh_pages": OursFreshPages,
+    "ours_before": OursPlain,
+    "ours_plain": OursPlain,
+    "ours_torch": OursTorch,
+    "ours_onednn": OursOneDNN,
     "floor": Floor,
     "old": OldTransfoXL,
     "x_transformers": XTransformers,

@@ -12,7 +12,6 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.embedding import ScaledEmbedding
-from transformers_xl.modeling.ops.products import linear
 
 
 class Projection(nn.Module):
@@ -26,10 +25,10 @@ class Projection(nn.Module):
         init.normal_(self.weight, std=config.proj_initializer_range)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        return linear(embeddings, self.weight)
+        return nn.functional.linear(embeddings, self.weight)
 
     def down(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return linear(hidden_states, self.weight.mT)
+        return nn.functional.linear(hidden_states, self.weight.mT)
 
 
 class AdaptiveEmbedding(nn.Module):

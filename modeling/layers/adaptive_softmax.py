@@ -18,7 +18,6 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.adaptive_embedding import Projection
-from transformers_xl.modeling.ops.products import linear, through
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
 
@@ -44,7 +43,7 @@ class TiedLinear(nn.Module):
             init.zeros_(self.bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return linear(hidden_states, self.weight, self.bias)
+        return nn.functional.linear(hidden_states, self.weight, self.bias)
 
     def resize(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> "TiedLinear":
         """Itself, with the weight and bias that the library's `resized` makes of a linear layer that has its own."""
@@ -86,14 +85,14 @@ class AdaptiveSoftmax(nn.Module):
     def head(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the frequent words, then of the other clusters, float32 at least."""
         projected = self.project(0, hidden_states)
-        logits = through(self.clusters[0], projected)
+        logits = self.clusters[0](projected)
         if self.tails is not None:
-            logits = torch.cat([logits, through(self.tails, projected)], dim=-1)
+            logits = torch.cat([logits, self.tails(projected)], dim=-1)
         return _log_softmax(logits)
 
     def tail(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the words of a cluster within it."""
-        return _log_softmax(through(self.clusters[index], self.project(index, hidden_states)))
+        return _log_softmax(self.clusters[index](self.project(index, hidden_states)))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -173,7 +172,7 @@ def token_nats(
     known), float32 at least; 0 where the target is -100."""
     if logits is None and isinstance(classifier, AdaptiveSoftmax):
         return classifier.nats(hidden_states, targets)
-    logits = through(classifier, hidden_states) if logits is None else logits
+    logits = classifier(hidden_states) if logits is None else logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 

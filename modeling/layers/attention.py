@@ -1,7 +1,7 @@
 """Multi-head attention over `[memory; segment]`, and Transformer-XL's relative form of it."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -10,7 +10,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.ops.backends import relative_backend
-from transformers_xl.modeling.ops.products import is_plain, through
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
 from transformers_xl.modeling.ops.window import last, take
 
@@ -57,11 +56,11 @@ class MemoryAttention(nn.Module):
 
     def queries(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Queries of `(batch, length, hidden_size)`, `(batch, heads, length, head_dim)`."""
-        return self.split_heads(through(self.q_proj, hidden_states))
+        return self.split_heads(self.q_proj(hidden_states))
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `(batch, length, hidden_size)`, each `(batch, heads, length, head_dim)`."""
-        key, value = through(self.k_proj, hidden_states), through(self.v_proj, hidden_states)
+        key, value = self.k_proj(hidden_states), self.v_proj(hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
     def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -109,7 +108,7 @@ class MemoryAttention(nn.Module):
 
     def merge_heads(self, attn_output: torch.Tensor) -> torch.Tensor:
         """What the heads attended to, `(B, T, H, D)`, through the output projection: `(B, T, E)`."""
-        return through(self.o_proj, attn_output.flatten(-2))
+        return self.o_proj(attn_output.flatten(-2))
 
     def keys_and_values(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None, past_key_values, order: torch.Tensor | None
@@ -213,16 +212,14 @@ class RelativeAttention(MemoryAttention):
         if table is None:
             return past_key_values.layers[self.layer_idx].positions
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.split_heads(through(self.r_proj, table))
+            return self.split_heads(self.r_proj(table))
         if past_key_values is not None:
             self.kept_projection = None  # they are large: who reads on with a cache does not need them twice
             positions = self.projected_along_rows(table)
             past_key_values.layers[self.layer_idx].keep_positions(positions)
             return positions
-        # a linear layer that something was put around or upon (an adapter, a hook, a parametrization) is not known by its
-        # weight; a quantized weight knows no equality, an offloaded one is not there, and a GPU would have to wait for it
-        plain = is_plain(self.r_proj) and type(self.r_proj.weight) is nn.Parameter
-        if self.training or not plain or {table.device.type, self.r_proj.weight.device.type} != {"cpu"}:
+        # a GPU would have to wait for the comparison
+        if self.training or table.device.type != "cpu" or not _is_known_by_its_weight(self.r_proj):
             self.kept_projection = None
             return self.projected_along_rows(table)
         if self.kept_projection is None or not self.kept_projection.holds(self.r_proj.weight, table):
@@ -232,4 +229,15 @@ class RelativeAttention(MemoryAttention):
 
     def projected_along_rows(self, table: torch.Tensor) -> torch.Tensor:
         """r laid out along the rows, as a cache keeps its keys: one query reads it faster so."""
-        return self.split_heads(through(self.r_proj, table)).transpose(-1, -2).contiguous().transpose(-1, -2)
+        return self.split_heads(self.r_proj(table)).transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _is_known_by_its_weight(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the same numbers in the weight mean the same output: not with an adapter, a hook or a parametrization, nor
+    with a quantized weight, which knows no equality, or an offloaded one, which is not there."""
+    return (
+        isinstance(layer, nn.Linear)
+        and type(layer.weight) is nn.Parameter
+        and layer.weight.device.type == "cpu"
+        and not any(getattr(layer, name, True) for name in ("_forward_pre_hooks", "_forward_hooks"))
+    )

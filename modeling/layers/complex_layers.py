@@ -11,7 +11,6 @@ from transformers_xl.configuration.configuration_complex_order_transformer impor
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.ops.products import linear
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 
@@ -45,7 +44,7 @@ class ComplexLinear(nn.Module):
             init.zeros_(self.bias)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        of_real, of_imaginary = linear(states.unflatten(-1, (2, -1)), self.weight).unbind(-2)
+        of_real, of_imaginary = nn.functional.linear(states.unflatten(-1, (2, -1)), self.weight).unbind(-2)
         mapped = of_real + times_i(of_imaginary)
         return mapped if self.bias is None else mapped + self.bias
 

@@ -6,7 +6,6 @@ from torch import nn
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.ops.products import through
 
 
 class FeedForward(nn.Module):
@@ -20,5 +19,5 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner = self.dropout(self.act_fn(through(self.fc1, hidden_states)))
-        return self.dropout(through(self.fc2, inner))
+        inner = self.dropout(self.act_fn(self.fc1(hidden_states)))
+        return self.dropout(self.fc2(inner))

@@ -8,7 +8,6 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
-from transformers_xl.modeling.ops.products import through
 
 
 class ResidualSum(nn.Module):
@@ -29,7 +28,7 @@ class InputGate(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return through(self.gate_proj, x).sigmoid() * x + y
+        return self.gate_proj(x).sigmoid() * x + y
 
 
 class BiasedGate(nn.Module):
@@ -48,14 +47,14 @@ class OutputGate(BiasedGate):
     """x + sigmoid(W x - b) y"""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + (through(self.gate_proj, x) - self.gate_bias).sigmoid() * y
+        return x + (self.gate_proj(x) - self.gate_bias).sigmoid() * y
 
 
 class HighwayGate(BiasedGate):
     """s x + (1 - s) y, s = sigmoid(W x + b)"""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        share = (through(self.gate_proj, x) + self.gate_bias).sigmoid()
+        share = (self.gate_proj(x) + self.gate_bias).sigmoid()
         return share * x + (1 - share) * y
 
 
@@ -67,7 +66,7 @@ class SigmoidTanhGate(BiasedGate):
         self.candidate_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + (through(self.gate_proj, y) - self.gate_bias).sigmoid() * through(self.candidate_proj, y).tanh()
+        return x + (self.gate_proj(y) - self.gate_bias).sigmoid() * self.candidate_proj(y).tanh()
 
 
 class GRUGate(nn.Module):
@@ -89,11 +88,11 @@ class GRUGate(nn.Module):
         init.constant_(self.gate_bias, float(config.gate_bias))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        reset_y, update_y, candidate_y = through(self.output_proj, y).chunk(3, dim=-1)
-        reset_x, update_x = through(self.stream_proj, x).chunk(2, dim=-1)
+        reset_y, update_y, candidate_y = self.output_proj(y).chunk(3, dim=-1)
+        reset_x, update_x = self.stream_proj(x).chunk(2, dim=-1)
         reset = (reset_y + reset_x).sigmoid()
         update = (update_y + update_x - self.gate_bias).sigmoid()
-        candidate = (candidate_y + through(self.candidate_proj, reset * x)).tanh()
+        candidate = (candidate_y + self.candidate_proj(reset * x)).tanh()
         return (1 - update) * x + update * candidate
 
 

@@ -8,7 +8,6 @@ import torch
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.ops.products import through
 
 
 # B batch, T segment length, Q queries per row, N positions of the batch that run, F features
@@ -72,9 +71,9 @@ class HaltingAttention(RelativeAttention):
             seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
             visible, by_distance = scatter(seen, places).transpose(1, 2), False
             positions["behind"] = scatter(length - 1 - running.nonzero()[:, 1], places)
-        query = self.split_heads(scatter(through(self.q_proj, gather(hidden_states, running)), places))
+        query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
         attn_output, _ = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
-        return through(self.o_proj, gather(attn_output.flatten(-2), places))
+        return self.o_proj(gather(attn_output.flatten(-2), places))
 
 
 class HaltingLayer(MemoryLayer):

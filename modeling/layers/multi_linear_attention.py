@@ -16,7 +16,6 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_tensorized_transformer import TensorizedTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.ops.products import through
 
 # numbers of the largest tensor of a piece: tokens are worked on together as long as their windows are no larger
 PIECE = 2**22
@@ -95,7 +94,7 @@ class MultiLinearAttention(RelativeAttention):
     def map_pairs(self, pairs: torch.Tensor) -> torch.Tensor:
         """The output `(B, T, E)` of F, `(B, T, H, W, W)`."""
         pairs = nn.functional.dropout(pairs, p=self.attention_dropout, training=self.training)
-        return through(self.o_proj, pairs.flatten(2))
+        return self.o_proj(pairs.flatten(2))
 
     def merge_heads(self, attn_output: torch.Tensor) -> torch.Tensor:
         return attn_output  # the pieces have been through the map
@@ -133,7 +132,7 @@ class NonCausalMultiLinearAttention(MultiLinearAttention):
                 f"`memory` and `hidden_states` have {inputs.shape[1]} positions and `positions` {len(positions)}: the "
                 f"output map needs `attention_window`={self.window} of both."
             )
-        query = self.split_heads(through(self.q_proj, hidden_states)).transpose(1, 2)
+        query = self.split_heads(self.q_proj(hidden_states)).transpose(1, 2)
         key, value = (states.transpose(1, 2)[:, None] for states in self.project(inputs))
         relative = self.project_positions(positions).transpose(0, 1)
         return self.map_pairs(pair_features(*self.weighted_queries(query, bias), key, value, relative))

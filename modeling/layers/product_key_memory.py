@@ -15,7 +15,6 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.ops.products import through
 
 
 class KeyUsage(NamedTuple):
@@ -84,7 +83,7 @@ class QueryNetwork(nn.Module):
         self.norm = QueryBatchNorm(size) if config.query_batch_norm else None
 
     def forward(self, rows: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        query = through(self.proj, rows)
+        query = self.proj(rows)
         return query if self.norm is None else self.norm(query, real)
 
 

@@ -7,7 +7,6 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_sha_rnn import ShaRNNConfig
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.ops.products import through
 
 
 class Overparameterization(nn.Module):
@@ -18,7 +17,7 @@ class Overparameterization(nn.Module):
         self.proj = nn.Linear(width, 2 * width)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        content, gate = through(self.proj, states).chunk(2, dim=-1)
+        content, gate = self.proj(states).chunk(2, dim=-1)
         return gate.sigmoid() * content.tanh()
 
 
@@ -66,11 +65,11 @@ class SingleHeadAttention(MemoryAttention):
         self.overparameterization = None
 
     def queries(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.split_heads(self.query_gate.sigmoid() * self.q_norm(through(self.q_proj, hidden_states)))
+        return self.split_heads(self.query_gate.sigmoid() * self.q_norm(self.q_proj(hidden_states)))
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        key = self.key_gate.sigmoid() * through(self.k_proj, hidden_states)
-        value = self.gate_of_values() * through(self.v_proj, hidden_states)
+        key = self.key_gate.sigmoid() * self.k_proj(hidden_states)
+        value = self.gate_of_values() * self.v_proj(hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
     def attend(self, query: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -78,7 +77,7 @@ class SingleHeadAttention(MemoryAttention):
         if self.mix_proj is None:
             return attn_output, attn_weights
         mixed = attn_output.flatten(-2)
-        added = through(self.mix_proj, torch.cat([mixed, query.transpose(1, 2).flatten(-2)], dim=-1))
+        added = self.mix_proj(torch.cat([mixed, query.transpose(1, 2).flatten(-2)], dim=-1))
         mixed = self.mix_gate.sigmoid() * mixed + self.act_fn(added)
         return mixed.view_as(attn_output), attn_weights
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.ops.products import through
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 
 
@@ -64,7 +63,7 @@ class RingAttention(MemoryAttention):
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, 5)`.
         """
-        query = self.split_heads(through(self.q_proj, satellites))
+        query = self.split_heads(self.q_proj(satellites))
         contexts = []
         for own, embedded, shared in zip(*map(self.project, (satellites, embeddings, relay[:, None])), strict=True):
             before, behind = self.neighbours(own, is_first)
@@ -75,7 +74,7 @@ class RingAttention(MemoryAttention):
         weights, attended = as_shown(weights, shown, dim=2)
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
         attn_output = sum(weight[..., None] * value for weight, value in zip(attended.unbind(-1), values, strict=True))
-        return through(self.o_proj, attn_output.transpose(1, 2).flatten(-2)), weights
+        return self.o_proj(attn_output.transpose(1, 2).flatten(-2)), weights
 
 
 class RelayAttention(MemoryAttention):
@@ -83,8 +82,8 @@ class RelayAttention(MemoryAttention):
 
     def forward(self, relay: torch.Tensor, satellites: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
         """`relay` (B, E), `satellites` (B, T, E), `real` (B, T) bool or None without padding; returns (B, E)."""
-        query = self.split_heads(through(self.q_proj, relay[:, None]))
+        query = self.split_heads(self.q_proj(relay[:, None]))
         key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
         visible = None if real is None else nn.functional.pad(real, (1, 0), value=True)[:, None, None]
         attn_output, _ = self.attend(query, key, value, visible, by_distance=False, positions={})
-        return through(self.o_proj, attn_output.flatten(-2)).squeeze(1)
+        return self.o_proj(attn_output.flatten(-2)).squeeze(1)

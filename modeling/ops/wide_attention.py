@@ -2,11 +2,37 @@
 
     score[i, j] = ((q_i + u) . k_j + (q_i + v) . r_{i-j}) / sqrt(d)
 
-The position term is one product with all distances, "wide" because every query meets every distance; as scores by key it
-is a view of that buffer (`relative_shift`), to which the content term is added. What is hidden by its distance alone is
-hidden in the buffer, where it is a block of columns. The backward pass writes the gradient through the same view.
+The position term is one product with all distances, "wide" because every query meets every distance; as scores by key
+it is a view of that buffer (`relative_shift`), to which the content term is added. The backward pass writes the gradient
+through the same view. For T = 3 queries a, b, c and K = 5 keys, two of them of the memory (a2: query a at distance 2):
 
-New memory costs more than arithmetic (`pages`): the pieces of a call are worked on in the same space.
+    wide, (T, K + 1)              its memory, and the view (T, K) of it, from number T - 1 on
+
+    distance  4  3  2  1  0 -1    a4 a3 a2 a1 a0 a- b4 b3 b2 b1 b0 b- c4 c3 c2 c1 c0 c-
+           a  a4 a3 a2 a1 a0 a-         [- row a ----] [- row b ----] [- row c ----]
+           b  b4 b3 b2 b1 b0 b-
+           c  c4 c3 c2 c1 c0 c-   key  0  1  2  3  4
+                                    a  a2 a1 a0 a- b4   a-: a key after the query, the last column of wide
+    left out: the first T - 1       b  b3 b2 b1 b0 b-   b4: after it too, but what the row of b begins with
+    numbers, and the last one       c  c4 c3 c2 c1 c0
+
+What its distance hides is a block of columns of `wide`, filled before the view is read: the future (-1), and what a
+window does not reach, on the left: of a window of 3, distances 4 and 3, b4 among them. Where that are fewer than T - 2
+columns, the triangle behind the queries is masked in the view (`_future`).
+
+For training, a segment is cut into blocks of queries, and a block reads only the keys that its window reaches. On the
+left, T = 128 queries behind a memory of 128, with a window of 129; on the right, what the queries of one block see (x) of
+its keys, for three of them and a window of 4:
+
+    key      0       32      64      96      128     160     192     224     256
+             |----------- memory -----------||---------- segment -----------|    key  0 1 2 3 4 5
+    block 0  [======================================]                              a  x x x x . .
+    block 1          [======================================]                      b  . x x x x .
+    block 2                  [======================================]              c  . . x x x x
+    block 3                          [======================================]
+
+A block, times some heads and rows of the batch, is a piece: about half a million scores, which stay in the processor's
+cache. New memory costs more than arithmetic: the pieces of a call are worked on in the same space.
 """
 
 import math

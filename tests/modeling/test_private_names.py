@@ -8,11 +8,10 @@ import torch
 from tiny import tiny_model, tokens
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
 
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM
 
-PRODUCTS = "transformers_xl.modeling.ops.products"
+LINEAR = "transformers_xl.cpu.onednn_linear"
 
 
 def imported_anew(name: str) -> ModuleType:
@@ -30,9 +29,9 @@ def imported_anew(name: str) -> ModuleType:
 )
 def test_products_stay_torchs_own(monkeypatch, owner, name: str):
     states, weight = torch.randn(3, 8), torch.randn(4, 8)
-    monkeypatch.setattr(imported_anew(PRODUCTS), "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(imported_anew(LINEAR), "LARGE_WEIGHT", 1)
     monkeypatch.delattr(owner, name)
-    products = imported_anew(PRODUCTS)
+    products = imported_anew(LINEAR)
     products.LARGE_WEIGHT = 1
     assert not products._pays(states, weight, None)
     assert torch.equal(products.linear(states, weight), nn.functional.linear(states, weight))
@@ -41,7 +40,7 @@ def test_products_stay_torchs_own(monkeypatch, owner, name: str):
 def test_without_the_product_of_onednn(monkeypatch):
     monkeypatch.delattr(torch.ops.mkldnn, "_linear_pointwise", raising=False)
     monkeypatch.setattr(type(torch.ops.mkldnn), "__getattr__", lambda self, name: raise_attribute_error(name))
-    products = imported_anew(PRODUCTS)
+    products = imported_anew(LINEAR)
     assert products._onednn_linear is None
     products.LARGE_WEIGHT = 1
     states, weight = torch.randn(3, 8), torch.randn(4, 8)
@@ -50,17 +49,6 @@ def test_without_the_product_of_onednn(monkeypatch):
 
 def raise_attribute_error(name: str):
     raise AttributeError(name)
-
-
-@pytest.mark.parametrize("kind", ["forward_pre", "forward", "backward_pre", "backward"])
-def test_a_layer_whose_hooks_cannot_be_seen_is_called(monkeypatch, kind: str):
-    products, layer = imported_anew(PRODUCTS), nn.Linear(3, 3)
-    assert products.is_plain(layer)
-    with monkeypatch.context() as patch:
-        patch.delattr(torch_module, f"_global_{kind}_hooks")
-        assert not products.is_plain(layer)
-    del layer.__dict__[f"_{kind}_hooks"]
-    assert not products.is_plain(layer)
 
 
 def test_statistics_move_without_knowing_of_checkpoints(monkeypatch):

@@ -1,16 +1,27 @@
-"""Products by oneDNN are torch's own, values and gradients, and nobody who looks at linear layers sees a difference."""
+"""Linear layers that multiply by oneDNN: values and gradients are torch's own, and they are linear layers to everybody."""
 
+import copy
+import io
+import pickle
 import platform
+from pathlib import Path
 
 import pytest
 import torch
+from optional_packages import needs
 from tiny import FLOAT32, read, tiny_model, tokens, variants
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformers_xl.modeling.ops import products
-from transformers_xl.modeling.ops.products import linear, through
+from transformers_xl.cpu import onednn_linear
+from transformers_xl.cpu.onednn_linear import (
+    accelerate_linear_layers,
+    is_amd_processor,
+    linear,
+    use_onednn_linear,
+    use_torch_linear,
+)
 
 HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 pytestmark = pytest.mark.skipif(not HAS_ONEDNN, reason="products stay torch's own on this processor")
@@ -36,7 +47,7 @@ class Products(TorchDispatchMode):
 @pytest.fixture
 def everywhere(monkeypatch):
     """Small products go to oneDNN too."""
-    monkeypatch.setattr(products, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(onednn_linear, "LARGE_WEIGHT", 1)
 
 
 def counted(function) -> dict[str, int]:
@@ -112,7 +123,7 @@ def test_what_goes_to_onednn(monkeypatch):
             assert counted(lambda: linear(*large)) == plain
         with torch.autocast("cpu", torch.bfloat16):
             assert linear(*large).dtype == torch.bfloat16
-        monkeypatch.setattr(products, "_onednn_linear", None)  # a torch without it
+        monkeypatch.setattr(onednn_linear, "_onednn_linear", None)  # a torch without it
         assert counted(lambda: linear(*large)) == plain
 
 
@@ -152,15 +163,41 @@ def test_transformed_functions(everywhere):
         torch.testing.assert_close(transformed(linear), transformed(nn.functional.linear), **FLOAT32)
 
 
+@pytest.fixture
+def model():
+    """Every layer of it multiplies by oneDNN, where small products do."""
+    return use_onednn_linear(tiny_model("transformer_xl", "causal_lm", dtype=torch.float32))
+
+
+def num_linear_layers(model: nn.Module) -> int:
+    return sum(isinstance(module, nn.Linear) for module in model.modules())
+
+
+def test_amd_only(monkeypatch, tmp_path: Path):
+    """The vendor decides, on Linux and on Windows; a model on another processor is left as it is."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    for vendor, swapped in (("GenuineIntel", False), ("AuthenticAMD", True)):
+        cpuinfo = tmp_path / "cpuinfo"
+        cpuinfo.write_text(f"processor : 0\nvendor_id : {vendor}\n")
+        monkeypatch.setattr(onednn_linear, "Path", lambda _, cpuinfo=cpuinfo: cpuinfo)
+        monkeypatch.setattr(platform, "processor", lambda: "")
+        assert is_amd_processor() == swapped
+        cpuinfo.unlink()
+        assert not is_amd_processor()
+        monkeypatch.setattr(platform, "processor", lambda v=vendor: f"AMD64 Family 26 Model 2 Stepping 1, {v}")
+        assert is_amd_processor() == swapped
+        assert accelerate_linear_layers(model) is model
+        assert (type(model[0]) is not nn.Linear) == swapped
+
+
 @pytest.mark.parametrize("model_type", variants())
-def test_every_variant_is_the_same_model(model_type, monkeypatch):
+def test_every_variant_is_the_same_model(everywhere, model_type):
     """Logits, memory and gradients, over three segments."""
     head = "causal_lm" if model_type in variants(causal_lm=True) else "token_classification"
     model, ids = tiny_model(model_type, head, dtype=torch.float32), tokens(2, 18)
     results = []
-    for large in (1, 2**62):
-        monkeypatch.setattr(products, "LARGE_WEIGHT", large)
-        monkeypatch.setattr(products, "LARGE_PRODUCT", 2**62)
+    for swap in (use_onednn_linear, use_torch_linear):
+        swap(model)
         logits, memory = read(model, ids, [6, 6, 6])
         loss = logits.log_softmax(-1).square().mean()
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -169,47 +206,83 @@ def test_every_variant_is_the_same_model(model_type, monkeypatch):
     for ours, expected in zip(*results, strict=True):
         scale = max(1.0, expected.abs().max().item() if expected.numel() else 0.0)
         torch.testing.assert_close(ours, expected, atol=1e-4 * scale, rtol=1e-3)
-    monkeypatch.setattr(products, "LARGE_WEIGHT", 1)
-    assert counted(lambda: model(ids[:, :6]))["onednn"] > 0
+    assert counted(lambda: model(ids[:, :6]))["onednn"] == 0
+    assert counted(lambda: use_onednn_linear(model)(ids[:, :6]))["onednn"] > 0
 
 
-def test_layers_stay_what_they_are(everywhere):
-    """Whoever changes or watches a linear layer gets an ordinary call of it."""
+def test_the_same_layers_and_back(everywhere):
+    """Parameters, names and hooks stay; layers that are more than `nn.Linear` are left alone."""
+
+    class Doubling(nn.Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
     model = tiny_model("transformer_xl", "causal_lm", dtype=torch.float32)
-    layer = model.model.layers[0].mlp.fc1
-    expected = model(tokens(1, 5)).logits
-    layers = sum(type(module) is nn.Linear for module in model.modules())
-
-    def all_but_this_one() -> bool:
-        counts = counted(lambda: torch.testing.assert_close(model(tokens(1, 5)).logits, expected, **FLOAT32))
-        return counts == {"onednn": layers - 1, "torch": 1}
-
-    assert counted(lambda: model(tokens(1, 5))) == {"onednn": layers, "torch": 0}
-    seen = []
-    watch = lambda *arguments: seen.append(len(arguments))  # noqa: E731
+    attention = model.model.layers[1].self_attn
+    attention.q_proj = Doubling(32, 32)
+    nn.utils.parametrizations.weight_norm(attention.v_proj)
+    others = [attention.q_proj, attention.v_proj]
+    layer, seen = model.model.layers[0].mlp.fc1, []
     for register in (layer.register_forward_hook, layer.register_forward_pre_hook, layer.register_full_backward_hook):
-        handle = register(watch)
-        assert all_but_this_one()
-        model(tokens(1, 5)).logits.sum().backward()
-        assert seen
-        handle.remove()
-        seen.clear()
-    forward = layer.forward  # as Accelerate does it, to bring weights from elsewhere
-    layer.forward = lambda states: seen.append(1) or forward(states)
-    assert all_but_this_one()
+        register(lambda *arguments: seen.append(len(arguments)))
+    modules, parameters, names = list(model.modules()), list(model.parameters()), list(model.state_dict())
+    classes = [type(module) for module in modules]
+    layers = num_linear_layers(model)
+
+    expected = model(tokens(1, 5)).logits
+    assert use_onednn_linear(model) is model
+    for now, before in ((model.modules(), modules), (model.parameters(), parameters)):
+        assert [id(each) for each in now] == [id(each) for each in before]
+    assert list(model.state_dict()) == names
+    assert num_linear_layers(model) == layers
+    assert [type(module) for module in others] == [classes[modules.index(module)] for module in others]
+    seen.clear()
+    counts = counted(lambda: torch.testing.assert_close(model(tokens(1, 5)).logits, expected, **FLOAT32))
+    assert counts == {"onednn": layers - 2, "torch": 2}
+    model(tokens(1, 5)).logits.sum().backward()
+    assert len(seen) == 5  # two before, two after, one of the gradient
+
+    assert use_torch_linear(model) is model
+    assert [type(module) for module in model.modules()] == classes
+    assert torch.equal(model(tokens(1, 5)).logits, expected)
+
+
+def test_a_layer_is_changed_afterwards(model, everywhere):
+    """By a parametrization, or as Accelerate does it, to bring weights from elsewhere."""
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    expected = model(tokens(1, 5)).logits
+    nn.utils.parametrizations.weight_norm(attention.v_proj)
+    forward, seen = mlp.fc1.forward, []
+    mlp.fc1.forward = lambda states: seen.append(1) or forward(states)
+    torch.testing.assert_close(model(tokens(1, 5)).logits, expected, **FLOAT32)
     assert seen
-    del layer.forward
-    handle = nn.modules.module.register_module_forward_hook(watch)
-    assert counted(lambda: model(tokens(1, 5))) == {"onednn": 0, "torch": layers}
-    handle.remove()
-    assert counted(lambda: model(tokens(1, 5))) == {"onednn": layers, "torch": 0}
-    nn.utils.parametrizations.weight_norm(layer)
-    assert all_but_this_one()
+    nn.utils.parametrize.remove_parametrizations(attention.v_proj, "weight")
+    assert num_linear_layers(use_torch_linear(model)) == sum(type(module) is nn.Linear for module in model.modules())
 
 
-def test_activation_checkpoints(everywhere):
+def test_copies_and_files_are_plain(model, everywhere, tmp_path: Path):
+    """They need no class of this package, and `quantize_dynamic`, which copies, knows `nn.Linear` alone."""
+    expected, file = model(tokens(1, 5)).logits, io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    model.save_pretrained(tmp_path)
+    for other in (
+        copy.deepcopy(model),
+        *(pickle.loads(pickle.dumps(model, protocol)) for protocol in (0, 2, pickle.HIGHEST_PROTOCOL)),
+        torch.load(file, weights_only=False),
+        type(model).from_pretrained(tmp_path),
+    ):
+        other.eval()
+        assert num_linear_layers(other) == sum(type(module) is nn.Linear for module in other.modules())
+        torch.testing.assert_close(other(tokens(1, 5)).logits, expected, **FLOAT32)
+    assert "onednn" not in "".join(path.name + path.read_text() for path in tmp_path.rglob("*.py"))
+    eight_bits = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert num_linear_layers(eight_bits) == 0
+
+
+def test_activation_checkpoints(model, everywhere):
     """What is computed again is computed alike: a checkpoint refuses anything else."""
-    model = tiny_model("transformer_xl", "causal_lm", dtype=torch.float32).train()
+    model.train()
     gradients = []
     for checkpointing in (False, True):
         if checkpointing:
@@ -229,9 +302,8 @@ def test_operations_are_counted(everywhere):
     assert counts == [3 * 2 * 3 * 5 * 8 * 4] * 2
 
 
-def test_generated_tokens(everywhere):
-    """The engine of an ordinary model in inference mode."""
-    model = tiny_model("transformer_xl", "causal_lm", dtype=torch.float32)
+def test_generated_tokens(model, everywhere):
+    """The engine, in inference mode."""
     with torch.backends.mkldnn.flags(enabled=False):
         expected = model.generate(tokens(2, 5), max_new_tokens=20, do_sample=False)
     mine = []
@@ -240,12 +312,40 @@ def test_generated_tokens(everywhere):
     assert counts["onednn"] > 20
 
 
-def test_other_modules_are_called():
-    """A subclass says itself how it multiplies."""
+def test_graphs_hold_torchs_own_products(model, everywhere):
+    """What is compiled or exported runs where oneDNN is not."""
+    program = torch.export.export(model, (tokens(1, 5),), strict=False)
+    torch.testing.assert_close(program.module()(tokens(1, 5)).logits, model(tokens(1, 5)).logits, **FLOAT32)
+    codes = [program.graph_module.code]
 
-    class Doubling(nn.Linear):
-        def forward(self, input):
-            return 2 * super().forward(input)
+    def backend(graph, inputs):
+        codes.append(graph.code)
+        return graph.forward
 
-    layer = Doubling(3, 3)
-    assert torch.equal(through(layer, torch.ones(1, 3)), layer(torch.ones(1, 3)))
+    layer, states = model.model.layers[0].mlp.fc1, torch.randn(3, 32)
+    torch.testing.assert_close(torch.compile(layer, backend=backend, fullgraph=True)(states), layer(states), **FLOAT32)
+    assert len(codes) == 2
+    assert all("linear" in code and "mkldnn" not in code for code in codes)
+
+
+def test_adapters(model, everywhere):
+    """LoRA wraps these layers as any linear ones, and takes part in them when it is merged."""
+    peft = needs("peft")
+    expected = model(tokens(1, 5)).logits
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)).eval()
+    assert isinstance(model.model.layers[0].mlp.fc1, peft.tuners.lora.Linear)
+    logits = adapted(tokens(1, 5)).logits
+    assert not torch.allclose(logits, expected, atol=1e-3)
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(tokens(1, 5)).logits, logits, atol=1e-4, rtol=1e-3)
+
+
+def test_eight_bits_of_torchao(model, everywhere):
+    needs("torchao")
+    from torchao import quantization
+
+    expected = model(tokens(1, 5)).logits
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    assert type(model.model.layers[0].mlp.fc1.weight) is not nn.Parameter
+    counts = counted(lambda: torch.testing.assert_close(model(tokens(1, 5)).logits, expected, atol=0.2, rtol=0.1))
+    assert counts["onednn"] == 0

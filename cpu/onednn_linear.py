@@ -1,33 +1,79 @@
-"""Large matrix products of float32 on x86 processors by oneDNN, a library that comes with torch.
+"""Linear layers of float32 by oneDNN, a library that comes with torch, where MKL is the slower one: on AMD's processors.
 
-Linear layers give their products to MKL; on the AMD processor of docs/performance.md oneDNN needs half of its time. Sums
-are taken in another order, so that the last bits differ.
+    accelerate_linear_layers(model)  # on AMD; as it is elsewhere
+    use_onednn_linear(model)         # on any x86 processor
+    use_torch_linear(model)          # back again
 
-    with torch.backends.mkldnn.flags(enabled=False):  # as torch does it
-        model(input_ids)
+It is the same model: its layers are of a subclass of `nn.Linear`, with the parameters and hooks that they had. What is
+saved, pickled or copied is plain. Sums are taken in another order, so that the last bits differ.
 """
 
 import platform
-from typing import TypeGuard
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
 from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+Model = TypeVar("Model", bound=nn.Module)
 
 # From which on it pays, since oneDNN prepares every product: numbers in the weight, or multiply-adds.
 LARGE_WEIGHT, LARGE_PRODUCT = 2**18, 2**22
 _is_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-_onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
 # Private names of torch, which not every release has: without one, products stay torch's own.
+_onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
 _peek_interpreter_stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", object)
-_LAYER_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _LAYER_HOOKS)
+
+
+class OneDNNLinear(nn.Linear):
+    """An `nn.Linear` whose large products of float32 go to oneDNN."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias)
+
+    def __reduce_ex__(self, protocol) -> tuple:
+        """Copies and pickles are plain: they need no class of this package, and `quantize_dynamic` knows no other."""
+        return object.__new__, (nn.Linear,), self.__getstate__()
+
+
+def accelerate_linear_layers(model: Model) -> Model:
+    """`use_onednn_linear` where this processor is AMD's, for which MKL has only its slower ways; returns `model`.
+
+    It asks for the vendor instead of measuring: runs of one training, and its processes, must agree to the last bit.
+    """
+    return use_onednn_linear(model) if is_amd_processor() else model
+
+
+def use_onednn_linear(model: Model) -> Model:
+    """Let every plain `nn.Linear` in `model` multiply by oneDNN, in place; returns `model`.
+
+    Other classes (adapters, quantized or parametrized layers) stay what they are.
+    """
+    return _with_class(model, nn.Linear, OneDNNLinear)
+
+
+def use_torch_linear(model: Model) -> Model:
+    """Undo `use_onednn_linear`, in place; returns `model`."""
+    return _with_class(model, OneDNNLinear, nn.Linear)
+
+
+def _with_class(model: Model, old: type[nn.Linear], new: type[nn.Linear]) -> Model:
+    for module in model.modules():
+        if type(module) is old:
+            module.__class__ = new  # as parametrizations do it: whoever holds the layer holds it still
+    return model
+
+
+def is_amd_processor() -> bool:
+    """Whether the processor says that it is AMD's: in /proc/cpuinfo on Linux, in its name on Windows."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return "AuthenticAMD" in (cpuinfo.read_text() if cpuinfo.is_file() else platform.processor())
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`states @ weight.T + bias`, by oneDNN where it is faster.
+    """`states @ weight.T + bias`, by oneDNN where the product is large enough.
 
     Args:
         states: `(..., inputs)`.
@@ -38,23 +84,8 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         return nn.functional.linear(states, weight, bias)
     has_bias = bias is not None
     if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad or (has_bias and bias.requires_grad)):
-        return _OneDNNLinear.apply(states, weight, bias)
+        return _OneDNNFunction.apply(states, weight, bias)
     return _product(states, weight, bias)
-
-
-def through(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """`layer(states)`, by `linear` where the layer is an ordinary linear one that nobody watches or has changed."""
-    return linear(states, layer.weight, layer.bias) if is_plain(layer) else layer(states)
-
-
-def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether calling `layer` is what `nn.Linear` does and nothing else: no adapter, quantization, offloading or hook."""
-    return (
-        type(layer) is nn.Linear
-        and "forward" not in layer.__dict__
-        and not any(getattr(layer, name, True) for name in _LAYER_HOOKS)
-        and not any(getattr(torch_module, name, True) for name in _GLOBAL_HOOKS)
-    )
 
 
 def _pays(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -85,7 +116,7 @@ def _product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return _onednn_linear(states, weight, bias, "none", [], "")
 
 
-class _OneDNNLinear(torch.autograd.Function):
+class _OneDNNFunction(torch.autograd.Function):
     @staticmethod
     def forward(states, weight, bias) -> torch.Tensor:
         return _product(states, weight, bias)
@@ -108,11 +139,11 @@ class _OneDNNLinear(torch.autograd.Function):
         )
 
 
-if _onednn_linear is not None and _onednn_linear not in flop_registry:  # code from the Hub may have been here first
+if _onednn_linear is not None and _onednn_linear not in flop_registry:
 
     @register_flop_formula(_onednn_linear)
     def _flops(states_shape: tuple, weight_shape: tuple, *args, **kwargs) -> int:
         return 2 * torch.Size(states_shape).numel() * weight_shape[0]
 
 
-__all__ = ["is_plain", "linear", "through"]
+__all__ = ["accelerate_linear_layers", "is_amd_processor", "linear", "use_onednn_linear", "use_torch_linear"]

@@ -10,10 +10,10 @@ import pytest
 SCRIPT = """
 import sys
 import torch
-from transformers_xl.modeling.ops.pages import keep_pages
+from transformers_xl.cpu.allocator import keep_freed_memory
 
 if sys.argv[1] == "keep":
-    keep_pages()
+    keep_freed_memory()
 address = torch.empty(30 * 2**20, dtype=torch.uint8).data_ptr()
 with open("/proc/self/maps") as maps:
     heap = next(line.split()[0].split("-") for line in maps if line.rstrip().endswith("[heap]"))

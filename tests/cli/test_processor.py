@@ -1,0 +1,69 @@
+"""The commands switch on what pays on this processor; models by themselves do not."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from programs import run
+
+from transformers_xl import TransformerXLForCausalLM
+from transformers_xl.cli import main
+from transformers_xl.cli.serve import check_model
+from transformers_xl.cpu import onednn_linear
+
+HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+SMALL = "--hidden-size 16 --layers 1 --heads 2 --mem-len 8 --segment-length 8 --batch-size 2 --steps 2"
+
+
+@pytest.fixture(params=[True, False], ids=["AMD", "another"])
+def products(request, monkeypatch) -> tuple[bool, list]:
+    """Whether this processor claims to be AMD's, and the products that oneDNN has made, of whatever size."""
+    made, product = [], onednn_linear._onednn_linear
+    monkeypatch.setattr(onednn_linear, "is_amd_processor", lambda: request.param)
+    monkeypatch.setattr(onednn_linear, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(onednn_linear, "_onednn_linear", lambda *given: made.append(given) or product(*given))
+    return request.param, made
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="products stay torch's own on this processor")
+def test_products_by_onednn(products, monkeypatch, folders: dict[str, Path], text_file: Path, tmp_path: Path):
+    amd, made = products
+    model = folders["bytes"]
+    for words in (
+        ["train", text_file, "-o", tmp_path / "trained", *SMALL.split()],
+        ["evaluate", model, "--text", text_file],
+        ["generate", model, "--prompt", "It", "--max-new-tokens", 3],
+    ):
+        made.clear()
+        result = run(*words)
+        assert result.exit_code == 0, result.output
+        assert bool(made) == amd, words[0]
+    monkeypatch.setattr(transformers, "TransformerXLForCausalLM", None, raising=False)
+    check_model(str(model))
+    made.clear()
+    transformers.TransformerXLForCausalLM.from_pretrained(model)(torch.zeros(1, 3, dtype=torch.long))
+    assert bool(made) == amd, "serve"
+    made.clear()
+    TransformerXLForCausalLM.from_pretrained(model)(torch.zeros(1, 3, dtype=torch.long))
+    assert not made
+
+
+def test_freed_memory_is_kept(monkeypatch, folders: dict[str, Path]):
+    kept = []
+    monkeypatch.setattr(main, "keep_freed_memory", lambda: kept.append(True))
+    assert run("generate", folders["bytes"], "--prompt", "It", "--max-new-tokens", 3).exit_code == 0
+    assert kept == [True]
+
+
+def test_models_know_nothing_of_it():
+    """Neither importing nor building one."""
+    code = (
+        "import sys, transformers_xl as t; t.TransformerXLForCausalLM(t.TransformerXLConfig(vocab_size=7, hidden_size=8,"
+        " num_attention_heads=2, num_hidden_layers=1));"
+        " sys.exit(any(name.startswith('transformers_xl.cpu') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
