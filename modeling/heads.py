@@ -8,17 +8,18 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.fused_head import OwnLoss
-from transformers_xl.modeling.generation_memory import MemoryGeneration
+from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.modeling.ops.products import through
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
-class MemoryHead:
-    """A model with a head on it. A mixin: the variant sets `model_class` and adds its `PreTrainedModel`."""
+class MemoryHead(MemoryPreTrainedModel):
+    """A model with a head on it. A variant sets `model_class`, and lists its own `PreTrainedModel` first."""
 
     model_class: type[nn.Module]
     output_class: type[MemoryHeadOutput] = MemoryHeadOutput
@@ -45,7 +46,7 @@ class MemoryHead:
         return self.output_class(loss=loss, logits=logits, **carried)
 
 
-class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGeneration):
+class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     """Language modeling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}

@@ -5,7 +5,6 @@ remembered nor computed.
 """
 
 import torch
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
@@ -80,7 +79,7 @@ class SpanningHead:
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span, without a head.")
-class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
+class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel, MemoryModel):
     layer_class = AdaptiveSpanLayer
     positions_class = SpanPositions
 
@@ -89,7 +88,7 @@ class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a language modeling head.")
-class AdaptiveSpanForCausalLM(SpanningHead, MemoryForCausalLM, AdaptiveSpanPreTrainedModel, GenerationMixin):
+class AdaptiveSpanForCausalLM(SpanningHead, AdaptiveSpanPreTrainedModel, MemoryForCausalLM):
     model_class = AdaptiveSpanModel
 
     def own_loss(self) -> str | None:
@@ -106,13 +105,13 @@ class AdaptiveSpanForCausalLM(SpanningHead, MemoryForCausalLM, AdaptiveSpanPreTr
     custom_intro="The Transformer with adaptive attention span and a classification head on the last real token."
 )
 class AdaptiveSpanForSequenceClassification(
-    SpanningHead, MemoryForSequenceClassification, AdaptiveSpanPreTrainedModel
+    SpanningHead, AdaptiveSpanPreTrainedModel, MemoryForSequenceClassification
 ):
     model_class = AdaptiveSpanModel
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a classification head on every token.")
-class AdaptiveSpanForTokenClassification(SpanningHead, MemoryForTokenClassification, AdaptiveSpanPreTrainedModel):
+class AdaptiveSpanForTokenClassification(SpanningHead, AdaptiveSpanPreTrainedModel, MemoryForTokenClassification):
     model_class = AdaptiveSpanModel
 
 

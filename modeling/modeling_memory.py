@@ -110,8 +110,8 @@ class MemoryPreTrainedModel(PreTrainedModel):
         return embedding
 
 
-class MemoryModel:
-    """The decoder: embedding, layers over `[memory; segment]`, final norm. A mixin: the variant adds its `PreTrainedModel`.
+class MemoryModel(MemoryPreTrainedModel):
+    """The decoder: embedding, layers over `[memory; segment]`, final norm. A variant lists its own `PreTrainedModel` first.
 
     A variant sets `layer_class` and `positions_class` (None for a model without positions), or overrides one method.
     """

@@ -10,7 +10,6 @@ from itertools import repeat
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.utils import auto_docstring
 
@@ -128,7 +127,7 @@ class UniversalTransformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Universal Transformer without a head.")
-class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel):
+class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel):
     layer_class = UniversalTransformerLayer
     output_class = UniversalTransformerModelOutput
     token_outputs = ("last_hidden_state", "ponder_cost", "halting")
@@ -218,9 +217,7 @@ class PonderingHead:
     that predict; in evaluation it is nats per token alone.
     """
 )
-class UniversalTransformerForCausalLM(
-    PonderingHead, MemoryForCausalLM, UniversalTransformerPreTrainedModel, GenerationMixin
-):
+class UniversalTransformerForCausalLM(PonderingHead, UniversalTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = UniversalTransformerModel
 
     def own_loss(self) -> str | None:
@@ -244,14 +241,14 @@ class UniversalTransformerForCausalLM(
 
 @auto_docstring(custom_intro="The Universal Transformer with a classification head on the last real token.")
 class UniversalTransformerForSequenceClassification(
-    PonderingHead, MemoryForSequenceClassification, UniversalTransformerPreTrainedModel
+    PonderingHead, UniversalTransformerPreTrainedModel, MemoryForSequenceClassification
 ):
     model_class = UniversalTransformerModel
 
 
 @auto_docstring(custom_intro="The Universal Transformer with a classification head on every token.")
 class UniversalTransformerForTokenClassification(
-    PonderingHead, MemoryForTokenClassification, UniversalTransformerPreTrainedModel
+    PonderingHead, UniversalTransformerPreTrainedModel, MemoryForTokenClassification
 ):
     model_class = UniversalTransformerModel
 
