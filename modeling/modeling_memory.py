@@ -121,6 +121,7 @@ class MemoryModel(MemoryPreTrainedModel):
     output_class: type[MemoryModelOutput] = MemoryModelOutput
     extra_arguments: tuple[str, ...] = ()  # of `forward`, which `run_layers` gets
     token_outputs: tuple[str, ...] = ("last_hidden_state",)  # fields of the output that begin with (batch, length)
+    auxiliary_loss_coef: str | None = None  # the field of the config that weighs `auxiliary_loss`, if there is one
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
@@ -140,6 +141,10 @@ class MemoryModel(MemoryPreTrainedModel):
     def build_layers(self, config: MemoryConfig) -> nn.ModuleList:
         """The layers in the order in which they run."""
         return nn.ModuleList([self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)])
+
+    def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:
+        """What training minimises beside the loss of a head: of each token, `(batch, length)`, or one number for all."""
+        raise NotImplementedError(f"{type(self).__name__} has no auxiliary loss: its `auxiliary_loss_coef` is None.")
 
     @can_return_tuple
     @auto_docstring
