@@ -71,7 +71,7 @@ class CueTask(gym.Env):
         return np.array([self.position == 0, self.position == self.corridor, signal, noise], np.float32)
 
 
-class TransformerXLForActorCritic(MemoryForActorCritic, TransformerXLPreTrainedModel):
+class TransformerXLForActorCritic(TransformerXLPreTrainedModel, MemoryForActorCritic):
     """The head of `GTrXLForActorCritic` on the original Transformer-XL."""
 
     model_class = TransformerXLModel

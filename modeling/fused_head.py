@@ -22,6 +22,9 @@ class OwnLoss:
         lm_head.weight.T + lm_head.bias`; else None."""
         if self.config.is_adaptive:
             return "that of an adaptive softmax (`cutoffs`, `div_val`, `embedding_size`)"
+        field = self.model.auxiliary_loss_coef
+        if field is not None and getattr(self.config, field) > 0:
+            return f"the cross-entropy and an auxiliary loss (`{field}`={getattr(self.config, field)})"
         return None
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -73,8 +73,8 @@ class _NotingStoppingCriteria(StoppingCriteriaList):
         return done
 
 
-class MemoryGeneration:
-    """What a model with memory changes in transformers' `GenerationMixin`, which the variant lists among its own bases."""
+class MemoryGenerationMixin(GenerationMixin):
+    """`GenerationMixin` for a model with memory."""
 
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
@@ -307,4 +307,4 @@ class MemoryGeneration:
             self(**here, past_key_values=cache, logits_to_keep=1)
 
 
-__all__ = ["MemoryGenerateBeamOutput", "MemoryGenerateOutput", "MemoryGeneration"]
+__all__ = ["MemoryGenerateBeamOutput", "MemoryGenerateOutput", "MemoryGenerationMixin"]

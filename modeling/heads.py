@@ -8,16 +8,17 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.fused_head import OwnLoss
-from transformers_xl.modeling.generation_memory import MemoryGeneration
+from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
-class MemoryHead:
-    """A model with a head on it. A mixin: the variant sets `model_class` and adds its `PreTrainedModel`."""
+class MemoryHead(MemoryPreTrainedModel):
+    """A model with a head on it. A variant sets `model_class`, and lists its own `PreTrainedModel` first."""
 
     model_class: type[nn.Module]
     output_class: type[MemoryHeadOutput] = MemoryHeadOutput
@@ -29,9 +30,29 @@ class MemoryHead:
         self.build_head(config)
         self.post_init()
 
-    def head_loss(self, outputs: MemoryModelOutput, **kwargs) -> torch.Tensor:
-        """The library's loss of `kwargs`: logits, labels and so on. A variant adds its own terms."""
-        return self.loss_function(**kwargs)
+    def with_auxiliary_loss(
+        self,
+        loss: torch.Tensor,
+        outputs: MemoryModelOutput,
+        targets_per_token: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """`loss`, and in training the mean over targets of the model's `auxiliary_loss`, times its coefficient.
+
+        One rule for all terms: `num_items_in_batch` counts the targets of all calls that make up a step of the optimizer
+        (gradient accumulation), and each call brings the sum over its own targets, divided by it. So the calls add up to
+        the loss of one call with all of their rows.
+
+        Args:
+            targets_per_token: `(batch, length)`, what each token has a part in: 1 or 0 where tokens are predicted; where
+                texts are, 1 / (tokens of the text).
+        """
+        field = self.model.auxiliary_loss_coef
+        if not self.training or field is None:
+            return loss
+        total = targets_per_token.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        auxiliary = (self.model.auxiliary_loss(outputs) * targets_per_token).sum() / total
+        return loss + getattr(self.config, field) * auxiliary.to(loss.device)
 
     def head_output(
         self,
@@ -44,7 +65,7 @@ class MemoryHead:
         return self.output_class(loss=loss, logits=logits, **carried)
 
 
-class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGeneration):
+class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     """Language modeling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -84,18 +105,15 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGeneration):
     def finish_training(self) -> None:
         """Drop what exists in training only: nothing, unless the variant says otherwise."""
 
-    def head_loss(
-        self,
-        outputs: MemoryModelOutput,
-        logits: torch.Tensor | None = None,
-        shift_labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+    def prediction_loss(
+        self, outputs: MemoryModelOutput, logits: torch.Tensor | None, targets: torch.Tensor, **kwargs
     ) -> torch.Tensor:
-        if logits is None or logits.shape[1] < shift_labels.shape[1]:  # no logits, or those of a few tokens
-            return mean_nats(self.target_nats(outputs, shift_labels), shift_labels, num_items_in_batch)
-        kwargs |= {"logits": logits, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
-        return super().head_loss(outputs, labels=None, vocab_size=self.vocab_size, **kwargs)
+        """The cross-entropy of the targets `(batch, length)`; `num_items_in_batch` may be among `kwargs`."""
+        if logits is None or logits.shape[1] < targets.shape[1]:  # no logits, or those of a few tokens
+            return mean_nats(self.target_nats(outputs, targets), targets, kwargs.get("num_items_in_batch"))
+        return self.loss_function(
+            logits=logits, labels=None, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
+        )
 
     def target_nats(
         self, outputs: MemoryModelOutput, targets: torch.Tensor, logits: torch.Tensor | None = None
@@ -177,7 +195,8 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGeneration):
         loss = None
         if targets is not None:
             targets = targets.contiguous()  # the library's loss views it
-            loss = self.head_loss(outputs, logits=logits, shift_labels=targets, **kwargs)
+            loss = self.prediction_loss(outputs, logits, targets, **kwargs)
+            loss = self.with_auxiliary_loss(loss, outputs, targets != -100, kwargs.get("num_items_in_batch"))
         return self.head_output(outputs, loss, logits)
 
 
@@ -227,9 +246,31 @@ class MemoryForSequenceClassification(MemoryHead):
         logits = self.score(self.pool(outputs, attention_mask))
         loss = None
         if labels is not None:
-            loss = self.head_loss(outputs, logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+            loss = self.classification_loss(outputs, logits, labels, attention_mask, kwargs.get("num_items_in_batch"))
         memory = ("mems", "mems_mask") if use_cache is False else ()
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *memory))
+
+    def classification_loss(
+        self,
+        outputs: MemoryModelOutput,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """The library's loss, and the auxiliary one of each text's mean token."""
+        arguments = {"logits": logits, "pooled_logits": logits, "labels": labels, "config": self.config}
+        loss = self.loss_function(**arguments, num_items_in_batch=num_items_in_batch)
+        targets = (labels != -100).flatten(1).sum(1) if labels.dim() > 1 else labels != -100
+        if num_items_in_batch is not None and self.config.problem_type != "single_label_classification":
+            # the library's loss of numbers, or of several labels, is a mean in any case
+            loss = loss * (targets.sum() / num_items_in_batch).to(loss.device)
+        length = outputs.last_hidden_state.shape[1]
+        real = (
+            targets.new_ones(len(targets), length) if attention_mask is None else last(attention_mask, length).bool()
+        )
+        targets_per_token = real * targets[:, None] / real.sum(1, keepdim=True).clamp(min=1)
+        return self.with_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)
 
 
 class MemoryForTokenClassification(MemoryHead):
@@ -267,7 +308,9 @@ class MemoryForTokenClassification(MemoryHead):
         logits = self.score(self.dropout(self.features(outputs)))
         loss = None
         if labels is not None:
-            loss = self.head_loss(outputs, logits=logits, labels=labels, config=self.config)
+            items = kwargs.get("num_items_in_batch")
+            loss = self.loss_function(logits=logits, labels=labels, config=self.config, num_items_in_batch=items)
+            loss = self.with_auxiliary_loss(loss, outputs, labels != -100, items)
         return self.head_output(outputs, loss, logits)
 
 

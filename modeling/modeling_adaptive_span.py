@@ -5,7 +5,6 @@ remembered nor computed.
 """
 
 import torch
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
@@ -54,48 +53,24 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
             mask.span.clamp_(0.0, 1.0)
         self.config.layer_spans = self.spans().amax(dim=1).tolist()
 
-    def span_loss(self) -> torch.Tensor:
-        """`span_loss_coef` x the mean span of a layer's heads in positions, without ramps, summed over layers."""
-        lengths = torch.stack([mask.lengths() for mask in self._span_masks()])
-        return self.config.span_loss_coef * lengths.mean(dim=1).sum()
-
-
-class SpanningHead:
-    """A head whose loss, in training mode, has that of the spans. A mixin."""
-
-    def head_loss(
-        self,
-        outputs: MemoryModelOutput,
-        shift_labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> torch.Tensor:
-        loss = super().head_loss(outputs, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch, **kwargs)
-        if not self.training:
-            return loss
-        if num_items_in_batch is None:
-            return loss + self.span_loss()
-        # a part of a step's tokens (gradient accumulation) brings the same part of the loss
-        return loss + self.span_loss() * (shift_labels != -100).sum() / num_items_in_batch
-
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span, without a head.")
-class AdaptiveSpanModel(MemoryModel, AdaptiveSpanPreTrainedModel):
+class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel, MemoryModel):
     layer_class = AdaptiveSpanLayer
     positions_class = SpanPositions
+    auxiliary_loss_coef = "span_loss_coef"
+
+    def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:
+        """The mean span of a layer's heads in positions, without ramps, summed over layers."""
+        return torch.stack([mask.lengths() for mask in self._span_masks()]).mean(dim=1).sum()
 
     def position_embeddings(self, *args) -> torch.Tensor:
         return self.positions()
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a language modeling head.")
-class AdaptiveSpanForCausalLM(SpanningHead, MemoryForCausalLM, AdaptiveSpanPreTrainedModel, GenerationMixin):
+class AdaptiveSpanForCausalLM(AdaptiveSpanPreTrainedModel, MemoryForCausalLM):
     model_class = AdaptiveSpanModel
-
-    def own_loss(self) -> str | None:
-        if self.config.span_loss_coef == 0.0:
-            return super().own_loss()
-        return f"the cross-entropy and the price of the spans (`span_loss_coef`={self.config.span_loss_coef})"
 
     def finish_training(self) -> None:
         """Keep no more than the spans that were learned."""
@@ -105,14 +80,12 @@ class AdaptiveSpanForCausalLM(SpanningHead, MemoryForCausalLM, AdaptiveSpanPreTr
 @auto_docstring(
     custom_intro="The Transformer with adaptive attention span and a classification head on the last real token."
 )
-class AdaptiveSpanForSequenceClassification(
-    SpanningHead, MemoryForSequenceClassification, AdaptiveSpanPreTrainedModel
-):
+class AdaptiveSpanForSequenceClassification(AdaptiveSpanPreTrainedModel, MemoryForSequenceClassification):
     model_class = AdaptiveSpanModel
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a classification head on every token.")
-class AdaptiveSpanForTokenClassification(SpanningHead, MemoryForTokenClassification, AdaptiveSpanPreTrainedModel):
+class AdaptiveSpanForTokenClassification(AdaptiveSpanPreTrainedModel, MemoryForTokenClassification):
     model_class = AdaptiveSpanModel
 
 

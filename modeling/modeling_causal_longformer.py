@@ -5,7 +5,6 @@ heads. Time and memory grow linearly with the length of the text, and a window i
 """
 
 import torch
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
@@ -38,7 +37,7 @@ class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The causal Longformer without a head.")
-class CausalLongformerModel(MemoryModel, CausalLongformerPreTrainedModel):
+class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
     layer_class = CausalLongformerLayer
 
     def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
@@ -53,17 +52,17 @@ class CausalLongformerModel(MemoryModel, CausalLongformerPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The causal Longformer with a language modeling head.")
-class CausalLongformerForCausalLM(MemoryForCausalLM, CausalLongformerPreTrainedModel, GenerationMixin):
+class CausalLongformerForCausalLM(CausalLongformerPreTrainedModel, MemoryForCausalLM):
     model_class = CausalLongformerModel
 
 
 @auto_docstring(custom_intro="The causal Longformer with a classification head on the last real token.")
-class CausalLongformerForSequenceClassification(MemoryForSequenceClassification, CausalLongformerPreTrainedModel):
+class CausalLongformerForSequenceClassification(CausalLongformerPreTrainedModel, MemoryForSequenceClassification):
     model_class = CausalLongformerModel
 
 
 @auto_docstring(custom_intro="The causal Longformer with a classification head on every token.")
-class CausalLongformerForTokenClassification(MemoryForTokenClassification, CausalLongformerPreTrainedModel):
+class CausalLongformerForTokenClassification(CausalLongformerPreTrainedModel, MemoryForTokenClassification):
     model_class = CausalLongformerModel
 
 

@@ -6,7 +6,6 @@ Transformer of complex vectors. Code: iclr-complex-order/complex-order.
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
@@ -75,7 +74,7 @@ class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     many tokens of its text it has read.
     """
 )
-class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTrainedModel):
+class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, MemoryModel):
     layer_class = ComplexOrderTransformerLayer
     positions_class = None
 
@@ -112,7 +111,7 @@ class ComplexOrderTransformerModel(MemoryModel, ComplexOrderTransformerPreTraine
 @auto_docstring(
     custom_intro="The Transformer on complex-order embeddings with a language modeling head, which reads the moduli."
 )
-class ComplexOrderTransformerForCausalLM(MemoryForCausalLM, ComplexOrderTransformerPreTrainedModel, GenerationMixin):
+class ComplexOrderTransformerForCausalLM(ComplexOrderTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = ComplexOrderTransformerModel
 
     def own_loss(self) -> str:
@@ -126,14 +125,14 @@ class ComplexOrderTransformerForCausalLM(MemoryForCausalLM, ComplexOrderTransfor
     custom_intro="The Transformer on complex-order embeddings with a classification head on the last real token."
 )
 class ComplexOrderTransformerForSequenceClassification(
-    MemoryForSequenceClassification, ComplexOrderTransformerPreTrainedModel
+    ComplexOrderTransformerPreTrainedModel, MemoryForSequenceClassification
 ):
     model_class = ComplexOrderTransformerModel
 
 
 @auto_docstring(custom_intro="The Transformer on complex-order embeddings with a classification head on every token.")
 class ComplexOrderTransformerForTokenClassification(
-    MemoryForTokenClassification, ComplexOrderTransformerPreTrainedModel
+    ComplexOrderTransformerPreTrainedModel, MemoryForTokenClassification
 ):
     model_class = ComplexOrderTransformerModel
 

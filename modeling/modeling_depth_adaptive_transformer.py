@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring
 
@@ -69,7 +68,7 @@ class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
 @auto_docstring(
     custom_intro="The Depth-adaptive Transformer without a head: without classifiers, tokens pass all layers."
 )
-class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrainedModel):
+class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, MemoryModel):
     layer_class = DepthAdaptiveTransformerLayer
     output_class = DepthAdaptiveTransformerModelOutput
     token_outputs = ("last_hidden_state", "exit_layers")
@@ -141,7 +140,7 @@ class DepthAdaptiveTransformerModel(MemoryModel, DepthAdaptiveTransformerPreTrai
     `config.confidence_thresholds` or `config.exit_by_halting` is set.
     """
 )
-class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransformerPreTrainedModel, GenerationMixin):
+class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = DepthAdaptiveTransformerModel
     output_class = DepthAdaptiveTransformerHeadOutput
 
@@ -332,7 +331,7 @@ class DepthAdaptiveTransformerForCausalLM(MemoryForCausalLM, DepthAdaptiveTransf
 
 @auto_docstring(custom_intro="The Depth-adaptive Transformer with a classification head on the last real token.")
 class DepthAdaptiveTransformerForSequenceClassification(
-    MemoryForSequenceClassification, DepthAdaptiveTransformerPreTrainedModel
+    DepthAdaptiveTransformerPreTrainedModel, MemoryForSequenceClassification
 ):
     model_class = DepthAdaptiveTransformerModel
     output_class = DepthAdaptiveTransformerHeadOutput
@@ -340,7 +339,7 @@ class DepthAdaptiveTransformerForSequenceClassification(
 
 @auto_docstring(custom_intro="The Depth-adaptive Transformer with a classification head on every token.")
 class DepthAdaptiveTransformerForTokenClassification(
-    MemoryForTokenClassification, DepthAdaptiveTransformerPreTrainedModel
+    DepthAdaptiveTransformerPreTrainedModel, MemoryForTokenClassification
 ):
     model_class = DepthAdaptiveTransformerModel
     output_class = DepthAdaptiveTransformerHeadOutput

@@ -5,7 +5,6 @@ from the first layer to the last, and a gate takes the place of the residual sum
 """
 
 import torch
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
@@ -48,27 +47,27 @@ class GTrXLPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="GTrXL without a head.")
-class GTrXLModel(MemoryModel, GTrXLPreTrainedModel):
+class GTrXLModel(GTrXLPreTrainedModel, MemoryModel):
     layer_class = GTrXLLayer
 
 
 @auto_docstring(custom_intro="GTrXL with a language modeling head.")
-class GTrXLForCausalLM(MemoryForCausalLM, GTrXLPreTrainedModel, GenerationMixin):
+class GTrXLForCausalLM(GTrXLPreTrainedModel, MemoryForCausalLM):
     model_class = GTrXLModel
 
 
 @auto_docstring(custom_intro="GTrXL with a classification head on the last real token.")
-class GTrXLForSequenceClassification(MemoryForSequenceClassification, GTrXLPreTrainedModel):
+class GTrXLForSequenceClassification(GTrXLPreTrainedModel, MemoryForSequenceClassification):
     model_class = GTrXLModel
 
 
 @auto_docstring(custom_intro="GTrXL with a classification head on every token.")
-class GTrXLForTokenClassification(MemoryForTokenClassification, GTrXLPreTrainedModel):
+class GTrXLForTokenClassification(GTrXLPreTrainedModel, MemoryForTokenClassification):
     model_class = GTrXLModel
 
 
 @auto_docstring(custom_intro="GTrXL as an agent: a policy over discrete actions and a value at every step.")
-class GTrXLForActorCritic(MemoryForActorCritic, GTrXLPreTrainedModel):
+class GTrXLForActorCritic(GTrXLPreTrainedModel, MemoryForActorCritic):
     model_class = GTrXLModel
 
 

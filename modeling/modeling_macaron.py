@@ -5,7 +5,6 @@ attention, another half step of another feed-forward (Strang-Marchuk splitting).
 """
 
 import torch
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_macaron import MacaronConfig
@@ -58,22 +57,22 @@ class MacaronPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Macaron Transformer without a head.")
-class MacaronModel(MemoryModel, MacaronPreTrainedModel):
+class MacaronModel(MacaronPreTrainedModel, MemoryModel):
     layer_class = MacaronLayer
 
 
 @auto_docstring(custom_intro="The Macaron Transformer with a language modeling head.")
-class MacaronForCausalLM(MemoryForCausalLM, MacaronPreTrainedModel, GenerationMixin):
+class MacaronForCausalLM(MacaronPreTrainedModel, MemoryForCausalLM):
     model_class = MacaronModel
 
 
 @auto_docstring(custom_intro="The Macaron Transformer with a classification head on the last real token.")
-class MacaronForSequenceClassification(MemoryForSequenceClassification, MacaronPreTrainedModel):
+class MacaronForSequenceClassification(MacaronPreTrainedModel, MemoryForSequenceClassification):
     model_class = MacaronModel
 
 
 @auto_docstring(custom_intro="The Macaron Transformer with a classification head on every token.")
-class MacaronForTokenClassification(MemoryForTokenClassification, MacaronPreTrainedModel):
+class MacaronForTokenClassification(MacaronPreTrainedModel, MemoryForTokenClassification):
     model_class = MacaronModel
 
 

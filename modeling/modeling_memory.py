@@ -108,8 +108,8 @@ class MemoryPreTrainedModel(PreTrainedModel):
         return embedding
 
 
-class MemoryModel:
-    """The decoder: embedding, layers over `[memory; segment]`, final norm. A mixin: the variant adds its `PreTrainedModel`.
+class MemoryModel(MemoryPreTrainedModel):
+    """The decoder: embedding, layers over `[memory; segment]`, final norm. A variant lists its own `PreTrainedModel` first.
 
     A variant sets `layer_class` and `positions_class` (None for a model without positions), or overrides one method.
     """
@@ -119,6 +119,7 @@ class MemoryModel:
     output_class: type[MemoryModelOutput] = MemoryModelOutput
     extra_arguments: tuple[str, ...] = ()  # of `forward`, which `run_layers` gets
     token_outputs: tuple[str, ...] = ("last_hidden_state",)  # fields of the output that begin with (batch, length)
+    auxiliary_loss_coef: str | None = None  # the field of the config that weighs `auxiliary_loss`, if there is one
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
@@ -138,6 +139,10 @@ class MemoryModel:
     def build_layers(self, config: MemoryConfig) -> nn.ModuleList:
         """The layers in the order in which they run."""
         return nn.ModuleList([self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)])
+
+    def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:
+        """What training minimises beside the loss of a head: of each token, `(batch, length)`, or one number for all."""
+        raise NotImplementedError(f"{type(self).__name__} has no auxiliary loss: its `auxiliary_loss_coef` is None.")
 
     @can_return_tuple
     @auto_docstring

@@ -6,7 +6,6 @@ In chosen layers, a large memory of learned values takes the place of the feed-f
 from dataclasses import dataclass
 
 import torch
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -68,7 +67,7 @@ class PKMTransformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Transformer with product-key memory, without a head.")
-class PKMTransformerModel(MemoryModel, PKMTransformerPreTrainedModel):
+class PKMTransformerModel(PKMTransformerPreTrainedModel, MemoryModel):
     layer_class = PKMTransformerLayer
     output_class = PKMTransformerModelOutput
     extra_arguments = ("output_key_usage",)
@@ -78,7 +77,7 @@ class PKMTransformerModel(MemoryModel, PKMTransformerPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Transformer with product-key memory and a language modeling head.")
-class PKMTransformerForCausalLM(MemoryForCausalLM, PKMTransformerPreTrainedModel, GenerationMixin):
+class PKMTransformerForCausalLM(PKMTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = PKMTransformerModel
     output_class = PKMTransformerHeadOutput
 
@@ -86,13 +85,13 @@ class PKMTransformerForCausalLM(MemoryForCausalLM, PKMTransformerPreTrainedModel
 @auto_docstring(
     custom_intro="The Transformer with product-key memory and a classification head on the last real token."
 )
-class PKMTransformerForSequenceClassification(MemoryForSequenceClassification, PKMTransformerPreTrainedModel):
+class PKMTransformerForSequenceClassification(PKMTransformerPreTrainedModel, MemoryForSequenceClassification):
     model_class = PKMTransformerModel
     output_class = PKMTransformerHeadOutput
 
 
 @auto_docstring(custom_intro="The Transformer with product-key memory and a classification head on every token.")
-class PKMTransformerForTokenClassification(MemoryForTokenClassification, PKMTransformerPreTrainedModel):
+class PKMTransformerForTokenClassification(PKMTransformerPreTrainedModel, MemoryForTokenClassification):
     model_class = PKMTransformerModel
     output_class = PKMTransformerHeadOutput
 

@@ -6,7 +6,6 @@ so that no positions are needed.
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
@@ -59,7 +58,7 @@ class RTransformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The R-Transformer without a head.")
-class RTransformerModel(MemoryModel, RTransformerPreTrainedModel):
+class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
     layer_class = RTransformerLayer
     positions_class = None
 
@@ -75,17 +74,17 @@ class RTransformerModel(MemoryModel, RTransformerPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The R-Transformer with a language modeling head.")
-class RTransformerForCausalLM(MemoryForCausalLM, RTransformerPreTrainedModel, GenerationMixin):
+class RTransformerForCausalLM(RTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = RTransformerModel
 
 
 @auto_docstring(custom_intro="The R-Transformer with a classification head on the last real token.")
-class RTransformerForSequenceClassification(MemoryForSequenceClassification, RTransformerPreTrainedModel):
+class RTransformerForSequenceClassification(RTransformerPreTrainedModel, MemoryForSequenceClassification):
     model_class = RTransformerModel
 
 
 @auto_docstring(custom_intro="The R-Transformer with a classification head on every token.")
-class RTransformerForTokenClassification(MemoryForTokenClassification, RTransformerPreTrainedModel):
+class RTransformerForTokenClassification(RTransformerPreTrainedModel, MemoryForTokenClassification):
     model_class = RTransformerModel
 
 

@@ -6,7 +6,6 @@ to the memory of its own LSTM's outputs.
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import auto_docstring
 
@@ -93,7 +92,7 @@ class ShaRNNPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="SHA-RNN without a head.")
-class ShaRNNModel(MemoryModel, ShaRNNPreTrainedModel):
+class ShaRNNModel(ShaRNNPreTrainedModel, MemoryModel):
     layer_class = ShaRNNLayer
     positions_class = None
 
@@ -102,7 +101,7 @@ class ShaRNNModel(MemoryModel, ShaRNNPreTrainedModel):
 
 
 @auto_docstring(custom_intro="SHA-RNN with a language modeling head.")
-class ShaRNNForCausalLM(MemoryForCausalLM, ShaRNNPreTrainedModel, GenerationMixin):
+class ShaRNNForCausalLM(ShaRNNPreTrainedModel, MemoryForCausalLM):
     model_class = ShaRNNModel
 
     def finish_training(self) -> None:
@@ -112,12 +111,12 @@ class ShaRNNForCausalLM(MemoryForCausalLM, ShaRNNPreTrainedModel, GenerationMixi
 
 
 @auto_docstring(custom_intro="SHA-RNN with a classification head on the last real token.")
-class ShaRNNForSequenceClassification(MemoryForSequenceClassification, ShaRNNPreTrainedModel):
+class ShaRNNForSequenceClassification(ShaRNNPreTrainedModel, MemoryForSequenceClassification):
     model_class = ShaRNNModel
 
 
 @auto_docstring(custom_intro="SHA-RNN with a classification head on every token.")
-class ShaRNNForTokenClassification(MemoryForTokenClassification, ShaRNNPreTrainedModel):
+class ShaRNNForTokenClassification(ShaRNNPreTrainedModel, MemoryForTokenClassification):
     model_class = ShaRNNModel
 
 

@@ -3,7 +3,6 @@
 Every clipped distance has a learned vector that is added to the keys, and another that is added to the values.
 """
 
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
@@ -34,25 +33,25 @@ class ShawTransformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="A Transformer with Shaw's relative positions, without a head.")
-class ShawTransformerModel(MemoryModel, ShawTransformerPreTrainedModel):
+class ShawTransformerModel(ShawTransformerPreTrainedModel, MemoryModel):
     layer_class = ShawTransformerLayer
     positions_class = None
 
 
 @auto_docstring(custom_intro="A Transformer with Shaw's relative positions and a language modeling head.")
-class ShawTransformerForCausalLM(MemoryForCausalLM, ShawTransformerPreTrainedModel, GenerationMixin):
+class ShawTransformerForCausalLM(ShawTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = ShawTransformerModel
 
 
 @auto_docstring(
     custom_intro="A Transformer with Shaw's relative positions and a classification head on the last real token."
 )
-class ShawTransformerForSequenceClassification(MemoryForSequenceClassification, ShawTransformerPreTrainedModel):
+class ShawTransformerForSequenceClassification(ShawTransformerPreTrainedModel, MemoryForSequenceClassification):
     model_class = ShawTransformerModel
 
 
 @auto_docstring(custom_intro="A Transformer with Shaw's relative positions and a classification head on every token.")
-class ShawTransformerForTokenClassification(MemoryForTokenClassification, ShawTransformerPreTrainedModel):
+class ShawTransformerForTokenClassification(ShawTransformerPreTrainedModel, MemoryForTokenClassification):
     model_class = ShawTransformerModel
 
 

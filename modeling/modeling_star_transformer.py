@@ -117,7 +117,7 @@ class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
     that the next segment begins with, so `mems` is one tensor `(batch, hidden_size)`, and zeros are a fresh row.
     """
 )
-class StarTransformerModel(MemoryModel, StarTransformerPreTrainedModel):
+class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
     layer_class = StarTransformerLayer
     positions_class = StarTransformerPositions
     output_class = StarTransformerModelOutput
@@ -173,7 +173,7 @@ def mean_of_tokens(states: torch.Tensor, real: torch.Tensor | None) -> torch.Ten
 @auto_docstring(
     custom_intro="The Star-Transformer with a classification head on the relay and the largest satellites."
 )
-class StarTransformerForSequenceClassification(MemoryForSequenceClassification, StarTransformerPreTrainedModel):
+class StarTransformerForSequenceClassification(StarTransformerPreTrainedModel, MemoryForSequenceClassification):
     model_class = StarTransformerModel
     output_class = StarTransformerHeadOutput
 
@@ -193,7 +193,7 @@ class StarTransformerForSequenceClassification(MemoryForSequenceClassification, 
     then nothing would teach the last relay, which is what the next segment gets.
     """
 )
-class StarTransformerForTokenClassification(MemoryForTokenClassification, StarTransformerPreTrainedModel):
+class StarTransformerForTokenClassification(StarTransformerPreTrainedModel, MemoryForTokenClassification):
     model_class = StarTransformerModel
     output_class = StarTransformerHeadOutput
 

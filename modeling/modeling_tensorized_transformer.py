@@ -4,7 +4,6 @@ Code: szhangtju/The-compression-of-Transformer. Multi-linear attention in the pl
 map that reads all pairs of nearby positions.
 """
 
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_tensorized_transformer import TensorizedTransformerConfig
@@ -35,7 +34,7 @@ class TensorizedTransformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Tensorized Transformer without a head.")
-class TensorizedTransformerModel(MemoryModel, TensorizedTransformerPreTrainedModel):
+class TensorizedTransformerModel(TensorizedTransformerPreTrainedModel, MemoryModel):
     layer_class = TensorizedTransformerLayer
 
     def position_embeddings(self, hidden_states, num_keys, past_key_values) -> tuple | None:
@@ -43,19 +42,19 @@ class TensorizedTransformerModel(MemoryModel, TensorizedTransformerPreTrainedMod
 
 
 @auto_docstring(custom_intro="The Tensorized Transformer with a language modeling head.")
-class TensorizedTransformerForCausalLM(MemoryForCausalLM, TensorizedTransformerPreTrainedModel, GenerationMixin):
+class TensorizedTransformerForCausalLM(TensorizedTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = TensorizedTransformerModel
 
 
 @auto_docstring(custom_intro="The Tensorized Transformer with a classification head on the last real token.")
 class TensorizedTransformerForSequenceClassification(
-    MemoryForSequenceClassification, TensorizedTransformerPreTrainedModel
+    TensorizedTransformerPreTrainedModel, MemoryForSequenceClassification
 ):
     model_class = TensorizedTransformerModel
 
 
 @auto_docstring(custom_intro="The Tensorized Transformer with a classification head on every token.")
-class TensorizedTransformerForTokenClassification(MemoryForTokenClassification, TensorizedTransformerPreTrainedModel):
+class TensorizedTransformerForTokenClassification(TensorizedTransformerPreTrainedModel, MemoryForTokenClassification):
     model_class = TensorizedTransformerModel
 
 

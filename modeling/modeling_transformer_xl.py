@@ -6,7 +6,6 @@ Segment-level recurrence with relative positions. It is the backbone itself: the
 import os
 from collections.abc import Callable
 
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
@@ -47,22 +46,22 @@ class TransformerXLPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="Transformer-XL without a head.")
-class TransformerXLModel(MemoryModel, TransformerXLPreTrainedModel):
+class TransformerXLModel(TransformerXLPreTrainedModel, MemoryModel):
     layer_class = TransformerXLLayer
 
 
 @auto_docstring(custom_intro="Transformer-XL with a language modeling head.")
-class TransformerXLForCausalLM(MemoryForCausalLM, TransformerXLPreTrainedModel, GenerationMixin):
+class TransformerXLForCausalLM(TransformerXLPreTrainedModel, MemoryForCausalLM):
     model_class = TransformerXLModel
 
 
 @auto_docstring(custom_intro="Transformer-XL with a classification head on the last real token.")
-class TransformerXLForSequenceClassification(MemoryForSequenceClassification, TransformerXLPreTrainedModel):
+class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel, MemoryForSequenceClassification):
     model_class = TransformerXLModel
 
 
 @auto_docstring(custom_intro="Transformer-XL with a classification head on every token.")
-class TransformerXLForTokenClassification(MemoryForTokenClassification, TransformerXLPreTrainedModel):
+class TransformerXLForTokenClassification(TransformerXLPreTrainedModel, MemoryForTokenClassification):
     model_class = TransformerXLModel
 
 

@@ -10,7 +10,6 @@ from itertools import repeat
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.utils import auto_docstring
 
@@ -127,11 +126,15 @@ class UniversalTransformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The Universal Transformer without a head.")
-class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel):
+class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel):
     layer_class = UniversalTransformerLayer
     output_class = UniversalTransformerModelOutput
     token_outputs = ("last_hidden_state", "ponder_cost", "halting")
     extra_arguments = ("output_halting",)
+    auxiliary_loss_coef = "ponder_loss_coef"
+
+    def auxiliary_loss(self, outputs: UniversalTransformerModelOutput) -> torch.Tensor:
+        return outputs.ponder_cost
 
     def build_layers(self, config: UniversalTransformerConfig) -> RepeatedLayer:
         return RepeatedLayer(self.layer_class(config, 0), config.num_hidden_layers)
@@ -195,64 +198,29 @@ class UniversalTransformerModel(MemoryModel, UniversalTransformerPreTrainedModel
         return output, new_memories, states, further
 
 
-class PonderingHead:
-    """A head whose loss, in training mode, also has `ponder_loss_coef` x the mean ponder cost. A mixin."""
-
-    output_class = UniversalTransformerHeadOutput
-
-    def head_loss(self, outputs: UniversalTransformerModelOutput, **kwargs) -> torch.Tensor:
-        loss = super().head_loss(outputs, **kwargs)
-        if not self.training:
-            return loss
-        return loss + self.config.ponder_loss_coef * self.mean_ponder_cost(outputs.ponder_cost, **kwargs)
-
-    def mean_ponder_cost(self, ponder_cost: torch.Tensor, **kwargs) -> torch.Tensor:
-        """Over all tokens but padding."""
-        return ponder_cost.sum() / ponder_cost.count_nonzero().clamp(min=1)
-
-
 @auto_docstring(
     custom_intro="""
     The Universal Transformer with a language modeling head. In training mode its loss has the ponder cost of the tokens
     that predict; in evaluation it is nats per token alone.
     """
 )
-class UniversalTransformerForCausalLM(
-    PonderingHead, MemoryForCausalLM, UniversalTransformerPreTrainedModel, GenerationMixin
-):
+class UniversalTransformerForCausalLM(UniversalTransformerPreTrainedModel, MemoryForCausalLM):
     model_class = UniversalTransformerModel
-
-    def own_loss(self) -> str | None:
-        if self.config.ponder_loss_coef == 0.0:
-            return super().own_loss()
-        return f"the cross-entropy and the ponder cost (`ponder_loss_coef`={self.config.ponder_loss_coef})"
-
-    def mean_ponder_cost(
-        self,
-        ponder_cost: torch.Tensor,
-        shift_labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> torch.Tensor:
-        """Over the tokens that have a target, as the mean of their nats: parts of a step's tokens add up to all."""
-        predicts = shift_labels != -100
-        return (ponder_cost * predicts).sum() / (
-            predicts.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        )
+    output_class = UniversalTransformerHeadOutput
 
 
 @auto_docstring(custom_intro="The Universal Transformer with a classification head on the last real token.")
 class UniversalTransformerForSequenceClassification(
-    PonderingHead, MemoryForSequenceClassification, UniversalTransformerPreTrainedModel
+    UniversalTransformerPreTrainedModel, MemoryForSequenceClassification
 ):
     model_class = UniversalTransformerModel
+    output_class = UniversalTransformerHeadOutput
 
 
 @auto_docstring(custom_intro="The Universal Transformer with a classification head on every token.")
-class UniversalTransformerForTokenClassification(
-    PonderingHead, MemoryForTokenClassification, UniversalTransformerPreTrainedModel
-):
+class UniversalTransformerForTokenClassification(UniversalTransformerPreTrainedModel, MemoryForTokenClassification):
     model_class = UniversalTransformerModel
+    output_class = UniversalTransformerHeadOutput
 
 
 __all__ = [

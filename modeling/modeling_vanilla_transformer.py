@@ -6,7 +6,6 @@ auxiliary predictions in training - by every position, by intermediate layers, o
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -70,7 +69,7 @@ class VanillaTransformerPreTrainedModel(MemoryPreTrainedModel):
 
 
 @auto_docstring(custom_intro="The vanilla Transformer without a head.")
-class VanillaTransformerModel(MemoryModel, VanillaTransformerPreTrainedModel):
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
     layer_class = VanillaTransformerLayer
     positions_class = None
 
@@ -91,7 +90,7 @@ class VanillaTransformerModel(MemoryModel, VanillaTransformerPreTrainedModel):
     `generate()` reads the last `segment_length` tokens again for every token.
     """
 )
-class VanillaTransformerForCausalLM(MemoryForCausalLM, VanillaTransformerPreTrainedModel, GenerationMixin):
+class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryForCausalLM):
     """
     Attributes:
         training_progress (`float`): share of the training that is over, 0..1, for the schedule of the intermediate losses.
@@ -199,12 +198,12 @@ class VanillaTransformerForCausalLM(MemoryForCausalLM, VanillaTransformerPreTrai
 
 
 @auto_docstring(custom_intro="The vanilla Transformer with a classification head on the last real token.")
-class VanillaTransformerForSequenceClassification(MemoryForSequenceClassification, VanillaTransformerPreTrainedModel):
+class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedModel, MemoryForSequenceClassification):
     model_class = VanillaTransformerModel
 
 
 @auto_docstring(custom_intro="The vanilla Transformer with a classification head on every token.")
-class VanillaTransformerForTokenClassification(MemoryForTokenClassification, VanillaTransformerPreTrainedModel):
+class VanillaTransformerForTokenClassification(VanillaTransformerPreTrainedModel, MemoryForTokenClassification):
     model_class = VanillaTransformerModel
 
 

@@ -87,7 +87,7 @@ def test_values_and_gradients(case: Case):
         case.out_of_scope("vectors in place of the feed-forward are another paper's", "pers_mem_size")
     model = build(case)
     check_spans(case, model)
-    total, mems = model.span_loss(), None
+    total, mems = model.config.span_loss_coef * model.model.auxiliary_loss(None), None
     for segment in range(case.count("in.x_seg*")):
         output = model(case.inputs[f"x_seg{segment}"].long(), mems=mems)
         mems, logprobs = output.mems, output.logits.log_softmax(-1)

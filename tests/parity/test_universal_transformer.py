@@ -27,7 +27,7 @@ THRESHOLD = 0.9  # of that code
 
 def halting_model(norm_position: str):
     """A model whose positions halt after one to five steps."""
-    fields = {"max_steps": 5, "halting_threshold": 0.9, "halting_bias": -0.5, "norm_position": norm_position}
+    fields = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5, "norm_position": norm_position}
     model = tiny_model("universal_transformer", "causal_lm", **fields)
     with torch.no_grad():
         weight = halting_parameters(model.base_model.layers.shared.halting)["weight"]
