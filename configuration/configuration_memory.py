@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, settings_of
+from transformers_xl.configuration.saved_with_code import ConfigWithCode
 
 logger = logging.get_logger(__name__)
 
@@ -18,7 +19,7 @@ MAX_LAYERS = 4096  # a typing error, or a hostile file, must not be built
 
 
 @strict
-class MemoryConfig(PreTrainedConfig):
+class MemoryConfig(ConfigWithCode, PreTrainedConfig):
     r"""
     Base configuration of the models in this package. A variant adds its paper's fields and changes defaults.
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -98,23 +99,18 @@ def score_text(
     tokens = torch.zeros(segment_length, dtype=torch.long, device=model.device)
     cache = None
     start = time.perf_counter()
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for batch in tqdm(DataLoader(stream, batch_size=lanes), desc="evaluating", disable=not progress):
-                # a mask of ones would cost a gather in every layer
-                mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
-                targets = batch["shift_labels"].to(model.device)
-                outputs = model(
-                    batch["input_ids"].to(model.device), attention_mask=mask, past_key_values=cache, use_cache=memory
-                )
-                cache = outputs.past_key_values if memory else None
-                loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
-                nats += loss.double().sum(0)
-                tokens += (targets != -100).sum(0)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode():
+        for batch in tqdm(DataLoader(stream, batch_size=lanes), desc="evaluating", disable=not progress):
+            # a mask of ones would cost a gather in every layer
+            mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
+            targets = batch["shift_labels"].to(model.device)
+            outputs = model(
+                batch["input_ids"].to(model.device), attention_mask=mask, past_key_values=cache, use_cache=memory
+            )
+            cache = outputs.past_key_values if memory else None
+            loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
+            nats += loss.double().sum(0)
+            tokens += (targets != -100).sum(0)
     num_bytes = int(tokens.sum()) if num_bytes is None else num_bytes  # waits for a GPU
     return TextScore(nats.cpu().numpy(), tokens.cpu().numpy(), num_bytes, time.perf_counter() - start)
 
@@ -157,19 +153,14 @@ def score_moving_window(
     contexts = F.pad(tokens[:-1], (window - 1, 0)).unfold(0, window, 1)
     real = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)
     nats = torch.zeros((), dtype=torch.float64, device=model.device)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            starts = range(0, len(contexts), batch_size)
-            for start in tqdm(starts, desc="evaluating, moving window", disable=not progress):
-                here = slice(start, start + batch_size)
-                mask = None if real[here].all() else real[here].to(model.device)
-                outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
-                targets = tokens[1:][here].to(model.device)
-                nats += F.cross_entropy(outputs.logits[:, -1].float(), targets, reduction="sum").double()
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode():
+        starts = range(0, len(contexts), batch_size)
+        for start in tqdm(starts, desc="evaluating, moving window", disable=not progress):
+            here = slice(start, start + batch_size)
+            mask = None if real[here].all() else real[here].to(model.device)
+            outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
+            targets = tokens[1:][here].to(model.device)
+            nats += F.cross_entropy(outputs.logits[:, -1].float(), targets, reduction="sum").double()
     count = len(tokens) - 1
     return TextScore(nats.cpu().numpy()[None], np.array([count]), count if num_bytes is None else num_bytes)
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.evaluation.context_losses import longest_window
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.streams.text_stream import TextStream
 
@@ -162,24 +163,19 @@ def score_windows(
     text = torch.as_tensor(stream.ids.astype(np.int64))
     nats = torch.zeros(segment_length, dtype=torch.float64, device=model.device)
     tokens = torch.zeros(segment_length, dtype=torch.long, device=model.device)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            batches = _windows_of_one_length(len(stream), context, segment_length, batch_size)
-            for batch in tqdm(batches, desc=f"evaluating, context {context}", disable=not progress):
-                windows = []
-                for segment in batch:
-                    start = segment * segment_length
-                    before = text[max(0, start - context) : start]
-                    windows.append(torch.cat([before, stream[segment]["input_ids"]]))
-                targets = torch.stack([stream[segment]["shift_labels"] for segment in batch]).to(model.device)
-                outputs = model(torch.stack(windows).to(model.device), use_cache=False, logits_to_keep=segment_length)
-                loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
-                nats += loss.double().sum(0)
-                tokens += (targets != -100).sum(0)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode():
+        batches = _windows_of_one_length(len(stream), context, segment_length, batch_size)
+        for batch in tqdm(batches, desc=f"evaluating, context {context}", disable=not progress):
+            windows = []
+            for segment in batch:
+                start = segment * segment_length
+                before = text[max(0, start - context) : start]
+                windows.append(torch.cat([before, stream[segment]["input_ids"]]))
+            targets = torch.stack([stream[segment]["shift_labels"] for segment in batch]).to(model.device)
+            outputs = model(torch.stack(windows).to(model.device), use_cache=False, logits_to_keep=segment_length)
+            loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
+            nats += loss.double().sum(0)
+            tokens += (targets != -100).sum(0)
     return TextScore(nats.cpu().numpy(), tokens.cpu().numpy(), int(tokens.sum()) if num_bytes is None else num_bytes)
 
 

@@ -7,6 +7,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -99,21 +100,16 @@ def token_losses_with_context(
 
     nats = np.empty((len(starts), len(ends)))
     by_length = np.argsort(-longest, kind="stable")  # windows of a batch are about equally long
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            batches = range(0, len(starts), batch_size)
-            for first in tqdm(batches, desc="reading windows", disable=not progress):
-                rows = by_length[first : first + batch_size]
-                inside = ends[ends <= longest[rows[0]]]
-                columns = torch.arange(longest[rows[0]] + 1)
-                # behind the text's end stands its last token again, which nothing that is asked for sees
-                places_read = (torch.from_numpy(starts[rows])[:, None] + columns).clamp(max=len(text) - 1)
-                windows = text[places_read].to(model.device)
-                nats[rows, : len(inside)] = _read(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode():
+        batches = range(0, len(starts), batch_size)
+        for first in tqdm(batches, desc="reading windows", disable=not progress):
+            rows = by_length[first : first + batch_size]
+            inside = ends[ends <= longest[rows[0]]]
+            columns = torch.arange(longest[rows[0]] + 1)
+            # behind the text's end stands its last token again, which nothing that is asked for sees
+            places_read = (torch.from_numpy(starts[rows])[:, None] + columns).clamp(max=len(text) - 1)
+            windows = text[places_read].to(model.device)
+            nats[rows, : len(inside)] = _read(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
     found = nats[window_of_pair, end_of_length[:, None]]
     if not np.isfinite(found).all():
         raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")

@@ -9,6 +9,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -43,9 +44,7 @@ def read_in_segments(
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         kwargs = {"logits_to_keep": 1} | kwargs  # nobody asks for predictions
     memory: dict = {}
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         starts = range(0, tokens.shape[1], segment_length)
         for start in tqdm(starts, desc="reading", disable=not progress):
             segment = tokens[:, start : start + segment_length].to(model.device)
@@ -54,8 +53,6 @@ def read_in_segments(
             if hasattr(output, "mems_mask"):
                 memory = {"mems": output.mems, "mems_mask": output.mems_mask}
             yield start, output
-    finally:
-        model.train(was_training)
 
 
 __all__ = ["read_in_segments"]

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.context_curve import memory_length, remembers
+from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.streams.text_stream import TextStream
 
 ATTENTION_LENGTHS = (800, 1800, 2800, 3800)  # those of the paper's table
@@ -54,10 +55,8 @@ def evaluation_speed(
     needed = max(attention_lengths, default=0) + segment_length
     if text.shape[1] < needed:
         raise ValueError(f"`ids` has {text.shape[1]} tokens and needs {needed}: use a longer text, or less attention.")
-    was_training = model.training
-    model.eval()
     rows = []
-    try:
+    with evaluating(model):
         for length in attention_lengths:
             with memory_length(model, length):
                 runs = {
@@ -67,8 +66,6 @@ def evaluation_speed(
                 row = {name: statistics.median(times) for name, times in take_turns(runs, repeats).items()}
             row["segments"] /= segment_length
             rows.append({"attention": length, **row, "ratio": row["moving_window"] / row["segments"]})
-    finally:
-        model.train(was_training)
     return rows
 
 

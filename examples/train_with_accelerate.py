@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import get_cosine_schedule_with_warmup
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.streams.files import read_ids, split_held_out
 from transformers_xl.streams.identity import check_identity
 from transformers_xl.streams.text_stream import TextStream
@@ -69,12 +70,11 @@ def save_checkpoint(accelerator: Accelerator, output: Path, progress: dict) -> N
 @torch.no_grad()
 def bits_per_byte(accelerator: Accelerator, model, loader: DataLoader) -> float:
     memory, sums = Memory(), torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-    model.eval()
-    for batch in loader:
-        logits, targets = memory.read(model, batch).logits.float(), batch["shift_labels"]
-        nats = F.cross_entropy(logits.transpose(1, 2), targets, reduction="sum")
-        sums += torch.stack([nats, (targets != -100).sum()])
-    model.train()
+    with evaluating(model):
+        for batch in loader:
+            logits, targets = memory.read(model, batch).logits.float(), batch["shift_labels"]
+            nats = F.cross_entropy(logits.transpose(1, 2), targets, reduction="sum")
+            sums += torch.stack([nats, (targets != -100).sum()])
     nats, tokens = accelerator.reduce(sums).tolist()
     return nats / math.log(2) / tokens
 

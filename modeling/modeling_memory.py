@@ -8,6 +8,7 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.saved_with_code import SavedWithCode
 from transformers_xl.modeling.adapters import offer_lora_targets
 from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory, drop_packing
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
@@ -41,7 +42,7 @@ HIDDEN_STATES = OutputRecorder(
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of every model with segment memory.")
-class MemoryPreTrainedModel(PreTrainedModel):
+class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     config: MemoryConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True

@@ -5,6 +5,7 @@ Segment-level recurrence with relative positions. It is the backbone itself: the
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from transformers.utils import auto_docstring
 
@@ -16,6 +17,16 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
+# Gives the arguments with which `from_pretrained(None)` makes the model of an old folder, and None for any other.
+LegacyReader = Callable[[str | os.PathLike | None, dict[str, Any]], dict[str, Any] | None]
+_legacy_reader: LegacyReader | None = None
+
+
+def register_legacy_reader(reader: LegacyReader) -> None:
+    """Let `from_pretrained` ask `reader` first. `modeling/conversion` registers one; exported code has none."""
+    global _legacy_reader
+    _legacy_reader = reader
 
 
 class TransformerXLLayer(MemoryLayer):
@@ -29,14 +40,11 @@ class TransformerXLLayer(MemoryLayer):
 class TransformerXLPreTrainedModel(MemoryPreTrainedModel):
     config: TransformerXLConfig
     _no_split_modules = ["TransformerXLLayer"]
-    # what loads the model of a folder of transformers 4.x; `auto` hooks it in, a copy of the code on the Hub has none
-    _legacy_arguments: Callable[..., dict | None] | None = None
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *model_args, **kwargs):
         """As in transformers; folders and repositories of the old `transfo-xl` load too."""
-        read_legacy = cls._legacy_arguments
-        legacy = None if read_legacy is None else read_legacy(pretrained_model_name_or_path, kwargs)
+        legacy = None if _legacy_reader is None else _legacy_reader(pretrained_model_name_or_path, kwargs)
         if legacy is None:
             return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         result = super().from_pretrained(None, *model_args, **legacy)

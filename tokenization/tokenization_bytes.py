@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from transformers_xl.configuration.saved_with_code import TokenizerWithCode
+
 _SPECIAL_TOKENS = {"pad_token": "<|pad|>", "bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 
 
@@ -24,7 +26,7 @@ def _byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-class ByteTokenizer(PreTrainedTokenizerFast):
+class ByteTokenizer(TokenizerWithCode, PreTrainedTokenizerFast):
     r"""
     UTF-8 bytes as tokens: the id of a byte is its value, 0..255, followed by `<|pad|>` (256), `<|bos|>` (257) and
     `<|eos|>` (258). `len(tokenizer)` is 259.

@@ -15,6 +15,7 @@ from tokenizers.normalizers import Normalizer, Replace
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from transformers_xl.configuration.saved_with_code import TokenizerWithCode
 from transformers_xl.tokenization.cutoffs import cheapest_cutoffs
 from transformers_xl.tokenization.moses import detokenize, literal, moses_normalizer, moses_pre_tokenizer
 
@@ -24,7 +25,7 @@ _SPACE = r"\s\x1c-\x1f"  # what `str.split` takes for spaces
 Split = Literal["moses", "spaces", "characters"]
 
 
-class WordTokenizer(PreTrainedTokenizerFast):
+class WordTokenizer(TokenizerWithCode, PreTrainedTokenizerFast):
     r"""
     Words as tokens. What is not in the vocabulary is `<unk>`.
 

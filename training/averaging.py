@@ -17,8 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import EvalLoopOutput
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from transformers_xl.training.callbacks import CheckpointCallback
 
 FILE = "weight_average.safetensors"
 KINDS = ("ema", "swa")
@@ -144,10 +145,11 @@ def _like(tensor: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     return tensor.to(own.device)
 
 
-class WeightAveraging(TrainerCallback):
+class WeightAveraging(CheckpointCallback):
     """Averages the weights after every step from `start` on, in steps, or as a share of the training below 1.
 
     With `average_in_the_end` the trained model is the average; with `load_best_model_at_end`, that of the best checkpoint.
+    Checkpoints that a training can go on from hold the averages.
     """
 
     def __init__(self, average: WeightAverage, start: float = 0.0, average_in_the_end: bool = True):
@@ -156,7 +158,7 @@ class WeightAveraging(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if state.global_step == 0:  # else the averages of the checkpoint have been read
+        if state.global_step == 0:  # else `on_resume` reads those of the checkpoint
             self.average.clear()
 
     def on_step_end(
@@ -186,38 +188,20 @@ class WeightAveraging(TrainerCallback):
         if self.average_in_the_end:
             self.average.copy_to(model)
 
+    def on_checkpoint(self, args: TrainingArguments, state: TrainerState, folder: Path, model: nn.Module) -> None:
+        if not args.save_only_model:
+            self.average.save(folder, write=args.should_save)
 
-class AveragedEvaluation:
-    """A mixin in front of a `Trainer`: evaluation and prediction use the averages where there are any, and checkpoints hold
-    them beside the optimizer's state."""
+    def on_resume(self, args: TrainingArguments, state: TrainerState, folder: Path, model: nn.Module) -> None:
+        self.average.load(folder, model)
 
-    weight_average: WeightAverage | None = None
 
-    def start_averaging(self) -> None:
-        """Add the callback that averages, where `average_weights` asks for it. To be called when the callbacks that change
-        weights after a step have been added."""
-        kind = getattr(self.args, "average_weights", None)
-        if kind is not None:
-            self.weight_average = WeightAverage(kind, self.args.average_decay)
-            self.add_callback(
-                WeightAveraging(self.weight_average, self.args.average_start, self.args.average_in_the_end)
-            )
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        if self.weight_average is None:
-            return super().evaluation_loop(*args, **kwargs)
-        with self.weight_average.swapped_in(self.model):
-            return super().evaluation_loop(*args, **kwargs)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.weight_average is not None:
-            self.weight_average.save(output_dir, write=self.args.should_save)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.weight_average is not None and checkpoint is not None:
-            self.weight_average.load(checkpoint, self.model)
+def averaging_of(args: TrainingArguments) -> WeightAveraging | None:
+    """The callback that averages, where `average_weights` asks for it."""
+    kind = getattr(args, "average_weights", None)
+    if kind is None:
+        return None
+    return WeightAveraging(WeightAverage(kind, args.average_decay), args.average_start, args.average_in_the_end)
 
 
 def check_averaging(args: TrainingArguments) -> None:
@@ -238,4 +222,4 @@ def check_averaging(args: TrainingArguments) -> None:
         )
 
 
-__all__ = ["AveragedEvaluation", "WeightAverage", "WeightAveraging", "check_averaging", "load_averaged_weights"]
+__all__ = ["WeightAverage", "WeightAveraging", "averaging_of", "check_averaging", "load_averaged_weights"]

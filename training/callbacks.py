@@ -19,7 +19,7 @@ class CheckpointCallback(TrainerCallback):
         """Write into `folder`, before the checkpoint counts as complete."""
 
     def on_resume(self, args: TrainingArguments, state: TrainerState, folder: Path, model: nn.Module) -> None:
-        """Read from the checkpoint `folder`, after `on_train_begin` and before the first step."""
+        """Read from the checkpoint `folder`, when the model has its weights and before the first step."""
 
 
 class TrainingProgress(TrainerCallback):

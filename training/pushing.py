@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import logging
 from transformers.utils.hub import PushInProgress, hf_api
@@ -29,6 +30,22 @@ MODEL_FILES = (
 )
 
 
+class CheckpointPushes(TrainerCallback):
+    """Pushes the checkpoints of a trainer, and waits for the last push."""
+
+    def __init__(self, trainer: "HubPushes"):
+        self.trainer = trainer
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if args.push_to_hub and self.trainer.last_checkpoint is not None:
+            self.trainer.push_checkpoint(self.trainer.last_checkpoint)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.trainer.finish_pushes()
+
+
 class HubPushes(RunCards):
     """Pushes of a `Trainer` through [`~transformers_xl.hub.uploading.push_folder`]: one commit each, of the files of a
     model. The library's own would push its arguments as a pickle, and leave the code behind.
@@ -38,6 +55,7 @@ class HubPushes(RunCards):
 
     hub_model_id: Any  # None until a push is asked for
     push_in_progress: Any
+    last_checkpoint: Path | None
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         with explained(self.args.hub_model_id or self._output_dir.name, {}, token=token):
@@ -67,7 +85,7 @@ class HubPushes(RunCards):
         tags = [tag for some in given for tag in ([some] if isinstance(some, str) else some)]
         name = kwargs.pop("model_name", None) or self.hub_model_id
         self.create_model_card(model_name=name, tags=list(dict.fromkeys(tags)) or None, **kwargs)
-        self._finish_current_push()
+        self.finish_pushes()
         push = self._push(self._output_dir, commit_message, token, revision)
         return push().commit if blocking else hf_api().run_as_future(lambda: push().commit)
 
@@ -87,7 +105,8 @@ class HubPushes(RunCards):
             token=token or self.args.hub_token,
         )
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+    def push_checkpoint(self, checkpoint: Path) -> None:
+        """Push the model in `checkpoint` in the background, as `hub_strategy` and `hub_always_push` say."""
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
         in_progress = self.push_in_progress is not None and not self.push_in_progress.is_done()
@@ -98,7 +117,7 @@ class HubPushes(RunCards):
         # a copy for this push: the checkpoint may have made room for the next one before it is over
         copy = Path(tempfile.mkdtemp(prefix="_push-", dir=self._output_dir))
         for pattern in MODEL_FILES:
-            for path in Path(checkpoint_folder).glob(pattern):
+            for path in checkpoint.glob(pattern):
                 shutil.copy(path, copy)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(copy)
@@ -110,8 +129,9 @@ class HubPushes(RunCards):
             self.push_in_progress = PushInProgress()
         self.push_in_progress.jobs.append(job)
 
-    def _finish_current_push(self) -> None:
-        super()._finish_current_push()
+    def finish_pushes(self) -> None:
+        """Wait for pushes in the background, and log those that failed."""
+        self._finish_current_push()
         self._tell_failed_pushes()
 
     def _tell_failed_pushes(self) -> None:
@@ -135,4 +155,4 @@ def _and_remove(folder: Path, push: Callable[[], Pushed]) -> CommitInfo:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["HubPushes"]
+__all__ = ["CheckpointPushes", "HubPushes"]

@@ -74,8 +74,9 @@ class RunCards(Trainer):
         tokens = None if ids is None else len(ids)
         return Text(type(self.train_dataset).__name__, str(identity["text"]), "token ids", None, tokens)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers, with what the training measured."""
+        super().save_model(output_dir, _internal_call)
         folder = Path(output_dir or str(self.args.output_dir))
         training = self.training_record() if self._is_ours else None
         if training is not None and self.args.should_save and any(folder.glob("model*.safetensors")):

@@ -1,28 +1,29 @@
 """Training that remembers: transformers' Trainer, with one memory that is carried from segment to segment."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
-from transformers_xl.training.averaging import AveragedEvaluation, check_averaging
+from transformers_xl.training.averaging import averaging_of, check_averaging
 from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, TrainingProgress
 from transformers_xl.training.label_smoothing import check_smoothing, smoothed_labels
 from transformers_xl.training.memory_length import MemoryLengthWarmup, check_memory_warmup
 from transformers_xl.training.memory_state import Memory, match_rows
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
-from transformers_xl.training.pushing import HubPushes
+from transformers_xl.training.pushing import CheckpointPushes, HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
 from transformers_xl.training.rows import check_dataset, datasets_of
 
 
-class MemoryTrainer(AveragedEvaluation, HubPushes, ResumableTrainer):
+class MemoryTrainer(HubPushes, ResumableTrainer):
     """A `Trainer` whose model reads each batch with the memory of the batch before.
 
     Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals
@@ -63,8 +64,12 @@ class MemoryTrainer(AveragedEvaluation, HubPushes, ResumableTrainer):
         self.add_callback(SpanTrimming)
         if getattr(args, "mem_len_warmup_steps", 0) > 0:
             self.add_callback(MemoryLengthWarmup(args.initial_mem_len, args.mem_len_warmup_steps))
-        self.start_averaging()
+        averaging = averaging_of(args)
+        self.weight_average = None if averaging is None else averaging.average
+        if averaging is not None:  # behind the callbacks that change weights after a step
+            self.add_callback(averaging)
         self.add_callback(SavingAfterEpoch)
+        self.add_callback(CheckpointPushes(self))
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is not None:
@@ -75,29 +80,6 @@ class MemoryTrainer(AveragedEvaluation, HubPushes, ResumableTrainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return decayed_names(model, super().get_decay_parameter_names(model))
-
-    def _get_dataloader(
-        self, dataset: Dataset, description: str, batch_size: int, *args: Any, is_training: bool = False, **kwargs: Any
-    ) -> DataLoader:
-        # again: a search may have changed the batch size, and `evaluate` and `predict` bring datasets of their own
-        check_dataset("train_dataset" if is_training else "eval_dataset", dataset, batch_size, self.args, is_training)
-        drop_last = self.args.dataloader_drop_last
-        if isinstance(dataset, IterableDataset):
-            # the library never drops the last batch of these, and Accelerate fills it up with rows of the first
-            loader = DataLoader(
-                dataset,
-                batch_size,
-                collate_fn=self.data_collator,
-                drop_last=is_training and drop_last,
-                pin_memory=self.args.dataloader_pin_memory,
-            )
-            return self.accelerator.prepare(loader)
-        # evaluation reads everything
-        self.args.dataloader_drop_last = is_training and drop_last
-        try:
-            return super()._get_dataloader(dataset, description, batch_size, *args, is_training=is_training, **kwargs)
-        finally:
-            self.args.dataloader_drop_last = drop_last
 
     def compute_loss(
         self,
@@ -152,9 +134,10 @@ class MemoryTrainer(AveragedEvaluation, HubPushes, ResumableTrainer):
     def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.memory.pop("eval", None)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
+        average = self.weight_average
         try:
             # the seed of a loader comes out of the generator that dropout uses: an evaluation leaves no trace in training
-            with torch.random.fork_rng(devices):
+            with torch.random.fork_rng(devices), average.swapped_in(self.model) if average else nullcontext():
                 return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
             self.memory.pop("eval", None)

@@ -65,4 +65,4 @@ def __dir__() -> list[str]:
 # register when they load a model.
 if _Path(getattr(_sys, "argv", [""])[0]).stem != "transformers-xl":
     _importlib.import_module(f"{__name__}.modeling.auto").register()
-    _importlib.import_module(f"{__name__}.hub.saving").install()  # code goes beside the weights that are saved
+    _importlib.import_module(f"{__name__}.hub.saving").register()  # code goes beside the weights that are saved

@@ -15,7 +15,7 @@ from transformers_xl.modeling.conversion.mem_transformer import translate_weight
 from transformers_xl.modeling.conversion.safe_pickle import refusal, shown
 from transformers_xl.modeling.conversion.torch_module import load_weights
 from transformers_xl.modeling.conversion.vocabulary import HF_FILES, read_json, read_vocabulary
-from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
+from transformers_xl.modeling.modeling_transformer_xl import register_legacy_reader
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -173,7 +173,7 @@ def register() -> None:
     """Make old folders known to the Auto classes, and to `TransformerXLModel.from_pretrained` and its siblings."""
     AutoConfig.register(TransfoXLConfig.model_type, TransfoXLConfig)
     AutoTokenizer.register(TransfoXLConfig, tokenizer_class=TransfoXLTokenizer)
-    TransformerXLPreTrainedModel._legacy_arguments = staticmethod(legacy_arguments)
+    register_legacy_reader(legacy_arguments)
 
 
 __all__ = ["TransfoXLTokenizer", "legacy_arguments", "read_weights", "register"]

@@ -1,6 +1,7 @@
 """A saved model brings its code: flat, of the same bytes, and enough for a process without this package."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -12,16 +13,22 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tiny import VARIANTS, tiny_config, tiny_model, tokens
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import check_imports, get_relative_imports
 
 import transformers_xl
 from transformers_xl import ByteTokenizer, GTrXLForActorCritic, TransformerXLConfig
+from transformers_xl.configuration.saved_with_code import TokenizerWithCode
 from transformers_xl.hub import code_export
 from transformers_xl.hub.code_export import exported_files
-from transformers_xl.hub.saving import TokenizerWithCode, tokenizers
 
 ROOT = Path(__file__).parent.parent.parent
+TOKENIZERS = [
+    value
+    for path in sorted((ROOT / "tokenization").glob("tokenization_*.py"))
+    for value in vars(importlib.import_module(f"transformers_xl.tokenization.{path.stem}")).values()
+    if isinstance(value, type) and issubclass(value, PreTrainedTokenizerBase) and value.__module__.endswith(path.stem)
+]
 HEADS = ("model", "causal_lm", "sequence_classification", "token_classification")
 
 
@@ -103,7 +110,7 @@ def test_imports_inside_of_functions_and_blocks_are_followed(tmp_path: Path, mon
     assert "    from .window import (\n" in files["lazy_module.py"]
 
 
-@pytest.mark.parametrize("tokenizer_class", tokenizers())
+@pytest.mark.parametrize("tokenizer_class", TOKENIZERS)
 def test_every_tokenizer_brings_its_code(tokenizer_class: type):
     assert TokenizerWithCode in tokenizer_class.__mro__
     files = exported_files([tokenizer_class.__module__])
@@ -112,7 +119,7 @@ def test_every_tokenizer_brings_its_code(tokenizer_class: type):
 
 
 def test_the_tokenizers_are_found():
-    assert ByteTokenizer in tokenizers()
+    assert ByteTokenizer in TOKENIZERS
 
 
 def test_two_saves_are_equal_and_include_code_false_leaves_it_out(tmp_path: Path):
@@ -141,7 +148,7 @@ def test_a_config_alone_and_a_tokenizer_alone_bring_their_code(tmp_path: Path):
     tiny_config("sha_rnn").save_pretrained(tmp_path / "config")
     assert {"configuration_sha_rnn.py", "modeling_sha_rnn.py", "heads.py"} <= set(code_in(tmp_path / "config"))
     names = ByteTokenizer().save_pretrained(tmp_path / "tokenizer")
-    assert list(code_in(tmp_path / "tokenizer")) == ["tokenization_bytes.py"]
+    assert list(code_in(tmp_path / "tokenizer")) == ["saved_with_code.py", "tokenization_bytes.py"]
     assert str(tmp_path / "tokenizer/tokenization_bytes.py") in names
 
 

@@ -13,9 +13,9 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from transformers_xl import MemoryTrainer
 from transformers_xl.streams.text_stream import TextStream
-from transformers_xl.training import resuming
+from transformers_xl.training import resuming, trainer_overrides
 from transformers_xl.training.checkpoints import checkpoints_of, incompleteness
-from transformers_xl.training.memory_state import load_memory, save_memory
+from transformers_xl.training.memory_state import Memory, load_memory, save_memory
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS_PER_EPOCH = 3
@@ -90,7 +90,7 @@ def test_resumed_from_any_step_a_training_ends_the_same(tmp_path, whole, step: i
 
 
 def test_without_its_memory_it_would_not(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(resuming, "load_memory", lambda *args: (None, load_memory(*args)[1]))
+    monkeypatch.setattr(trainer_overrides, "load_memory", lambda *args: (None, load_memory(*args)[1]))
     trainer = build(tmp_path)
     trainer.train(resume_from_checkpoint=whole[0] / "checkpoint-2")
     assert not equal(ends_of(trainer), whole[1])
@@ -222,14 +222,14 @@ def test_a_damaged_best_checkpoint_is_not_loaded(tmp_path, monkeypatch):
     trainer = build(
         tmp_path, load_best_model_at_end=True, metric_for_best_model="loss", eval_strategy="steps", eval_steps=1
     )
-    rotate = resuming.rotate_checkpoints
+    rotate = trainer_overrides.rotate_checkpoints
 
     def damage(folder: str, *args, **kwargs) -> None:
         rotate(folder, *args, **kwargs)
         if trainer.state.global_step == trainer.state.max_steps:
             flip(Path(trainer.state.best_model_checkpoint, "model.safetensors"), 0.9)
 
-    monkeypatch.setattr(resuming, "rotate_checkpoints", damage)
+    monkeypatch.setattr(trainer_overrides, "rotate_checkpoints", damage)
     with pytest.raises(ValueError, match="`load_best_model_at_end`=True.*`model.safetensors` is damaged"):
         trainer.train()
 
@@ -293,7 +293,7 @@ def test_a_training_that_is_over_may_go_on_for_longer(tmp_path, whole):
 
 def test_memory_is_stored_as_it_is(tmp_path):
     shared = torch.randn(3, 8, 4)
-    memory = resuming.Memory((shared[:, 2:], shared[:, :2].bfloat16(), torch.arange(3)), torch.rand(3, 6) > 0.5)
+    memory = Memory((shared[:, 2:], shared[:, :2].bfloat16(), torch.arange(3)), torch.rand(3, 6) > 0.5)
     save_memory(tmp_path / "memory", memory, {"loss": torch.tensor(1.5)})
     loaded, further = load_memory(tmp_path / "memory", torch.device("cpu"))
     for ours, theirs in zip([*loaded.mems, loaded.mems_mask], [*memory.mems, memory.mems_mask], strict=True):
