@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tiny import EXACT, tiny_config, tokens
+from tiny import EXACT, tiny_config, tokens
 from transformers_xl import TransformerXLForCausalLM
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from huggingface_hub.dataclasses import strict
 
-from tests.tiny import EXACT, tokens
+from tiny import EXACT, tokens
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 
 
