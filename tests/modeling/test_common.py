@@ -168,9 +168,7 @@ def test_reset_row_is_fresh_row(model_type, same_length, use_cache, initial_memo
 
 
 @pytest.mark.parametrize("model_type", WINDOWED)
-@pytest.mark.parametrize(
-    ("padded", "use_cache", "same_length"), pairwise([False, True], [None, True], [True, False])
-)
+@pytest.mark.parametrize(("padded", "use_cache", "same_length"), pairwise([False, True], [None, True], [True, False]))
 def test_episode_that_starts_inside_a_segment(model_type, same_length, use_cache, padded):
     """`reset` of shape (batch, length): from that token on it is a fresh row, in this segment and in its memory."""
     model = tiny_model(model_type, same_length=same_length)
