@@ -1,10 +1,20 @@
-"""What all tests share: the folder of golden numbers, a fixed seed, and one thread for each test process."""
+"""What all tests share: the folder of golden numbers, a fixed seed, one thread for each process, and examples that do not
+depend on time or on earlier runs."""
 
+import os
 from pathlib import Path
 
 import golden
+import hypothesis
 import pytest
 import torch
+
+# the same examples in every run; how long one takes, or is drawn for, is no failure: the machine may be busy
+hypothesis.settings.register_profile(
+    "same everywhere", deadline=None, derandomize=True, database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
+hypothesis.settings.load_profile("same everywhere")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
     folder = config.getoption("--golden-dir").resolve()
     if not folder.is_dir():
         raise pytest.UsageError(f"--golden-dir {folder} is no folder.")

@@ -95,10 +95,13 @@ def test_the_package_list_is_the_folders():
     assert all((folder / "__init__.py").is_file() for folder in folders)
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in source_files() if p.parts[len(ROOT.parts)] != "transformers_xl"], ids=relative
-)
-def test_imports_point_downward(path: Path):
+def test_imports_point_downward():
+    for path in source_files():
+        if path.parts[len(ROOT.parts)] != "transformers_xl":
+            assert_imports_point_downward(path)
+
+
+def assert_imports_point_downward(path: Path) -> None:
     here = room(relative(path).removesuffix(".py").replace("/", "."))
     for module in own_imports(path):
         target = room(module)
@@ -130,16 +133,16 @@ def test_configuration_and_tokenization_import_no_torch(package: str):
         assert {room(name) for name in own_imports(path)} <= {package} | MAY_IMPORT[package]
 
 
-@pytest.mark.parametrize("path", all_files(), ids=relative)
-def test_every_file_is_ascii_and_of_one_sitting(path: Path):
-    text = path.read_text(encoding="utf-8")
-    assert text.isascii(), [character for character in text if not character.isascii()]
-    assert len(text.splitlines()) <= 500 or relative(path) in LONG_FILES
+def test_every_file_is_ascii_and_of_one_sitting():
+    texts = {relative(path): path.read_text(encoding="utf-8") for path in all_files()}
+    assert [name for name, text in texts.items() if not text.isascii()] == []
+    assert [name for name, text in texts.items() if len(text.splitlines()) > 500 and name not in LONG_FILES] == []
 
 
-@pytest.mark.parametrize("path", [p for p in all_files() if p.name != "__init__.py"], ids=relative)
-def test_every_module_says_what_it_is(path: Path):
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{relative(path)} has no docstring"
+def test_every_module_says_what_it_is():
+    modules = [path for path in all_files() if path.name != "__init__.py"]
+    texts = {relative(path): path.read_text(encoding="utf-8") for path in modules}
+    assert [name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))] == []
 
 
 def test_every_public_name_is_there():

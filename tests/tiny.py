@@ -1,10 +1,11 @@
 """Small models of every variant, and the few steps that many tests share: reading in segments, and a row on its own."""
 
+import copy
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 import transformers_xl  # noqa: F401  registers the variants
 from transformers_xl.modeling.auto import VARIANTS
@@ -63,11 +64,40 @@ def tiny_config(model_type: str, **fields):
     return AutoConfig.for_model(model_type, **(defaults | FIELDS.get(model_type, {}) | fields))
 
 
+def pairwise(*axes: Sequence) -> list[tuple]:
+    """Few combinations in which every two values of two axes meet: a fault that takes more than two is rare."""
+    combinations = list(itertools.product(*axes))
+    unmet = {pair for combination in combinations for pair in _pairs(axes, combination)}
+    chosen = []
+    while unmet:
+        best = max(combinations, key=lambda combination: len(unmet & _pairs(axes, combination)))
+        chosen.append(best)
+        unmet -= _pairs(axes, best)
+    return chosen
+
+
+def _pairs(axes: Sequence[Sequence], combination: tuple) -> set[tuple]:
+    places = [(axis, values.index(value)) for axis, (values, value) in enumerate(zip(axes, combination, strict=True))]
+    return set(itertools.combinations(places, 2))
+
+
+_BUILT: dict[str, tuple[PreTrainedModel, torch.Tensor]] = {}
+
+
 def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.float64, **fields):
-    """A model in eval mode; `head` is `model`, `causal_lm`, `sequence_classification` or `token_classification`."""
-    torch.manual_seed(0)
-    model_class = getattr(VARIANTS[model_type], f"{head}_class")
-    return model_class(tiny_config(model_type, **fields)).to(dtype).eval()
+    """A model in eval mode; `head` is `model`, `causal_lm`, `sequence_classification` or `token_classification`.
+
+    It is built once, and every caller gets a copy, with the random numbers where the build left them.
+    """
+    key = repr((model_type, head, dtype, sorted(fields.items())))
+    if key not in _BUILT:
+        torch.manual_seed(0)
+        model_class = getattr(VARIANTS[model_type], f"{head}_class")
+        model = model_class(tiny_config(model_type, **fields)).to(dtype).eval()
+        _BUILT[key] = model, torch.get_rng_state()
+    model, random_state = _BUILT[key]
+    torch.set_rng_state(random_state)
+    return copy.deepcopy(model)
 
 
 def memory_value(

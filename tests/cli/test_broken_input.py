@@ -111,6 +111,11 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a special token that is a number": ("tokenizer_config.json", lambda path: change_fields(path, eos_token=5)),
 }
 ASKED_FOR = ("a weight that is missing",)
+# of each file, and of each way to read weights: all commands load them by the same function
+ONE_OF_EACH = (
+    "half of the weights", "a weight that is missing", "a weight of NaN", "a config that is a list", "an absurd width",
+    "settings of a wrong type", "a tokenizer that is empty",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -130,8 +135,11 @@ def broken(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], tuple[Pa
     return copy
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize(
+    ("case", "command"),
+    [(case, "generate") for case in BROKEN]
+    + [(case, command) for case in ONE_OF_EACH for command in COMMANDS if command != "generate"],
+)
 def test_broken_files(case: str, command: str, broken: Callable, text_file: Path):
     folder, name = broken(case)
     result = run(*COMMANDS[command](folder, text_file))

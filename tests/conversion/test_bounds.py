@@ -177,7 +177,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(program=PROGRAMS)
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=400)
 def test_any_program(place: Path, program: bytes):
     """It is read, or refused in a short sentence that names the file; nothing else is raised, and no name is looked up."""
     before = set(sys.modules)
@@ -197,7 +197,7 @@ def test_any_program(place: Path, program: bytes):
 @given(program=st.lists(FRAGMENTS.filter(lambda part: part[:1] != b"c" and part[-1:] not in b"QRb") | st.sampled_from(
     [b"\x90", b"(N\x91", b"0", b"2", b"1", b"\x86", b"\x87", b"q\x03", b"h\x03", b"G@\x08\0\0\0\0\0\0", b"\x8a\x01\xff"]
 ), max_size=25))  # fmt: skip
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=400)
 def test_plain_data_is_what_python_reads(program: list[bytes]):
     data = START + b"".join(program) + b"."
     try:

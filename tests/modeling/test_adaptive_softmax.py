@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from tiny import EXACT, VARIANTS, VOCAB_SIZE, tiny_config, tiny_model, tokens, variants
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from tests.tiny import EXACT, VARIANTS, VOCAB_SIZE, tiny_config, tiny_model, tokens, variants
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax, token_nats
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import EXACT, FLOAT32, tiny_model, tokens
+from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, register_backend
@@ -54,10 +54,11 @@ def by_window(length: int, num_keys: int, window: int | None) -> torch.Tensor:
 
 
 @each_backend
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("window", [None, 1, 3, 6, 20])
-@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("shape", "window", "padded", "recompute"),
+    pairwise(SHAPES, [None, 1, 3, 6, 20], [False, True], [False, True]),
+    ids=str,
+)
 def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, monkeypatch):
     """Also in small pieces and blocks, in place head by head, and with rows of which some tokens see nothing."""
     given = arguments(shape, dtype, backend.device_type)

@@ -11,6 +11,7 @@ from tiny import (
     held_by,
     memory_of,
     memory_value,
+    pairwise,
     reach_of_states,
     read,
     read_row_alone,
@@ -27,7 +28,6 @@ WINDOWED = variants(memory=("exact",))
 BOUNDED = variants(memory=("exact",), recurrent=False)
 same_length = pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
-initial_memory = pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
 
 
 def masks(side: str) -> torch.Tensor:
@@ -50,18 +50,18 @@ def masks(side: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
-@pytest.mark.parametrize("mem_len", [1, 5, MEM_LEN])
-@pytest.mark.parametrize("lengths", [(6, 6, 6, 6), (1, 1, 1, 1, 20), (21, 3), (2, 9, 1, 12)], ids=str)
-@initial_memory
-@same_length
-def test_value_form_is_engine_form(model_type, same_length, initial_memory, lengths, mem_len):
+@pytest.mark.parametrize(
+    ("mem_len", "initial_memory", "same_length"), pairwise([1, 5, MEM_LEN], ["empty", "zeros"], [True, False])
+)
+def test_value_form_is_engine_form(model_type, same_length, initial_memory, mem_len):
     model = tiny_model(model_type, same_length=same_length, mem_len=mem_len, initial_memory=initial_memory)
     ids = tokens(2, 24)
-    value, memory = read(model, ids, lengths)
-    engine, cache = read(model, ids, lengths, use_cache=True)
-    torch.testing.assert_close(engine, value, **EXACT)
-    assert memory["mems"] is not None
-    assert cache["past_key_values"] is not None
+    for lengths in ((6, 6, 6, 6), (1, 1, 1, 1, 20), (21, 3), (2, 9, 1, 12)):
+        value, memory = read(model, ids, lengths)
+        engine, cache = read(model, ids, lengths, use_cache=True)
+        torch.testing.assert_close(engine, value, **EXACT)
+        assert memory["mems"] is not None
+        assert cache["past_key_values"] is not None
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
@@ -94,18 +94,20 @@ def test_cache_takes_the_mask_of_the_whole_history(model_type):
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
-@pytest.mark.parametrize("side", ["left", "right", "interior"])
-@initial_memory
-@use_cache
-@same_length
-def test_padded_row_is_unpadded_row(model_type, same_length, use_cache, initial_memory, side):
-    """Unequal numbers of tokens per row and segment, one of them zero, read past the window."""
+@pytest.mark.parametrize(
+    ("side", "initial_memory", "same_length"),
+    pairwise(["left", "right", "interior"], ["empty", "zeros"], [True, False]),
+)
+def test_padded_row_is_unpadded_row(model_type, same_length, initial_memory, side):
+    """Unequal numbers of tokens per row and segment, one of them zero, read past the window, in both forms."""
     model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
     ids, mask = tokens(3, 27), masks(side)
-    padded, _ = read(model, ids, [9, 9, 9], use_cache=use_cache, attention_mask=mask)
+    value, _ = read(model, ids, [9, 9, 9], attention_mask=mask)
+    engine, _ = read(model, ids, [9, 9, 9], use_cache=True, attention_mask=mask)
     for row in range(3):
         alone = read_row_alone(model, ids[row], [9, 9, 9], attention_mask=mask[row])
-        torch.testing.assert_close(padded[row, mask[row]], alone, **EXACT)
+        torch.testing.assert_close(value[row, mask[row]], alone, **EXACT)
+        torch.testing.assert_close(engine[row, mask[row]], alone, **EXACT)
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
@@ -142,9 +144,9 @@ def test_rows_of_padding_alone_are_finite(model_type, use_cache):
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
-@initial_memory
-@use_cache
-@same_length
+@pytest.mark.parametrize(
+    ("initial_memory", "use_cache", "same_length"), pairwise(["empty", "zeros"], [None, True], [True, False])
+)
 def test_reset_row_is_fresh_row(model_type, same_length, use_cache, initial_memory):
     """`reset` of shape (batch,): the rows start afresh with the segment, the others go on; also behind padding."""
     model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
@@ -166,9 +168,7 @@ def test_reset_row_is_fresh_row(model_type, same_length, use_cache, initial_memo
 
 
 @pytest.mark.parametrize("model_type", WINDOWED)
-@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
-@use_cache
-@same_length
+@pytest.mark.parametrize(("padded", "use_cache", "same_length"), pairwise([False, True], [None, True], [True, False]))
 def test_episode_that_starts_inside_a_segment(model_type, same_length, use_cache, padded):
     """`reset` of shape (batch, length): from that token on it is a fresh row, in this segment and in its memory."""
     model = tiny_model(model_type, same_length=same_length)
@@ -240,11 +240,15 @@ def test_a_token_does_not_see_what_follows(model_type):
 @pytest.mark.parametrize("mem_len", [1, 3, MEM_LEN])
 @use_cache
 def test_segments_with_memory_are_one_long_forward(model_type, use_cache, mem_len):
-    """Any cut of 20 tokens in two, token by token, and in chunks; the window is left far behind."""
+    """20 tokens in two around the window's length, token by token, and in chunks; the window is left far behind.
+
+    `test_memory_property.py` cuts them anywhere.
+    """
     model = tiny_model(model_type, mem_len=mem_len)
     ids = tokens(2, 20)
     at_once = result_of(model(ids))
-    for lengths in [*([cut, 20 - cut] for cut in range(1, 20)), [1] * 20, [3] * 6 + [2], [7, 1, 12]]:
+    in_two = [[cut, 20 - cut] for cut in sorted({1, mem_len, mem_len + 1, 19})]
+    for lengths in [*in_two, [1] * 20, [3] * 6 + [2], [7, 1, 12]]:
         cut_up, _ = read(model, ids, lengths, use_cache=use_cache)
         torch.testing.assert_close(cut_up, at_once, **EXACT)
 
@@ -255,7 +259,7 @@ def test_far_past_the_window(model_type, use_cache):
     model = tiny_model(model_type)
     ids = tokens(2, 20 * MEM_LEN)
     at_once = result_of(model(ids))
-    for length in (1, 5, 2 * MEM_LEN):
+    for length in (5, 2 * MEM_LEN):  # token by token: `generate()`, in test_generate_memory.py
         cut_up, _ = read(model, ids, [length] * (20 * MEM_LEN // length), use_cache=use_cache)
         torch.testing.assert_close(cut_up, at_once, **EXACT)
 

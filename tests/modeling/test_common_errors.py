@@ -14,11 +14,18 @@ carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own"
 windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
 
 
+def assert_refused(names: list[str], call, *args, **kwargs) -> None:
+    """With a `ValueError` that says all the patterns `names`."""
+    with pytest.raises(ValueError) as error:
+        call(*args, **kwargs)
+    for name in names:
+        assert error.match(name)
+
+
 @every_variant
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
-@pytest.mark.parametrize(
-    ("make_arguments", "names"),
-    [
+def test_inputs(model_type):
+    model = tiny_model(model_type)
+    for make_arguments, names in (
         (dict, ["input_ids", "inputs_embeds"]),
         (lambda: {"input_ids": tokens(2, 5), "inputs_embeds": torch.zeros(2, 5, 32)}, ["input_ids", "inputs_embeds"]),
         (lambda: {"input_ids": tokens(2, 5)[:, :0]}, ["input_ids", r"\(2, 0\)"]),
@@ -34,15 +41,9 @@ windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
         (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(3, dtype=torch.bool)}, ["reset", r"\(3,\)"]),
         (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(2, 4, dtype=torch.bool)}, ["reset", r"\(2, 4\)"]),
         (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(2)}, ["reset", "float32", "bool"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_inputs(model_type, use_cache, make_arguments, names):
-    model = tiny_model(model_type)
-    with pytest.raises(ValueError) as error:
-        model(**make_arguments(), use_cache=use_cache)
-    for name in names:
-        assert error.match(name)
+    ):
+        for use_cache in (None, True):
+            assert_refused(names, model, **make_arguments(), use_cache=use_cache)
 
 
 @every_variant
@@ -52,9 +53,9 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
 
 
 @windowed
-@pytest.mark.parametrize(
-    ("make_arguments", "names"),
-    [
+def test_mems(model_type):
+    model, memory = tiny_model(model_type), partial(memory_value, model_type)
+    for make_arguments, names in (
         (lambda memory: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
         (lambda memory: {"mems": memory() + memory()[:1]}, ["mems", "one per layer"]),
         (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .* one per layer"]),
@@ -67,16 +68,9 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
         ),
         (lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, MEM_LEN)}, ["mems_mask", "float32", "bool"]),
         (lambda memory: {"mems_mask": torch.ones(2, MEM_LEN, dtype=torch.bool)}, ["mems_mask", "mems`"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
-def test_mems(model_type, use_cache, make_arguments, names):
-    model = tiny_model(model_type)
-    with pytest.raises(ValueError) as error:
-        model(tokens(2, 5), use_cache=use_cache, **make_arguments(partial(memory_value, model_type)))
-    for name in names:
-        assert error.match(name)
+    ):
+        for use_cache in (None, True):
+            assert_refused(names, model, tokens(2, 5), use_cache=use_cache, **make_arguments(memory))
 
 
 @pytest.mark.parametrize(
@@ -153,9 +147,8 @@ def test_refused_calls_leave_the_cache_as_it_was(model_type):
 
 
 @every_variant
-@pytest.mark.parametrize(
-    ("misspelled", "meant"),
-    [
+def test_config_keyword_close_to_a_field_is_refused(model_type):
+    for misspelled, meant in (
         ("mem_length", "mem_len"),
         ("memlen", "mem_len"),
         ("hiden_size", "hidden_size"),
@@ -165,11 +158,8 @@ def test_refused_calls_leave_the_cache_as_it_was(model_type):
         ("n_heads", "n_head"),
         ("drop_out", "dropout"),
         ("segment_lenght", "segment_length"),
-    ],
-)
-def test_config_keyword_close_to_a_field_is_refused(model_type, misspelled, meant):
-    with pytest.raises(ValueError, match=f"`{misspelled}`.*{meant}"):
-        tiny_config(model_type, **{misspelled: 8})
+    ):
+        assert_refused([f"`{misspelled}`.*{meant}"], tiny_config, model_type, **{misspelled: 8})
 
 
 @every_variant
@@ -179,9 +169,8 @@ def test_other_config_keywords_pass(model_type):
 
 
 @every_variant
-@pytest.mark.parametrize(
-    ("fields", "names"),
-    [
+def test_config_values(model_type):
+    for fields, names in (
         ({"mem_len": -1, "same_length": False}, ["mem_len", "-1"]),
         ({"hidden_size": 0}, ["hidden_size"]),
         ({"vocab_size": 0}, ["vocab_size"]),
@@ -195,14 +184,8 @@ def test_other_config_keywords_pass(model_type):
         ({"dropout": 1.5}, ["dropout", "1.5"]),
         ({"attention_dropout": -0.1}, ["attention_dropout", "-0.1"]),
         ({"sliding_window": 4}, ["sliding_window", "mem_len"]),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-def test_config_values(model_type, fields, names):
-    with pytest.raises(ValueError) as error:
-        tiny_config(model_type, **fields)
-    for name in names:
-        assert error.match(name)
+    ):
+        assert_refused(names, tiny_config, model_type, **fields)
 
 
 @carrying

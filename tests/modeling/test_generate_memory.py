@@ -9,7 +9,7 @@ from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, read, tokens, variants
 
 carrying = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact", "own")))
 windowed = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",)))
-prompt_length = pytest.mark.parametrize("length", [1, 5, 3 * MEM_LEN])
+prompt_length = pytest.mark.parametrize("length", [1, 3 * MEM_LEN])  # what is generated passes the window
 use_cache = pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
 
 
@@ -36,9 +36,8 @@ def prompts_with_an_ending(model, new: int, row: int) -> tuple[torch.Tensor, int
 
 @carrying
 @use_cache
-@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
-def test_left_padded_row_is_row_alone(model_type, same_length, use_cache):
-    model = language_model(model_type, same_length=same_length)
+def test_left_padded_row_is_row_alone(model_type, use_cache):
+    model = language_model(model_type)
     ids, mask = left_padded(tokens(3, 20), [20, 3, 11])
     result = greedy(model, ids, attention_mask=mask, use_cache=use_cache)
     for row in range(3):
@@ -81,13 +80,13 @@ def test_reset_rows_forget_the_memory(model_type, use_cache):
 
 @windowed
 @prompt_length
-@use_cache
-def test_mems_of_an_output_are_the_text_before(model_type, use_cache, length):
+def test_mems_of_an_output_are_the_text_before(model_type, length):
     model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
     whole = torch.cat([before, ids], dim=1)
     expected = text_by_hand(model, whole)[:, length:]
     output = model(before)
-    assert torch.equal(greedy(model, ids, use_cache=use_cache, **memory_of(output)), expected)
+    for use_cache in (True, False):
+        assert torch.equal(greedy(model, ids, use_cache=use_cache, **memory_of(output)), expected)
     cache = model(before, use_cache=True).past_key_values
     assert torch.equal(greedy(model, ids, mems=cache), expected)
 
@@ -159,19 +158,18 @@ def test_the_same_memory_can_be_continued_many_times(model_type, decoding):
 
 @windowed
 @prompt_length
-@use_cache
-def test_beams_go_on_from_memory(model_type, use_cache, length):
+def test_beams_go_on_from_memory(model_type, length):
     model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
     settings = {
         "max_new_tokens": 10, "do_sample": False, "num_beams": 4, "num_return_sequences": 2, "output_scores": True,
         "return_dict_in_generate": True,
     }  # fmt: skip
     whole = model.generate(torch.cat([before, ids], dim=1), **settings)
-    for memory in (memory_of(model(before)), {"mems": model(before, use_cache=True).past_key_values}):
-        if isinstance(memory["mems"], tuple) or use_cache:
-            result = model.generate(ids, use_cache=use_cache, **memory, **settings)
-            assert torch.equal(result.sequences, whole.sequences[:, length:])
-            torch.testing.assert_close(result.sequences_scores, whole.sequences_scores)
+    value, engine = memory_of(model(before)), {"mems": model(before, use_cache=True).past_key_values}
+    for use_cache, memory in ((True, value), (False, value), (True, engine)):
+        result = model.generate(ids, use_cache=use_cache, **memory, **settings)
+        assert torch.equal(result.sequences, whole.sequences[:, length:])
+        torch.testing.assert_close(result.sequences_scores, whole.sequences_scores)
 
 
 @windowed
@@ -273,8 +271,9 @@ def test_a_beam_that_ended_remembers_nothing_after_its_end(model_type, mem_len):
 
 @windowed
 def test_endless_generation_holds_constant_memory(model_type):
-    """20 x mem_len tokens: the cache stops growing at its window, and the text is that of the loops by hand."""
-    model, ids, new = language_model(model_type), tokens(2, 5), 20 * MEM_LEN
+    """10 x mem_len tokens: the cache stops growing at its window, and the text is that of the loops by hand."""
+    # small weights, and sampled: sharp predictions soon repeat themselves on one processor or another, and prove little
+    model, ids, new = language_model(model_type, initializer_range=0.2), tokens(2, 5), 10 * MEM_LEN
     sizes = []
 
     def note_size(module, args, output):
@@ -282,7 +281,6 @@ def test_endless_generation_holds_constant_memory(model_type):
         sizes.append(sum(state.untyped_storage().nbytes() for state in states))
 
     hook = model.model.register_forward_hook(note_size)
-    # sampled: greedy text of an untrained model soon repeats itself, which would prove little
     torch.manual_seed(0)
     text = model.generate(ids, max_new_tokens=new, do_sample=True, top_k=0)
     hook.remove()
@@ -326,9 +324,9 @@ def test_window_moves_in_its_buffers(model_type, length):
 @windowed
 def test_endless_memory_is_handed_on_call_after_call(model_type):
     model, ids = language_model(model_type), tokens(2, 5)
-    expected = text_by_hand(model, ids, new=100)
+    expected = text_by_hand(model, ids, new=50)
     text, mems, following = ids, None, ids
-    for _ in range(10):
+    for _ in range(5):
         result = greedy(model, following, new=10, mems=mems, return_dict_in_generate=True)
         text = torch.cat([text, new_tokens(result.sequences, following)], dim=1)
         mems, following = result.mems, result.sequences[:, -1:]

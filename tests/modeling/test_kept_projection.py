@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from tiny import EXACT, tiny_config, tokens
 from torch import nn
 
-from tests.tiny import EXACT, tiny_config, tokens
 from transformers_xl import TransformerXLForCausalLM
 
 

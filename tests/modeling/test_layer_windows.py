@@ -3,8 +3,8 @@
 import pytest
 import torch
 from huggingface_hub.dataclasses import strict
+from tiny import EXACT, tokens
 
-from tests.tiny import EXACT, tokens
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 
 

@@ -10,10 +10,8 @@ from tiny import EXACT, MEM_LEN, memory_of, read, read_row_alone, result_of, tin
 
 carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
 windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
-same_length = pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
-# the same cases in every run
-several = settings(max_examples=30, deadline=None, derandomize=True)
+several = settings(max_examples=30)
+FORMS = st.sampled_from([None, True])  # of `use_cache`: value or engine
 
 
 class Text(NamedTuple):
@@ -58,9 +56,8 @@ def assert_rows_alone(model, text: Text, results: torch.Tensor, lengths: list[in
 
 
 @windowed
-@use_cache
 @several
-@given(text=texts(episodes=False), mem_len=st.integers(1, MEM_LEN))
+@given(text=texts(episodes=False), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_any_cut_and_padding_is_one_forward_of_the_real_tokens(model_type, use_cache, text, mem_len):
     model = tiny_model(model_type, mem_len=mem_len)
     results, _ = read(model, text.input_ids, text.lengths, use_cache=use_cache, attention_mask=text.mask)
@@ -68,9 +65,8 @@ def test_any_cut_and_padding_is_one_forward_of_the_real_tokens(model_type, use_c
 
 
 @windowed
-@use_cache
 @several
-@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN))
+@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_any_episode_is_one_forward_of_its_own(model_type, use_cache, text, mem_len):
     model = tiny_model(model_type, mem_len=mem_len)
     results, _ = read(model, *text[:2], use_cache=use_cache, attention_mask=text.mask, reset=text.reset)
@@ -78,9 +74,8 @@ def test_any_episode_is_one_forward_of_its_own(model_type, use_cache, text, mem_
 
 
 @windowed
-@use_cache
 @several
-@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN))
+@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_without_same_length_rows_are_independent_of_each_other(model_type, use_cache, text, mem_len):
     """What a token sees then depends on the cut, so the row alone is cut in the same way."""
     model = tiny_model(model_type, mem_len=mem_len, same_length=False)
@@ -89,11 +84,14 @@ def test_without_same_length_rows_are_independent_of_each_other(model_type, use_
 
 
 @carrying
-@use_cache
-@same_length
-@pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
 @several
-@given(text=texts(episodes=False), data=st.data())
+@given(
+    text=texts(episodes=False),
+    data=st.data(),
+    use_cache=FORMS,
+    same_length=st.booleans(),
+    initial_memory=st.sampled_from(["empty", "zeros"]),
+)
 def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_length, use_cache, text, data):
     """`reset` of shape (batch,), drawn anew for every segment."""
     model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
@@ -115,9 +113,8 @@ def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_
 
 
 @carrying
-@same_length
 @several
-@given(text=texts(episodes=False), forms=st.lists(st.booleans(), min_size=5, max_size=5))
+@given(text=texts(episodes=False), forms=st.lists(st.booleans(), min_size=5, max_size=5), same_length=st.booleans())
 def test_value_may_become_engine_between_any_two_segments(model_type, same_length, text, forms):
     """The value is read on as a value, and turned into a cache where `forms` says so: from there on it stays one."""
     model = tiny_model(model_type, same_length=same_length)

@@ -6,7 +6,7 @@ import math
 import pytest
 import reference
 import torch
-from tiny import EXACT, memory_of, read, read_row_alone, result_of, tiny_config, tiny_model, tokens
+from tiny import EXACT, memory_of, pairwise, read, read_row_alone, result_of, tiny_config, tiny_model, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
@@ -42,14 +42,19 @@ def naive(
     return torch.stack(outputs).view(len(segment), -1) @ attention.o_proj.weight.T
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa", "sdpa without a backend"])
-@piece_lengths
 @pytest.mark.parametrize(
-    ("window", "dilations"), [(0, [1] * 4), (3, [1] * 4), (3, [2] * 4), (2, [1, 3, 2, 3]), (20, [1, 1, 1, 2])], ids=str
+    ("attention", "piece_length", "heads", "lengths"),
+    pairwise(
+        ["eager", "sdpa", "sdpa without a backend"],
+        [1, 3, 64],
+        [(0, [1] * 4), (3, [1] * 4), (3, [2] * 4), (2, [1, 3, 2, 3]), (20, [1, 1, 1, 2])],  # window, dilations
+        [(0, 1), (0, 9), (4, 2), (6, 1), (7, 12), (40, 3)],  # memory, segment
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize(("memory", "length"), [(0, 1), (0, 9), (4, 2), (6, 1), (7, 12), (40, 3)])
-def test_attention_is_its_equations(attention, piece_length, window, dilations, memory, length, monkeypatch):
+def test_attention_is_its_equations(attention, piece_length, heads, lengths, monkeypatch):
     """Values and gradients, in float64; the second row has padding in its memory, the third an episode that begins."""
+    (window, dilations), (memory, length) = heads, lengths
     monkeypatch.setattr(band, "PIECE_LENGTH", piece_length)
     model = tiny_model(
         "causal_longformer", num_hidden_layers=1, attention_window=window, attention_dilation=[dilations], mem_len=40

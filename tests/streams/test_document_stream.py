@@ -46,7 +46,7 @@ def documents_of(stream: DocumentStream) -> tuple[list[list[int]], list[list[int
     return read, targets
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 6))
 def test_evaluation_reads_every_token_of_every_document_once(lengths: list[int], lanes: int, segment_length: int):
     documents = numbered(lengths)
@@ -64,7 +64,7 @@ def test_evaluation_reads_every_token_of_every_document_once(lengths: list[int],
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 20), min_size=4, max_size=9), st.integers(1, 4), st.integers(1, 6))
 def test_training_ends_with_the_shortest_lane(lengths: list[int], lanes: int, segment_length: int):
     stream = DocumentStream(numbered(lengths), segment_length, lanes, pad_token_id=PAD)

@@ -52,7 +52,7 @@ def test_a_text_is_split_at_its_separator():
         split_documents("a", "")
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(st.text(alphabet="ab#", max_size=40), st.sampled_from(["#", "##", "#a#"]), st.integers(1, 5))
 def test_files_are_split_as_texts_are(tmp_path_factory, text: str, separator: str, chunk_bytes: int):
     """Wherever a chunk ends, also within a separator."""

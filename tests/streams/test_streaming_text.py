@@ -40,7 +40,7 @@ def real(item: dict) -> list[int]:
     return item["input_ids"][item["attention_mask"].bool()].tolist()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 12), max_size=9), st.integers(1, 4), st.integers(1, 5))
 def test_documents_are_read_as_by_hand(lengths: list[int], lanes: int, segment_length: int):
     documents = numbered(lengths)
@@ -59,7 +59,7 @@ def test_documents_are_read_as_by_hand(lengths: list[int], lanes: int, segment_l
     assert [real(item) for item in StreamingText(documents, segment_length, lanes)] == list(chain(*full))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 3), st.integers(1, 5))
 def test_endless_lanes_put_documents_end_to_end(lengths: list[int], lanes: int, segment_length: int):
     documents = numbered(lengths)

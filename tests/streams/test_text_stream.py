@@ -18,7 +18,7 @@ def lanes_of(stream: TextStream, column: str) -> torch.Tensor:
     return torch.cat(batches, dim=1)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 60))
 def test_training_lanes_are_the_text_in_order(lanes: int, segment_length: int, surplus: int):
     text = np.arange(lanes * segment_length + 1 + surplus)
@@ -32,7 +32,7 @@ def test_training_lanes_are_the_text_in_order(lanes: int, segment_length: int, s
     assert resets.tolist() == [index < lanes for index in range(len(stream))]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 60))
 def test_evaluation_predicts_every_token_but_the_first_once(lanes: int, segment_length: int, surplus: int):
     text = np.arange(lanes + 1 + surplus)

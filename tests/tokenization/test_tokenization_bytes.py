@@ -32,7 +32,7 @@ def test_hard_texts_survive(text: str):
     assert TOKENIZER.decode(ids) == text
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_any_text_survives_with_offsets(text: str):
     encoded = TOKENIZER(text, return_offsets_mapping=True)
@@ -43,7 +43,7 @@ def test_any_text_survives_with_offsets(text: str):
     assert [tuple(offset) for offset in encoded["offset_mapping"]] == expected
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.binary())
 def test_any_bytes_survive(data: bytes):
     ids = TOKENIZER.encode_bytes(data)
