@@ -29,6 +29,7 @@ from transformers_xl.modeling.layers.complex_layers import (
 )
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.outputs import RunOutput
 
 
 class ComplexOrderTransformerLayer(MemoryLayer):
@@ -99,13 +100,11 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
         read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)
         return {"positions": positions, "tokens_read": read}
 
-    def run_layers(self, hidden_states, memories, states, views, positions, tokens_read, **context):
+    def run_layers(self, hidden_states, memories, states, views, positions, tokens_read, **context) -> RunOutput:
         hidden_states = at_positions(hidden_states, positions)
-        hidden_states, new_memories, _, further = super().run_layers(
-            hidden_states, memories, [()] * len(self.layers), views, **context
-        )
+        output = super().run_layers(hidden_states, memories, [()] * len(self.layers), views, **context)
         # a tensor of its own for every layer, as states are: files refuse tensors that share their numbers
-        return hidden_states, new_memories, [(tokens_read.clone(),) for _ in self.layers], further
+        return output._replace(states=[(tokens_read.clone(),) for _ in self.layers])
 
 
 @auto_docstring(

@@ -28,7 +28,7 @@ from transformers_xl.modeling.layers.depth_halting import (
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
 
 # of layer `number` (0: before the first) and states, the layer after which each leaves; None where they say nothing new
 ExitRule = Callable[[int, torch.Tensor], torch.Tensor | None]
@@ -87,7 +87,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         episode: torch.Tensor | None = None,
         exit_rule: ExitRule | None = None,
         **context,
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]], dict]:
+    ) -> RunOutput:
         """The layers, each for the tokens that `exit_rule` has not let leave before it; without a rule, for all."""
         exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
         exit_layers = exit_layers if real is None else exit_layers.where(real, 0)
@@ -97,10 +97,10 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             states = [(means[:, -1], numbers[:, -1])] * len(self.layers)
         if exit_rule is None:
             nothing = [()] * len(self.layers)
-            hidden_states, inputs, _, _ = super().run_layers(hidden_states, memories, nothing, views, **context)
-            return hidden_states, inputs, states, {"exit_layers": exit_layers}
+            output = super().run_layers(hidden_states, memories, nothing, views, **context)
+            return output._replace(states=states, extra_outputs={"exit_layers": exit_layers})
 
-        skip_halted, inputs = skips_halted(self.config, **context), []
+        skip_halted, new_memories = skips_halted(self.config, **context), []
         if skip_halted:
             self.project_positions(**context)
         known = exit_rule(0, means)
@@ -112,15 +112,15 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
             context["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            hidden_states, new_memory = layer(hidden_states, memory, **view, **context)
+            hidden_states, new_memory, _ = layer(hidden_states, memory, **view, **context)
             hidden_states = self.show(hidden_states, context["shown"])
-            inputs.append(new_memory)
+            new_memories.append(new_memory)
             if count == 0:
                 continue
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
             if known is not None:
                 exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
-        return hidden_states, inputs, states, {"exit_layers": exit_layers}
+        return RunOutput(hidden_states, new_memories, states, {"exit_layers": exit_layers})
 
     def project_positions(
         self, position_embeddings: tuple, past_key_values: MemoryCache | None = None, **kwargs

@@ -15,7 +15,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.gating import GATES
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
@@ -30,14 +30,11 @@ class GTrXLLayer(MemoryLayer):
         self.attn_gate = GATES[config.gate_type](config)
         self.mlp_gate = GATES[config.gate_type](config)
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        remembered = hidden_states
+    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> LayerOutput:
         attn_output = self.attend(hidden_states, memory, **kwargs)
-        hidden_states = self.attn_gate(hidden_states, attn_output.relu())
-        mlp_output = self.mlp(self.post_attention_layernorm.before(hidden_states))
-        return self.mlp_gate(hidden_states, mlp_output.relu()), remembered
+        gated = self.attn_gate(hidden_states, attn_output.relu())
+        mlp_output = self.mlp(self.post_attention_layernorm.before(gated))
+        return LayerOutput(self.mlp_gate(gated, mlp_output.relu()), hidden_states)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of GTrXL.")

@@ -15,7 +15,7 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
@@ -42,9 +42,7 @@ class MacaronLayer(MemoryLayer):
         self.macaron_layernorm = SublayerLayerNorm(config)
         self.macaron_mlp = HalfStepFeedForward(config)
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> LayerOutput:
         mlp_output = self.macaron_mlp(self.macaron_layernorm.before(hidden_states))
         hidden_states = self.macaron_layernorm.after(hidden_states + mlp_output)
         return super().forward(hidden_states, memory, **kwargs)

@@ -18,7 +18,7 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.offloading import onloaded
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.shown_states import ShownStates
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 from transformers_xl.modeling.ops.window import (
@@ -32,7 +32,7 @@ from transformers_xl.modeling.ops.window import (
     take,
     visible_positions,
 )
-from transformers_xl.modeling.outputs import MemoryModelOutput
+from transformers_xl.modeling.outputs import MemoryModelOutput, RunOutput
 from transformers_xl.modeling.packed_documents import resets_of_documents, rows_with_memory
 
 # the inputs of all layers and the output of the last one
@@ -278,7 +278,7 @@ class MemoryModel(MemoryPreTrainedModel):
             **self.layer_context(hidden_states, states, segment_mask, episode),
             **kwargs,
         }
-        hidden_states, new_memories, new_states, further = self.run_layers(
+        hidden_states, new_memories, new_states, extra_outputs = self.run_layers(
             hidden_states, memories, states, [views[layer] for layer in reach], **context
         )
         if past_key_values is not None:
@@ -297,7 +297,7 @@ class MemoryModel(MemoryPreTrainedModel):
             past_key_values=past_key_values,
             mems=new_mems,
             mems_mask=new_mask,
-            **further,
+            **extra_outputs,
         )
 
     def output_in_order(self, order: TokenOrder, **fields) -> MemoryModelOutput:
@@ -337,19 +337,19 @@ class MemoryModel(MemoryPreTrainedModel):
         states: list[tuple[torch.Tensor, ...]],
         views: list[dict],
         **context,
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]], dict]:
-        """Run the layers with their memories, states and views; also return what each wants to remember of the
-        segment, its states after it, and further fields of the output."""
+    ) -> RunOutput:
+        """Run the layers with their memories, states and views."""
         new_memories, new_states = [], []
         hidden_states = self.show(hidden_states, context["shown"])
         for layer_idx, layer in enumerate(self.layers):
-            hidden_states, new_memory, *layer_states = layer(
-                hidden_states, memories[layer_idx], *states[layer_idx], **views[layer_idx], **context
+            # reentrant checkpointing makes a plain tuple of it
+            output = LayerOutput(
+                *layer(hidden_states, memories[layer_idx], *states[layer_idx], **views[layer_idx], **context)
             )
-            hidden_states = self.show(hidden_states, context["shown"])
-            new_memories.append(new_memory)
-            new_states.append(tuple(layer_states))
-        return hidden_states, new_memories, new_states, {}
+            hidden_states = self.show(output.hidden_states, context["shown"])
+            new_memories.append(output.new_memory)
+            new_states.append(output.states)
+        return RunOutput(hidden_states, new_memories, new_states)
 
     def states_of(
         self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor

@@ -16,7 +16,7 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.local_rnn import LocalRNN
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import PackedRows, pack_rows
 
@@ -41,12 +41,12 @@ class RTransformerLayer(MemoryLayer):
         *tails: torch.Tensor,
         local_rows: PackedRows,
         **kwargs,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> LayerOutput:
         new_tails = []
         for local_rnn, tail in zip(self.local_rnns, tails, strict=True):
             hidden_states, new_tail = local_rnn(hidden_states, tail, local_rows)
             new_tails.append(new_tail)
-        return *super().forward(hidden_states, memory, **kwargs), *new_tails
+        return super().forward(hidden_states, memory, **kwargs)._replace(states=tuple(new_tails))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the R-Transformer.")

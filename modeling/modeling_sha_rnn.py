@@ -19,6 +19,7 @@ from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, Stretch, stretches
 from transformers_xl.modeling.layers.single_head_attention import NoAttention, SingleHeadAttention
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
@@ -66,20 +67,20 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         parts: list[Stretch],
         past_key_values=None,
         **kwargs,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> LayerOutput:
         inputs = (self.input_layernorm(hidden_states), lstm_hidden, lstm_cell, parts)
         hidden_states, *states = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
-        remembered = hidden_states = self.dropout(hidden_states)
+        new_memory = hidden_states = self.dropout(hidden_states)
         if self.has_attention:
-            remembered, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)
+            new_memory, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)
             attn_output, _ = self.self_attn(
-                hidden_states, memory, key_states=remembered, past_key_values=past_key_values, **kwargs
+                hidden_states, memory, key_states=new_memory, past_key_values=past_key_values, **kwargs
             )
             hidden_states = hidden_states + self.dropout(attn_output)
         elif past_key_values is not None:
             past_key_values.update(*self.self_attn.project(hidden_states), self.layer_idx)
         mlp_output = self.mlp(self.mlp_layernorm(hidden_states))
-        return self.residual_layernorm(hidden_states) + mlp_output, remembered, *states
+        return LayerOutput(self.residual_layernorm(hidden_states) + mlp_output, new_memory, tuple(states))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of SHA-RNN.")

@@ -5,6 +5,7 @@ read and that reads all of them.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -68,6 +69,13 @@ class StarTransformerPositions(nn.Module):
         return hidden_states + self.table(places, hidden_states.dtype)
 
 
+class StarTransformerLayerOutput(NamedTuple):
+    """The satellites `(batch, length, hidden_size)` and the relay `(batch, hidden_size)` after a round."""
+
+    satellites: torch.Tensor
+    relay: torch.Tensor
+
+
 class StarTransformerLayer(GradientCheckpointingLayer):
     """One round: all satellites read the relay and their neighbours, then the relay reads them. Section 3.2.
 
@@ -95,12 +103,13 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         is_first: torch.Tensor,
         real: torch.Tensor | None,
         shown: TokenOrder | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> StarTransformerLayerOutput:
         normed = self.ring_layernorm.before(satellites)
         attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, shown)
         satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
         relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, real)))
-        return satellites, relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
+        relay = relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
+        return StarTransformerLayerOutput(satellites, relay)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Star-Transformer.")

@@ -7,6 +7,7 @@ One layer runs again and again over all positions, and each position decides for
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
 from transformers_xl.modeling.memory import MemoryCache, MemoryCacheLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
 
 
 @dataclass
@@ -68,12 +69,20 @@ class HaltingUnit(nn.Module):
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
 
 
+class StepOutput(NamedTuple):
+    """A `LayerOutput` without states, and the halting probability p_n of each position, `(batch, length)`."""
+
+    hidden_states: torch.Tensor
+    new_memory: torch.Tensor
+    halting_probability: torch.Tensor
+
+
 class UniversalTransformerLayer(HaltingLayer):
     """The layer of all steps. Section 2.1.
 
         x = s + signal(n)        s = layer(x) where the position runs, s where it has halted
 
-    It remembers x, of which its keys and values are projected. The third result is the halting probability p_n of x.
+    It remembers x, of which its keys and values are projected.
 
     Differs from the original: relative positions, as in Transformer-XL, take the place of the signals of absolute
     positions, which begin anew in every segment; the transition is the feed-forward, not a separable convolution.
@@ -86,10 +95,10 @@ class UniversalTransformerLayer(HaltingLayer):
 
     def forward(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, *, signal: torch.Tensor, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> StepOutput:
         inputs = hidden_states + signal
-        output, remembered = super().forward(inputs, memory, kept=hidden_states, **kwargs)
-        return output, remembered, self.halting(inputs)
+        output = super().forward(inputs, memory, kept=hidden_states, **kwargs)
+        return StepOutput(output.hidden_states, output.new_memory, self.halting(inputs))
 
 
 class RepeatedLayer(nn.Module):
@@ -152,7 +161,7 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         real: torch.Tensor | None = None,
         output_halting: bool = False,
         **context,
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, ...]], dict]:
+    ) -> RunOutput:
         """The steps n = 1 .. `max_steps`, and of each position the sum of its states s_n with weights that sum to one.
 
         N = the first n with p_1 + .. + p_n >= threshold, else `max_steps`        R = 1 - (p_1 + .. + p_(N-1))
@@ -167,7 +176,7 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         ponder_cost, output, new_memories = spent, torch.zeros_like(hidden_states), []
         hidden_states = self.show(hidden_states, context["shown"])
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
-            hidden_states, inputs, probability = layer(
+            hidden_states, new_memory, probability = layer(
                 hidden_states,
                 memories[step],
                 signal=signal,
@@ -178,7 +187,7 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
                 **context,
             )
             hidden_states = self.show(hidden_states, context["shown"])
-            new_memories.append(inputs)
+            new_memories.append(new_memory)
             reached = spent + probability >= self.config.halting_threshold
             halts = running & (reached | (step + 1 == num_steps))
             weight = torch.where(halts, 1 - spent, probability) * running
@@ -191,11 +200,11 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
             # one layer projects the positions: what the first step has made of them also holds where nobody ran
             for layer_memory in past_key_values.layers:
                 layer_memory.positions = past_key_values.layers[0].positions
-        further = {
+        extra_outputs = {
             "ponder_cost": ponder_cost if self.training or output_halting else None,
             "halting": halting if output_halting else None,
         }
-        return output, new_memories, states, further
+        return RunOutput(output, new_memories, states, extra_outputs)
 
 
 @auto_docstring(

@@ -17,7 +17,7 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions, positions_in_row
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, token_nats
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -37,7 +37,7 @@ class VanillaTransformerLayer(MemoryLayer):
 
     def forward(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, *, places: torch.Tensor, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> LayerOutput:
         if self.positions is not None:
             hidden_states = hidden_states + self.positions(places, hidden_states.dtype)
         return super().forward(hidden_states, memory, **kwargs)

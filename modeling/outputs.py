@@ -1,10 +1,24 @@
 """What the models return: the library's outputs, with memory."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache
 from transformers.utils import ModelOutput
+
+
+class RunOutput(NamedTuple):
+    """What the layers of a model made of a segment, before the final norm.
+
+    `hidden_states` (B, T, E); of each layer, `new_memories` (B, T, E) and `states` as in `LayerOutput`; `extra_outputs`,
+    the fields that the variant's output has beside those of [`MemoryModelOutput`].
+    """
+
+    hidden_states: torch.Tensor
+    new_memories: list[torch.Tensor]
+    states: list[tuple[torch.Tensor, ...]]
+    extra_outputs: dict[str, Any] = {}
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 
 
 # B batch, T segment length, Q queries per row, N positions of the batch that run, F features
@@ -89,7 +89,7 @@ class HaltingLayer(MemoryLayer):
         kept: torch.Tensor | None = None,
         skip_halted: bool = False,
         **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> LayerOutput:
         """
         Args:
             running: `(B, T)` bool, positions that have not halted; all when not given.
@@ -101,13 +101,13 @@ class HaltingLayer(MemoryLayer):
         if running is None or count == running.numel():
             return super().forward(hidden_states, memory, **kwargs)
         if not skip_halted:
-            output, remembered = super().forward(hidden_states, memory, **kwargs)
-            return torch.where(running[..., None], output, kept), remembered
+            output = super().forward(hidden_states, memory, **kwargs)
+            return output._replace(hidden_states=torch.where(running[..., None], output.hidden_states, kept))
         if count == 0:  # nobody asks; a cache still wants keys and values, `mems` does not
             cache = kwargs.get("past_key_values")
             if cache is not None:
                 self.self_attn.keys_and_values(self.attention_input(hidden_states), memory, cache, kwargs.get("order"))
-            return kept, hidden_states
+            return LayerOutput(kept, hidden_states)
         attn_output = self.attend(hidden_states, memory, running=running, **kwargs)
         rows = self.after_attention(gather(hidden_states, running), attn_output, **kwargs)
-        return scatter(rows, running, kept), hidden_states
+        return LayerOutput(scatter(rows, running, kept), hidden_states)

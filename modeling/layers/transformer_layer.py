@@ -1,5 +1,7 @@
 """One layer with memory: attention over `[memory; segment]`, then a feed-forward, each with its residual sum and norm."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -11,10 +13,22 @@ from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 
 
+class LayerOutput(NamedTuple):
+    """What a layer returns: a NamedTuple, in which Accelerate and pytree find the tensors.
+
+    `hidden_states` (B, T, E); `new_memory` (B, T, E), what its memory gets of the segment; `states`, those of
+    `config.layer_states` after the segment.
+    """
+
+    hidden_states: torch.Tensor
+    new_memory: torch.Tensor
+    states: tuple[torch.Tensor, ...] = ()
+
+
 class MemoryLayer(GradientCheckpointingLayer):
     """The Transformer-XL layer, pre- or post-norm: what the papers after it change.
 
-    It returns its output and what it remembers: the stream that its attention read, before the norm. `attention_input`
+    It remembers the stream that its attention read, before the norm. `attention_input`
     makes the attention's input of it, for the segment and for the memory alike.
     """
 
@@ -40,11 +54,9 @@ class MemoryLayer(GradientCheckpointingLayer):
     def feed_forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         return self.mlp(hidden_states)
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> LayerOutput:
         attn_output = self.attend(hidden_states, memory, **kwargs)
-        return self.after_attention(hidden_states, attn_output, **kwargs), hidden_states
+        return LayerOutput(self.after_attention(hidden_states, attn_output, **kwargs), hidden_states)
 
     def after_attention(self, hidden_states: torch.Tensor, attn_output: torch.Tensor, **kwargs) -> torch.Tensor:
         """The residual sums and the feed-forward."""

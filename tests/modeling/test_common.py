@@ -321,7 +321,7 @@ def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_len
     model = tiny_model(model_type, mem_len=mem_len, same_length=same_length)
     new: list[torch.Tensor] = []
     for layer in set(model.layers):  # one may run in several places
-        layer.register_forward_hook(lambda module, arguments, output: new.append(output[1]))
+        layer.register_forward_hook(lambda module, arguments, output: new.append(output.new_memory))
     memory, inputs = {}, None
     for segment, length in enumerate((2, 1, 5, 20, 1)):
         new.clear()

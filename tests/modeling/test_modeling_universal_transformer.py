@@ -207,12 +207,12 @@ def test_a_layer_leaves_halted_positions_as_they_are(skip_halted):
     running = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     arguments = {"visible": visible, "position_embeddings": (table, bias)}
-    everywhere, _ = layer(states, **arguments)
+    everywhere = layer(states, **arguments).hidden_states
     for others in (None, kept):
-        output, remembered = layer(states, running=running, kept=others, skip_halted=skip_halted, **arguments)
+        output, new_memory, _ = layer(states, running=running, kept=others, skip_halted=skip_halted, **arguments)
         torch.testing.assert_close(output[running], everywhere[running], **EXACT)
         assert torch.equal(output[~running], (states if others is None else kept)[~running])
-        assert torch.equal(remembered, states)
+        assert torch.equal(new_memory, states)
 
 
 # --- the loss
