@@ -20,12 +20,9 @@ def import_models() -> dict:
     """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
     from transformers.utils import logging
 
-    from transformers_xl.hub import saving
-    from transformers_xl.modeling.auto import VARIANTS, register
+    from transformers_xl.modeling.auto import VARIANTS
 
     logging.disable_progress_bar()
-    register()
-    saving.register()
     return VARIANTS
 
 

@@ -1,12 +1,13 @@
 """Transformers that remember past their window, as Hugging Face models.
 
-`import transformers_xl` registers every variant with the Auto classes of transformers.
+`import transformers_xl` registers every variant with the Auto classes of transformers: at once, or when these are imported.
 """
 
 import importlib as _importlib
 import sys as _sys
 from pathlib import Path as _Path
 
+_REGISTERED = ("configuration", "hub", "modeling", "tokenization")  # folders
 __version__ = "0.1.0.dev0"
 
 if not (
@@ -61,8 +62,48 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
-# The command line answers `--help` at once, without the seconds that torch and transformers take to import: its commands
-# register when they load a model.
-if _Path(getattr(_sys, "argv", [""])[0]).stem != "transformers-xl":
+def _register() -> None:
     _importlib.import_module(f"{__name__}.modeling.auto").register()
     _importlib.import_module(f"{__name__}.hub.saving").register()  # code goes beside the weights that are saved
+
+
+class _Registration:
+    """A finder that registers as soon as transformers is imported, or one of the folders that registering imports.
+
+    Nobody can ask the Auto classes for a model before. `transformers-xl --help` imports neither, and so answers without the
+    seconds that torch and transformers take.
+    """
+
+    names = frozenset({"transformers", *(f"{__name__}.{room}" for room in _REGISTERED)})
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.names:
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in _sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None:
+            spec.loader = _ThenRegister(spec.loader, self)
+        return spec
+
+
+class _ThenRegister:
+    """A loader that is `loader`, and registers when the module is there."""
+
+    def __init__(self, loader, finder: _Registration):
+        self._loader, self._finder = loader, finder
+
+    def __getattr__(self, name: str):
+        return getattr(self._loader, name)
+
+    def exec_module(self, module) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        if self._finder in _sys.meta_path:
+            _sys.meta_path.remove(self._finder)
+            _register()
+
+
+if "transformers" in _sys.modules:
+    _register()
+else:
+    _sys.meta_path.insert(0, _Registration())

@@ -1,0 +1,74 @@
+"""`import transformers_xl` is all that the Auto classes need, whatever is imported first, and costs nothing by itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+REGISTERED = """
+import sys
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+for model_type, row in VARIANTS.items():
+    assert type(AutoConfig.for_model(model_type)) is row.config_class
+config = AutoConfig.for_model("gtrxl", vocab_size=259, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+assert type(AutoModel.from_config(config)).__name__ == "GTrXLModel"
+AutoModelForCausalLM.from_config(config).save_pretrained(sys.argv[1])
+ByteTokenizer().save_pretrained(sys.argv[1])
+assert type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__ == "GTrXLForCausalLM"
+assert type(AutoTokenizer.from_pretrained(sys.argv[1])) is ByteTokenizer
+import os
+assert "modeling_gtrxl.py" in os.listdir(sys.argv[1])  # saved with its code
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import transformers, transformers_xl",
+        "import transformers_xl, importlib.util; importlib.util.find_spec('transformers')",
+        "from transformers_xl.modeling.modeling_gtrxl import GTrXLModel",
+        "from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer",
+        "from transformers_xl.training.trainer import MemoryTrainer",
+        "from transformers_xl.hub.cards import write_card",
+    ],
+)
+def test_the_auto_classes_find_everything(tmp_path: Path, first: str):
+    result = run("-c", first + REGISTERED, str(tmp_path))
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_importing_the_package_imports_no_torch():
+    result = run("-c", "import transformers_xl, sys; assert not {'torch', 'transformers'} & {*sys.modules}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_nothing_is_left_in_the_way_of_imports():
+    program = """
+import sys
+before = list(sys.meta_path)
+import transformers_xl, transformers
+assert before == [finder for finder in sys.meta_path if not type(finder).__module__.startswith("transformers")]
+assert type(transformers.__spec__.loader).__module__ == "_frozen_importlib_external", transformers.__spec__
+"""
+    result = run("-c", program)
+    assert result.returncode == 0, result.stderr
+
+
+def test_help_of_the_module_imports_no_torch():
+    """`python -X importtime` names every module that was imported, on stderr."""
+    result = run("-X", "importtime", "-m", "transformers_xl.cli", "--help")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "Usage" in result.stdout
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "transformers_xl.cli.main" in imported
+    assert not {"torch", "transformers"} & imported
