@@ -5,6 +5,7 @@ from transformers import Cache
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory_layout import MemoryLayout
 
 # what the library hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
@@ -172,34 +173,27 @@ def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
 def _check_mems(
     config: MemoryConfig, batch: int, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None
 ) -> None:
-    if isinstance(mems, MemoryCache):
-        raise ValueError("`mems` is a MemoryCache: hand it in as `past_key_values`, or as `mems` of `generate()`.")
     if config.mem_len == 0:
         raise ValueError("`mems` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
-    windows, layers, states = len(config.layer_mem_lens), len(config.layer_windows), config.layer_states
-    count = windows + layers * len(states)
-    if not isinstance(mems, (tuple, list)) or len(mems) != count:
-        contents = "one per layer" if windows else ", ".join(states)
-        contents += f", then of each layer {', '.join(states)}" if windows and states else ""
-        raise ValueError(
-            f"`mems` is a {type(mems).__name__} of length {len(mems)}: it must be a tuple of {count} tensors, {contents}."
-        )
-    if mems_mask is not None and not windows:
+    layout = MemoryLayout(config)
+    layout.check(mems)
+    if mems_mask is not None and not layout.num_inputs:
         raise ValueError(
             "`mems_mask` was given, but this model remembers no positions that it could mask: leave it out."
         )
-    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems[:windows]]
+    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in layout.inputs(mems)]
     if type(config).layer_mem_lens is MemoryConfig.layer_mem_lens:  # no layer has a window of its own
-        lengths = lengths[:1] * windows
-    shapes = [(batch, columns, config.hidden_size) for columns in lengths]
-    shapes += [(batch, *shape) for shape in states.values()] * layers
-    for index, (memory, shape) in enumerate(zip(mems, shapes, strict=True)):
-        if tuple(memory.shape) != shape:
-            wanted = ", that is (batch, <=mem_len, hidden_size)" if index < windows else ""
+        lengths = lengths[:1] * len(lengths)
+    for index, (memory, (layer, name, shape)) in enumerate(zip(mems, layout.tensors, strict=True)):
+        is_inputs = name == "inputs"
+        wanted = (batch, lengths[layer], config.hidden_size) if is_inputs else (batch, *shape)
+        if tuple(memory.shape) != wanted:
+            meaning = ", that is (batch, <=mem_len, hidden_size)" if is_inputs else ""
             raise ValueError(
-                f"`mems`[{index}] has shape {tuple(memory.shape)}: it must be ({', '.join(map(str, shape))}){wanted}."
+                f"`mems`[{index}], `{name}` of layer {layer}, has shape {tuple(memory.shape)}: it must be "
+                f"({', '.join(map(str, wanted))}){meaning}."
             )
-        if index < layers and not memory.is_floating_point():
+        if is_inputs and not memory.is_floating_point():
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
     if mems_mask is not None and (tuple(mems_mask.shape) != (batch, max(lengths)) or mems_mask.dtype != torch.bool):
         raise ValueError(

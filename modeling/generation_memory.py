@@ -207,10 +207,7 @@ class MemoryGenerationMixin(GenerationMixin):
                 "`mems` was made with another `cache_implementation`: continue with the one it was made with."
             )
         check_memory(self.config, rows, mems, None, None)
-        cache = mems.copy()
-        if mems_mask is not None:
-            cache.mask = mems_mask
-        return cache
+        return mems.copy(mems_mask)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:
         criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)

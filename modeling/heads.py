@@ -139,7 +139,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         past_key_values: MemoryCache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        mems: tuple[torch.Tensor, ...] | None = None,
+        mems: tuple[torch.Tensor, ...] | MemoryCache | None = None,
         mems_mask: torch.Tensor | None = None,
         reset: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,

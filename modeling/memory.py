@@ -360,8 +360,19 @@ class MemoryCache(Cache):
             for layer in self.layers:
                 layer.record_past = False
 
-    def copy(self) -> "MemoryCache":
-        """A memory that continues from here without changing this one; `get_seq_length()` counts anew from zero."""
+    def copy(self, mask: torch.Tensor | None = None) -> "MemoryCache":
+        """A memory that continues from here without changing this one; `get_seq_length()` counts anew from zero.
+
+        `mask` (batch, columns) bool replaces that of this one, where it is given.
+
+        Raises:
+            ValueError: `mask` has another shape.
+        """
+        if mask is not None and tuple(mask.shape) != (self.batch_size, self.num_kept):
+            raise ValueError(
+                f"`mems_mask` has shape {tuple(mask.shape)}: this cache holds (batch, positions) = "
+                f"({self.batch_size}, {self.num_kept}), and knows which are real: leave `mems_mask` out."
+            )
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
         for layer, theirs in zip(self.layers, other.layers, strict=True):
@@ -370,6 +381,7 @@ class MemoryCache(Cache):
         # a dynamic window keeps what others see of it when it is updated, a static one writes into its tensors
         other.map_rows(torch.clone if self.static else lambda rows: rows)
         other.finish()
+        other.mask = other.mask if mask is None else mask
         return other
 
 

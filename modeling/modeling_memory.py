@@ -20,6 +20,7 @@ from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory_layout import MemoryLayout
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 from transformers_xl.modeling.ops.window import (
     PackedRows,
@@ -66,6 +67,11 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
                 init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             module.init_weights(self.config)  # our layers that hold raw parameters
+
+    @property
+    def layout(self) -> MemoryLayout:
+        """What the tensors of `mems` are, and their order."""
+        return MemoryLayout(self.config)
 
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
@@ -153,7 +159,7 @@ class MemoryModel(MemoryPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         past_key_values: MemoryCache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        mems: tuple[torch.Tensor, ...] | None = None,
+        mems: tuple[torch.Tensor, ...] | MemoryCache | None = None,
         mems_mask: torch.Tensor | None = None,
         reset: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
@@ -164,8 +170,9 @@ class MemoryModel(MemoryPreTrainedModel):
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
             1 for real tokens, 0 for padding, on any side. With a cache it may cover the whole history; the cache knows
             about what it holds, and only the last `length` columns are read.
-        mems (`tuple[torch.Tensor]`, *optional*):
-            The `mems` of the previous segment's output. Nothing is changed in place.
+        mems (`tuple[torch.Tensor]` or [`MemoryCache`], *optional*):
+            The `mems` of the previous segment's output, or of a result of `generate()`. Nothing is changed in place: a
+            cache is copied, and the output has a cache too (`past_key_values`).
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
@@ -180,6 +187,8 @@ class MemoryModel(MemoryPreTrainedModel):
         has_cache = past_key_values is not None
         check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, position_ids, has_cache)
         batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]
+        if isinstance(mems, MemoryCache) and past_key_values is None:
+            past_key_values, mems, mems_mask = mems.copy(mems_mask), None, None
         check_memory(self.config, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
             check_ids(input_ids, self.config.vocab_size)
@@ -288,7 +297,7 @@ class MemoryModel(MemoryPreTrainedModel):
         else:
             new_mems, new_mask = self.update_memory(mems, mems_mask, new_memories, segment_mask, episode)
             if new_mems is not None:
-                new_mems += tuple(state.detach() for states in new_states for state in states)
+                new_mems = self.layout.join(new_mems, [tuple(map(torch.Tensor.detach, each)) for each in new_states])
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return self.output_in_order(
@@ -356,15 +365,13 @@ class MemoryModel(MemoryPreTrainedModel):
     ) -> list[tuple[torch.Tensor, ...]]:
         """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's, in
         whose types they are."""
-        count, layers = len(self.config.layer_states), len(self.config.layer_windows)
         fresh = self.initial_states(like)
         if past_key_values is not None and past_key_values.layers[0].states:
             states = [tuple(layer.states.values()) for layer in past_key_values.layers]
         elif mems:
-            further = mems[len(self.config.layer_mem_lens) :]
-            states = [further[count * layer : count * (layer + 1)] for layer in range(layers)]
+            states = self.layout.states(mems)
         else:
-            states = [fresh] * layers
+            states = [fresh] * len(self.config.layer_windows)
         return [tuple(state.to(new.dtype) for state, new in zip(layer, fresh, strict=True)) for layer in states]
 
     def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -430,7 +437,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if self.config.initial_memory == "empty":
             lengths = [0] * len(lengths)
         memories = tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for length in lengths)
-        return memories + self.initial_states(like) * len(self.config.layer_windows)
+        return self.layout.join(memories, [self.initial_states(like)] * len(self.config.layer_windows))
 
     def make_cache(
         self,
@@ -450,7 +457,7 @@ class MemoryModel(MemoryPreTrainedModel):
         batch = mems[0].shape[0]
         seen_mask = cache.memory_mask(batch, mems[0].device)
         widest = None
-        memories = mems[: len(self.config.layer_mem_lens)]
+        memories = self.layout.inputs(mems)
         for layer_idx, (layer, memory, seen) in enumerate(
             zip(self.layers, memories, cache.seen_lengths, strict=False)
         ):
@@ -481,11 +488,12 @@ class MemoryModel(MemoryPreTrainedModel):
             mems = tuple(reset_state(memory, reset) for memory in mems)
             mems_mask = None if mems_mask is None else mems_mask | reset[:, None]
         elif mems is not None:
-            windows = len(self.config.layer_mem_lens)
-            if mems_mask is None and windows:
-                mems_mask = reset.new_ones(len(reset), max(memory.shape[1] for memory in mems[:windows]))
+            inputs = self.layout.inputs(mems)
+            if mems_mask is None and inputs:
+                mems_mask = reset.new_ones(len(reset), max(memory.shape[1] for memory in inputs))
             mems_mask = None if mems_mask is None else mems_mask & ~reset[:, None]
-            mems = (*mems[:windows], *(reset_state(state, reset) for state in mems[windows:]))
+            states = [tuple(reset_state(state, reset) for state in layer) for layer in self.layout.states(mems)]
+            mems = self.layout.join(inputs, states)
         return mems, mems_mask
 
 

@@ -399,6 +399,37 @@ def test_reading_changes_no_memory_in_place(model_type):
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
+def test_a_cache_given_as_mems_is_copied(model_type):
+    """What `generate()` remembers, and what `forward` remembers, is taken by both."""
+    model, ids, after = tiny_model(model_type), tokens(2, 11), tokens(2, 5, seed=1)
+    first = model(ids, use_cache=True)
+    before = [rows.clone() for rows in held_by(first.past_key_values)]
+    expected = result_of(model(after, mems=model(ids).mems))
+    for _ in range(2):
+        output = model(after, mems=first.past_key_values)
+        torch.testing.assert_close(result_of(output), expected, **EXACT)
+        assert output.mems is None
+        assert output.past_key_values is not first.past_key_values
+    assert all(torch.equal(*pair) for pair in zip(held_by(first.past_key_values), before, strict=True))
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_the_layout_names_every_tensor(model_type):
+    model = tiny_model(model_type)
+    mems = model(tokens(2, 11)).mems
+    layers = model.layout.split(mems)
+    assert sum(map(len, layers)) == len(mems) == len(model.layout.tensors)
+    for (layer, name, shape), tensor in zip(model.layout.tensors, mems, strict=True):
+        assert layers[layer][name] is tensor
+        assert len(tensor.shape) == len(shape) + 1
+        assert all(size in (None, given) for size, given in zip(shape, tensor.shape[1:], strict=True))
+    joined = model.layout.join(model.layout.inputs(mems), model.layout.states(mems))
+    assert all(ours is theirs for ours, theirs in zip(joined, mems, strict=True))
+    with pytest.raises(ValueError, match="`mems` is a tuple of length"):
+        model.layout.split((*mems, mems[0]))
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
 def test_models_share_no_state(model_type):
     """No module keeps anything of a call: a second text is read as if it were the first."""
     model = tiny_model(model_type)

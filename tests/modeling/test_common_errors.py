@@ -117,8 +117,10 @@ def test_caches(model_type):
         model(tokens(3, 5), past_key_values=cache)
     with pytest.raises(ValueError, match="`past_key_values` is a DynamicCache"):
         model(tokens(2, 5), past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="`mems` is a MemoryCache"):
-        model(tokens(2, 5), mems=cache)
+    with pytest.raises(ValueError, match="`past_key_values`.* rows"):
+        model(tokens(3, 5), mems=cache)
+    with pytest.raises(ValueError, match="`mems_mask` has shape"):
+        model(tokens(2, 5), mems=cache, mems_mask=torch.ones(2, 77, dtype=torch.bool))
     model.train().activation_checkpointing_enable()
     with pytest.raises(ValueError, match="activation checkpointing"):
         model(tokens(2, 5), use_cache=True)
