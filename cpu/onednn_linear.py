@@ -82,8 +82,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """
     if not _pays(states, weight, bias):
         return nn.functional.linear(states, weight, bias)
-    has_bias = bias is not None
-    if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad or (has_bias and bias.requires_grad)):
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (states, weight, bias)):
         return _OneDNNFunction.apply(states, weight, bias)
     return _product(states, weight, bias)
 
