@@ -21,9 +21,9 @@ from torch import nn
 
 from transformers_xl import CausalLongformerConfig, TransformerXLConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.banded_attention import BandedAttention
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
 from transformers_xl.modeling.layers.positions import RelativePositions
-from transformers_xl.modeling.ops.window import PackedRows
+from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -56,8 +56,8 @@ class Attention(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         length = hidden_states.shape[1]
         table = self.positions(min(length, self.reach or length), hidden_states), self.positions.bias
-        view = {"by_distance": True} if self.reach is None else {"rows": PackedRows(), "window": self.reach}
-        return self.attention(hidden_states, position_embeddings=table, **view)[0]
+        view = KeyView(by_distance=True) if self.reach is None else BandedView(window=self.reach)
+        return self.attention(hidden_states, view=view, segment=SegmentContext(position_embeddings=table))[0]
 
 
 def task(form: str, kind: str) -> Callable[[int], None]:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers_xl.evaluation.attention_maps import AttentionAtlas, DistanceSums, attention_rows
 from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.segment_context import ALL_VISIBLE, PLAIN_SEGMENT, KeyView, SegmentContext
 
 TERMS = {
     "a": "(a) content: query . key",
@@ -77,8 +78,8 @@ def term_weights(
     attention: RelativeAttention,
     hidden_states: torch.Tensor,
     memory: torch.Tensor | None = None,
-    visible: torch.Tensor | None = None,
-    position_embeddings: tuple | None = None,
+    view: KeyView = ALL_VISIBLE,
+    segment: SegmentContext = PLAIN_SEGMENT,
     key_states: torch.Tensor | None = None,
     **kwargs,
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -92,7 +93,7 @@ def term_weights(
 
     def terms_of(asks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`asks` + u, and the scores of `asks` + v with the distances."""
-        terms = attention.score_terms(asks, key.shape[-2], position_embeddings=position_embeddings)
+        terms = attention.score_terms(asks, key.shape[-2], segment)
         return terms  # type: ignore[return-value]  # relative attention always has the second
 
     scores = {
@@ -103,7 +104,7 @@ def term_weights(
         "d": lambda: terms_of(nothing)[1],
     }
     for term, score in scores.items():
-        seen = score() if visible is None else score().masked_fill(~visible, -torch.inf)
+        seen = score() if view.visible is None else score().masked_fill(~view.visible, -torch.inf)
         yield term, seen.softmax(-1)
 
 

@@ -13,7 +13,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.banded_attention import BandedAttention
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -40,9 +40,8 @@ class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
 class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
     layer_class = CausalLongformerLayer
 
-    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
-        """The rows themselves: which keys a query sees would be a tensor of length x keys."""
-        return {"rows": rows, "window": window, "order": rows.order}
+    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> BandedView:
+        return BandedView(window=window, order=rows.order, rows=rows)
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None

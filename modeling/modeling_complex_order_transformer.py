@@ -91,18 +91,15 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (torch.zeros(like.shape[0], dtype=torch.long, device=like.device),)
 
-    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
-        before = states[0][0]
+    def run_layers(self, hidden_states, memories, states, views, segment, **kwargs) -> RunOutput:
+        (before,), segment_mask, episode = states[0], segment.segment_mask, segment.episode
         of_text = before[:, None] if episode is None else before[:, None] * (episode == 0)
         places = positions_in_row(hidden_states.shape[:2], segment_mask, episode, hidden_states.device)
         positions = of_text + places + 1
         # the padding of a row stands on its left: where the last column is padding, there is no token
-        read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)
-        return {"positions": positions, "tokens_read": read}
-
-    def run_layers(self, hidden_states, memories, states, views, positions, tokens_read, **context) -> RunOutput:
+        tokens_read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)
         hidden_states = at_positions(hidden_states, positions)
-        output = super().run_layers(hidden_states, memories, [()] * len(self.layers), views, **context)
+        output = super().run_layers(hidden_states, memories, [()] * len(self.layers), views, segment, **kwargs)
         # a tensor of its own for every layer, as states are: files refuse tensors that share their numbers
         return output._replace(states=[(tokens_read.clone(),) for _ in self.layers])
 

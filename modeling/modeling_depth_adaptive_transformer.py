@@ -26,6 +26,7 @@ from transformers_xl.modeling.layers.depth_halting import (
     read_mean,
 )
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
+from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
@@ -74,46 +75,42 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     token_outputs = ("last_hidden_state", "exit_layers")
     extra_arguments = ("exit_rule",)
 
-    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
-        return {"real": segment_mask, "episode": episode}
-
     def run_layers(
         self,
         hidden_states: torch.Tensor,
         memories: list[torch.Tensor | None],
         states: list[tuple[torch.Tensor, ...]],
-        views: list[dict],
-        real: torch.Tensor | None = None,
-        episode: torch.Tensor | None = None,
+        views: list[KeyView],
+        segment: SegmentContext,
         exit_rule: ExitRule | None = None,
-        **context,
+        **kwargs,
     ) -> RunOutput:
         """The layers, each for the tokens that `exit_rule` has not let leave before it; without a rule, for all."""
         exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
-        exit_layers = exit_layers if real is None else exit_layers.where(real, 0)
+        exit_layers = exit_layers if segment.segment_mask is None else exit_layers.where(segment.segment_mask, 0)
         means = hidden_states
         if self.config.layer_states:
-            means, numbers = read_mean(hidden_states, states[0], real, episode)
+            means, numbers = read_mean(hidden_states, states[0], segment.segment_mask, segment.episode)
             states = [(means[:, -1], numbers[:, -1])] * len(self.layers)
         if exit_rule is None:
             nothing = [()] * len(self.layers)
-            output = super().run_layers(hidden_states, memories, nothing, views, **context)
+            output = super().run_layers(hidden_states, memories, nothing, views, segment, **kwargs)
             return output._replace(states=states, extra_outputs={"exit_layers": exit_layers})
 
-        skip_halted, new_memories = skips_halted(self.config, **context), []
+        skip_halted, new_memories = skips_halted(self.config, **kwargs), []
         if skip_halted:
-            self.project_positions(**context)
+            self.project_positions(segment, **kwargs)
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
-        context["skip_halted"] = skip_halted
-        hidden_states = self.show(hidden_states, context["shown"])
+        kwargs |= {"segment": segment, "skip_halted": skip_halted}
+        hidden_states = self.show(hidden_states, segment.shown)
         for number, (layer, memory, view) in enumerate(zip(self.layers, memories, views, strict=True), start=1):
             running = exit_layers >= number
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
-            context["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            hidden_states, new_memory, _ = layer(hidden_states, memory, **view, **context)
-            hidden_states = self.show(hidden_states, context["shown"])
+            kwargs["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
+            hidden_states, new_memory, _ = layer(hidden_states, memory, view=view, **kwargs)
+            hidden_states = self.show(hidden_states, segment.shown)
             new_memories.append(new_memory)
             if count == 0:
                 continue
@@ -122,14 +119,13 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
                 exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
         return RunOutput(hidden_states, new_memories, states, {"exit_layers": exit_layers})
 
-    def project_positions(
-        self, position_embeddings: tuple, past_key_values: MemoryCache | None = None, **kwargs
-    ) -> None:
+    def project_positions(self, segment: SegmentContext, past_key_values: MemoryCache | None = None, **kwargs) -> None:
         """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of
         none, and nobody may run the last ones."""
-        if past_key_values is not None and position_embeddings[0] is not None:
+        table, _ = segment.position_embeddings
+        if past_key_values is not None and table is not None:
             for layer in self.layers:
-                layer.self_attn.project_positions(position_embeddings[0], past_key_values)
+                layer.self_attn.project_positions(table, past_key_values)
 
 
 @auto_docstring(

@@ -17,6 +17,7 @@ from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.offloading import onloaded
 from transformers_xl.modeling.layers.positions import RelativePositions
+from transformers_xl.modeling.layers.segment_context import KeyView, PositionEmbeddings, SegmentContext
 from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
@@ -280,15 +281,16 @@ class MemoryModel(MemoryPreTrainedModel):
             for count, window in set(reach)
         }
         num_keys = max(seen) + length
-        context = {
-            "position_embeddings": self.position_embeddings(hidden_states, num_keys, past_key_values),
-            "past_key_values": past_key_values,
-            "shown": self.order_shown(order, **kwargs),
-            **self.layer_context(hidden_states, states, segment_mask, episode),
-            **kwargs,
-        }
+        positions = self.position_embeddings(hidden_states, num_keys, past_key_values)
+        segment = SegmentContext(segment_mask, episode, positions, self.order_shown(order, **kwargs))
         hidden_states, new_memories, new_states, extra_outputs = self.run_layers(
-            hidden_states, memories, states, [views[layer] for layer in reach], **context
+            hidden_states,
+            memories,
+            states,
+            [views[layer] for layer in reach],
+            self.segment_context(hidden_states, segment),
+            past_key_values=past_key_values,
+            **kwargs,
         )
         if past_key_values is not None:
             past_key_values.update_mask(remembered(rows[max(seen)], num_keys))
@@ -329,33 +331,41 @@ class MemoryModel(MemoryPreTrainedModel):
         self.shown_states(unpacked)
         return hidden_states
 
-    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> dict:
-        """What the layers that see the last `window` positions need to know of `num_keys` packed columns."""
+    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> KeyView:
+        """What the layers that see the last `window` positions see of `num_keys` packed columns."""
         nearest = window if self.config.same_length else None
-        return {
-            "visible": visible_positions(rows, length, num_keys, nearest, device),
-            "by_distance": rows.valid is None and rows.episode is None,
-            "window": nearest,
-            "order": rows.order,
-        }
+        return KeyView(
+            visible=visible_positions(rows, length, num_keys, nearest, device),
+            by_distance=rows.valid is None and rows.episode is None,
+            window=nearest,
+            order=rows.order,
+        )
 
     def run_layers(
         self,
         hidden_states: torch.Tensor,
         memories: list[torch.Tensor | None],
         states: list[tuple[torch.Tensor, ...]],
-        views: list[dict],
-        **context,
+        views: list[KeyView],
+        segment: SegmentContext,
+        **kwargs,
     ) -> RunOutput:
         """Run the layers with their memories, states and views."""
         new_memories, new_states = [], []
-        hidden_states = self.show(hidden_states, context["shown"])
+        hidden_states = self.show(hidden_states, segment.shown)
         for layer_idx, layer in enumerate(self.layers):
             # reentrant checkpointing makes a plain tuple of it
             output = LayerOutput(
-                *layer(hidden_states, memories[layer_idx], *states[layer_idx], **views[layer_idx], **context)
+                *layer(
+                    hidden_states,
+                    memories[layer_idx],
+                    *states[layer_idx],
+                    view=views[layer_idx],
+                    segment=segment,
+                    **kwargs,
+                )
             )
-            hidden_states = self.show(output.hidden_states, context["shown"])
+            hidden_states = self.show(output.hidden_states, segment.shown)
             new_memories.append(output.new_memory)
             new_states.append(output.states)
         return RunOutput(hidden_states, new_memories, new_states)
@@ -378,15 +388,9 @@ class MemoryModel(MemoryPreTrainedModel):
         """The states of one layer in fresh rows: zeros."""
         return tuple(like.new_zeros(like.shape[0], *shape) for shape in self.config.layer_states.values())
 
-    def layer_context(
-        self,
-        hidden_states: torch.Tensor,
-        states: list[tuple[torch.Tensor, ...]],
-        segment_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
-    ) -> dict:
-        """What the layers of a variant need to know of padding and episodes, as keyword arguments."""
-        return {}
+    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> SegmentContext:
+        """What the layers are told of a segment; those of a variant may want to know more."""
+        return segment
 
     def update_memory(
         self,
@@ -418,7 +422,7 @@ class MemoryModel(MemoryPreTrainedModel):
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None
-    ) -> tuple | None:
+    ) -> PositionEmbeddings | None:
         """What the layers need to know of positions: the table of relative distances (None where a cache holds its
         projections), and the shared biases."""
         if self.positions is None:

@@ -16,6 +16,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.product_key_memory import KeyUsage, ProductKeyMemory
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
@@ -49,11 +50,11 @@ class PKMTransformerLayer(MemoryLayer):
             self.mlp = ProductKeyMemory(config)
 
     def feed_forward(
-        self, hidden_states: torch.Tensor, real: torch.Tensor | None = None, output_key_usage: bool = False, **kwargs
+        self, hidden_states: torch.Tensor, segment: SegmentContext, output_key_usage: bool = False, **kwargs
     ) -> torch.Tensor:
         if not isinstance(self.mlp, ProductKeyMemory):
             return super().feed_forward(hidden_states)
-        return self.mlp(hidden_states, real, output_key_usage)[0]
+        return self.mlp(hidden_states, segment.segment_mask, output_key_usage)[0]
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with product-key memory.")
@@ -71,9 +72,6 @@ class PKMTransformerModel(PKMTransformerPreTrainedModel, MemoryModel):
     layer_class = PKMTransformerLayer
     output_class = PKMTransformerModelOutput
     extra_arguments = ("output_key_usage",)
-
-    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
-        return {"real": segment_mask}
 
 
 @auto_docstring(custom_intro="The Transformer with product-key memory and a language modeling head.")

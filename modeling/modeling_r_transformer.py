@@ -15,10 +15,11 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.local_rnn import LocalRNN
+from transformers_xl.modeling.layers.local_rnn import LocalRNN, LocalRNNContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import PackedRows, pack_rows
+from transformers_xl.modeling.ops.window import pack_rows
 
 
 class RTransformerLayer(MemoryLayer):
@@ -39,14 +40,14 @@ class RTransformerLayer(MemoryLayer):
         hidden_states: torch.Tensor,
         memory: torch.Tensor | None,
         *tails: torch.Tensor,
-        local_rows: PackedRows,
+        segment: LocalRNNContext,
         **kwargs,
     ) -> LayerOutput:
         new_tails = []
         for local_rnn, tail in zip(self.local_rnns, tails, strict=True):
-            hidden_states, new_tail = local_rnn(hidden_states, tail, local_rows)
+            hidden_states, new_tail = local_rnn(hidden_states, tail, segment.local_rows)
             new_tails.append(new_tail)
-        return super().forward(hidden_states, memory, **kwargs)._replace(states=tuple(new_tails))
+        return super().forward(hidden_states, memory, segment=segment, **kwargs)._replace(states=tuple(new_tails))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the R-Transformer.")
@@ -62,15 +63,10 @@ class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
     layer_class = RTransformerLayer
     positions_class = None
 
-    def layer_context(
-        self,
-        hidden_states: torch.Tensor,
-        states: list[tuple[torch.Tensor, ...]],
-        segment_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
-    ) -> dict:
+    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> LocalRNNContext:
         shape = (*hidden_states.shape[:1], self.config.local_window - 1, hidden_states.shape[1])
-        return {"local_rows": pack_rows(shape, None, segment_mask, episode)}
+        rows = pack_rows(shape, None, segment.segment_mask, segment.episode)
+        return LocalRNNContext(**vars(segment), local_rows=rows)
 
 
 @auto_docstring(custom_intro="The R-Transformer with a language modeling head.")

@@ -17,7 +17,8 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, Stretch, stretches
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext, stretches
 from transformers_xl.modeling.layers.single_head_attention import NoAttention, SingleHeadAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
@@ -64,17 +65,22 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         lstm_hidden: torch.Tensor,
         lstm_cell: torch.Tensor,
         *,
-        parts: list[Stretch],
+        segment: SegmentLSTMContext,
         past_key_values=None,
         **kwargs,
     ) -> LayerOutput:
-        inputs = (self.input_layernorm(hidden_states), lstm_hidden, lstm_cell, parts)
+        inputs = (self.input_layernorm(hidden_states), lstm_hidden, lstm_cell, segment.stretches)
         hidden_states, *states = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
         new_memory = hidden_states = self.dropout(hidden_states)
         if self.has_attention:
             new_memory, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)
             attn_output, _ = self.self_attn(
-                hidden_states, memory, key_states=new_memory, past_key_values=past_key_values, **kwargs
+                hidden_states,
+                memory,
+                key_states=new_memory,
+                segment=segment,
+                past_key_values=past_key_values,
+                **kwargs,
             )
             hidden_states = hidden_states + self.dropout(attn_output)
         elif past_key_values is not None:
@@ -97,8 +103,9 @@ class ShaRNNModel(ShaRNNPreTrainedModel, MemoryModel):
     layer_class = ShaRNNLayer
     positions_class = None
 
-    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
-        return {"parts": stretches(hidden_states.shape[1], segment_mask, episode)}
+    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> SegmentLSTMContext:
+        parts = stretches(hidden_states.shape[1], segment.segment_mask, segment.episode)
+        return SegmentLSTMContext(**vars(segment), stretches=parts)
 
 
 @auto_docstring(custom_intro="SHA-RNN with a language modeling head.")

@@ -22,6 +22,7 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
+from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
 from transformers_xl.modeling.memory import MemoryCache, MemoryCacheLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
@@ -148,19 +149,16 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
     def build_layers(self, config: UniversalTransformerConfig) -> RepeatedLayer:
         return RepeatedLayer(self.layer_class(config, 0), config.num_hidden_layers)
 
-    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
-        return {"real": segment_mask}
-
     def run_layers(
         self,
         hidden_states: torch.Tensor,
         memories: list[torch.Tensor | None],
         states: list[tuple[torch.Tensor, ...]],
-        views: list[dict],
+        views: list[KeyView],
+        segment: SegmentContext,
         past_key_values: MemoryCache | None = None,
-        real: torch.Tensor | None = None,
         output_halting: bool = False,
-        **context,
+        **kwargs,
     ) -> RunOutput:
         """The steps n = 1 .. `max_steps`, and of each position the sum of its states s_n with weights that sum to one.
 
@@ -169,12 +167,14 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         """
         layer, num_steps, dtype = self.layers.shared, len(self.layers), hidden_states.dtype
         numbers = torch.arange(1, num_steps + 1, device=hidden_states.device)
-        skip_halted = skips_halted(self.config, **context)
-        running = torch.ones_like(hidden_states[..., 0], dtype=torch.bool) if real is None else real
+        skip_halted = skips_halted(self.config, **kwargs)
+        running = segment.segment_mask
+        if running is None:
+            running = torch.ones_like(hidden_states[..., 0], dtype=torch.bool)
         halting = torch.zeros_like(running, dtype=torch.long)
         spent = torch.zeros_like(running, dtype=torch.promote_types(dtype, torch.float32))  # p_1 + .. + p_(n-1)
         ponder_cost, output, new_memories = spent, torch.zeros_like(hidden_states), []
-        hidden_states = self.show(hidden_states, context["shown"])
+        hidden_states = self.show(hidden_states, segment.shown)
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
             hidden_states, new_memory, probability = layer(
                 hidden_states,
@@ -183,10 +183,11 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
                 running=running,
                 skip_halted=skip_halted,
                 past_key_values=None if past_key_values is None else StepMemory(past_key_values.layers[step]),
-                **views[step],
-                **context,
+                view=views[step],
+                segment=segment,
+                **kwargs,
             )
-            hidden_states = self.show(hidden_states, context["shown"])
+            hidden_states = self.show(hidden_states, segment.shown)
             new_memories.append(new_memory)
             reached = spent + probability >= self.config.halting_threshold
             halts = running & (reached | (step + 1 == num_steps))

@@ -14,9 +14,15 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions, positions_in_row
+from transformers_xl.modeling.layers.absolute_positions import (
+    AbsolutePositionsContext,
+    LearnedPositions,
+    SinusoidPositions,
+    positions_in_row,
+)
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, token_nats
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
@@ -36,11 +42,16 @@ class VanillaTransformerLayer(MemoryLayer):
             self.positions = SinusoidPositions(config.hidden_size)
 
     def forward(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, *, places: torch.Tensor, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        *,
+        segment: AbsolutePositionsContext,
+        **kwargs,
     ) -> LayerOutput:
         if self.positions is not None:
-            hidden_states = hidden_states + self.positions(places, hidden_states.dtype)
-        return super().forward(hidden_states, memory, **kwargs)
+            hidden_states = hidden_states + self.positions(segment.places, hidden_states.dtype)
+        return super().forward(hidden_states, memory, segment=segment, **kwargs)
 
 
 class AuxiliaryClassifiers(nn.Module):
@@ -73,14 +84,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
     layer_class = VanillaTransformerLayer
     positions_class = None
 
-    def layer_context(self, hidden_states, states, segment_mask, episode) -> dict:
+    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> AbsolutePositionsContext:
         batch, length = hidden_states.shape[:2]
         if length > self.config.segment_length:
             raise ValueError(
                 f"`input_ids` holds {length} tokens, but the model has `segment_length`={self.config.segment_length} "
                 "positions and no memory: read the text in segments, or generate() and `score_moving_window`, which do."
             )
-        return {"places": positions_in_row((batch, length), segment_mask, episode, hidden_states.device)}
+        places = positions_in_row((batch, length), segment.segment_mask, segment.episode, hidden_states.device)
+        return AbsolutePositionsContext(**vars(segment), places=places)
 
 
 @auto_docstring(

@@ -1,7 +1,11 @@
 """Positions in a segment, added to the stream: learned (Al-Rfou et al., 2018) or sinusoids (Vaswani et al., 2017)."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
+
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 
 
 class SinusoidPositions(nn.Module):
@@ -24,6 +28,13 @@ class LearnedPositions(nn.Embedding):
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return super().forward(positions).to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsolutePositionsContext(SegmentContext):
+    """`places` (B or 1, T): that of each token in its row or episode."""
+
+    places: torch.Tensor
 
 
 def positions_in_row(

@@ -15,6 +15,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 from transformers_xl.modeling.ops.window import last
 
@@ -76,14 +77,14 @@ class AdaptiveSpanAttention(MemoryAttention):
         self.span_mask = SpanMask(config)
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, position_embeddings: torch.Tensor, **kwargs
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, past_key_values=None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         reach = min(num_keys, self.config.layer_windows[self.layer_idx]) - 1
         mask = self.span_mask(reach)
         hidden = mask == 0
         # the logarithm is kept away from zero, or the gradient of what is hidden would be infinity times zero
         log_mask = mask.masked_fill(hidden, 1.0).log().masked_fill(hidden, -torch.inf).to(query.dtype)
-        positions = last(position_embeddings, reach, dim=0)
+        positions = last(segment.position_embeddings, reach, dim=0)
         by_distance = query * self.scaling @ positions.T + log_mask[:, None]  # [B, H, T, N]
         # behind distance 1 come 0, the token itself, and the -1 that the shift asks for
         wide = nn.functional.pad(by_distance, (num_keys - 1 - reach, 2), value=-torch.inf)

@@ -9,6 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
+from transformers_xl.modeling.layers.segment_context import ALL_VISIBLE, PLAIN_SEGMENT, KeyView, SegmentContext
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
 from transformers_xl.modeling.ops.window import last, take
@@ -63,7 +64,9 @@ class MemoryAttention(nn.Module):
         key, value = self.k_proj(hidden_states), self.v_proj(hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
-    def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def score_terms(
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, past_key_values=None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
         return query, None
 
@@ -76,10 +79,8 @@ class MemoryAttention(nn.Module):
         hidden_states: torch.Tensor,
         memory: torch.Tensor | None = None,
         past_key_values=None,
-        visible: torch.Tensor | None = None,
-        by_distance: bool = False,
-        order: torch.Tensor | None = None,
-        position_embeddings: tuple | None = None,
+        view: KeyView = ALL_VISIBLE,
+        segment: SegmentContext = PLAIN_SEGMENT,
         key_states: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -88,11 +89,8 @@ class MemoryAttention(nn.Module):
             hidden_states (`torch.Tensor` of shape `(B, T, E)`): the segment, normalised where the model is pre-norm.
             memory (`torch.Tensor` of shape `(B, M, E)`, *optional*): newest last, normalised like the segment.
             past_key_values (`MemoryCache`, *optional*): holds the projected memory instead.
-            visible (`torch.Tensor` of shape `(B or 1, 1, T, K)`, *optional*): bool; everything is visible when not given.
-            by_distance (`bool`): whether `visible` follows from the distances alone, the same for all rows: then a query
-                sees what is nearer than `window`, a further keyword (None: all up to itself).
-            order (`torch.Tensor` of shape `(B, K)`, *optional*): packs padded rows of `[memory; segment]`.
-            position_embeddings: what the model's positions made for all layers.
+            view ([`KeyView`]): which columns of `[memory; segment]` the queries see; all when not given.
+            segment ([`SegmentContext`]): padding, documents and positions.
             key_states (`torch.Tensor` of shape `(B, T, E)`, *optional*): what keys and values are made of, where it is not
                 what queries are made of; the memory is of its kind.
 
@@ -101,9 +99,8 @@ class MemoryAttention(nn.Module):
         """
         query = self.queries(hidden_states)
         new = hidden_states if key_states is None else key_states
-        key, value = self.keys_and_values(new, memory, past_key_values, order)
-        positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
-        attn_output, attn_weights = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
+        key, value = self.keys_and_values(new, memory, past_key_values, view.order)
+        attn_output, attn_weights = self.attend(query, key, value, view, segment, past_key_values, **kwargs)
         return self.merge_heads(attn_output), attn_weights
 
     def merge_heads(self, attn_output: torch.Tensor) -> torch.Tensor:
@@ -127,13 +124,25 @@ class MemoryAttention(nn.Module):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        visible: torch.Tensor | None,
-        by_distance: bool,
-        positions: dict,
+        view: KeyView,
+        segment: SegmentContext,
+        past_key_values=None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`)."""
-        query, bias = self.score_terms(query, key.shape[-2], **positions)
+        query, bias = self.score_terms(query, key.shape[-2], segment=segment, past_key_values=past_key_values)
+        return self.attend_with_bias(query, key, value, bias, view.visible, shown=segment.shown, **kwargs)
+
+    def attend_with_bias(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        visible: torch.Tensor | None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same, of the `bias` (B, H, T, K) that is added to the scaled scores of what is `visible`."""
         if bias is None:
             bias = visible
         elif visible is not None:
@@ -172,35 +181,54 @@ class RelativeAttention(MemoryAttention):
         self.kept_projection: KeptProjection | None = None
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, behind: torch.Tensor | None = None, **kwargs
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, past_key_values=None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.relative_scores(query, *self.relative_terms(num_keys, segment, past_key_values))
+
+    def relative_scores(
+        self, query: torch.Tensor, positions: torch.Tensor, bias: Biases, behind: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """`behind` (B, T): number of keys behind each query, where the queries are not the last T positions."""
-        positions, bias = self.relative_terms(num_keys, **kwargs)
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         return query + bias.content_bias[:, None], position_scores(position_query, positions, behind)
 
     def relative_terms(
-        self, num_keys: int, position_embeddings: tuple, past_key_values=None
+        self, num_keys: int, segment: SegmentContext, past_key_values=None
     ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
-        table, shared_bias = position_embeddings
+        table, shared_bias = segment.position_embeddings
         positions = last(self.project_positions(table, past_key_values), num_keys + 1)
         return positions, shared_bias if self.bias is None else self.bias()
 
-    def attend(self, query, key, value, visible, by_distance, positions, window=None, **kwargs):
+    def attend(self, query, key, value, view, segment, past_key_values=None, **kwargs):
+        terms = self.relative_terms(key.shape[-2], segment, past_key_values)
+        return self.attend_relative(query, key, value, *terms, view, shown=segment.shown, **kwargs)
+
+    def attend_relative(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        bias: Biases,
+        view: KeyView,
+        behind: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output and weights, of projected positions `(H, K + 1, D)` and biases; `behind` as in `relative_scores`."""
         backend = relative_backend(self.config._attn_implementation, query)
-        if backend is None or "behind" in positions or (self.training and self.attention_dropout > 0):
-            return super().attend(query, key, value, visible, by_distance, positions, **kwargs)
-        projected, bias = self.relative_terms(key.shape[-2], **positions)
+        if backend is None or behind is not None or (self.training and self.attention_dropout > 0):
+            query, scores = self.relative_scores(query, positions, bias, behind)
+            return self.attend_with_bias(query, key, value, scores, view.visible, **kwargs)
         attn_output = backend(
             query,
             key,
             value,
-            projected,
+            positions,
             bias.content_bias,
             bias.position_bias,
-            visible=None if by_distance else visible,
-            window=window,
+            visible=None if view.by_distance else view.visible,
+            window=view.window,
             scaling=self.scaling,
             recompute=torch.is_grad_enabled() and self.config.recompute_attention,
         )

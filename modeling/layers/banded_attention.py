@@ -1,13 +1,26 @@
 """Sliding windows with dilation per head: Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 3.1."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch.nn import functional as F
 
 from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.positions import Biases
+from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
 from transformers_xl.modeling.ops.band import Band
 from transformers_xl.modeling.ops.window import PackedRows, visible_positions
+
+
+@dataclass(frozen=True)
+class BandedView(KeyView):
+    """The rows themselves, since `visible` would have T x K entries: which of the K columns are real, and their episodes.
+
+    `window` is W x the layer's largest dilation + 1.
+    """
+
+    rows: PackedRows = field(default_factory=PackedRows)
 
 
 # B batch, T segment length, K = memory + T, H heads, D head dim, W window, d dilation of a head
@@ -28,45 +41,33 @@ class BandedAttention(RelativeAttention):
         in_turn = [head for heads in self.heads.values() for head in heads]
         self.place_of_head = [in_turn.index(head) for head in range(self.num_heads)]
 
-    def relative_terms(self, num_keys: int, near: torch.Tensor, bias: Biases) -> tuple[torch.Tensor, Biases]:
-        """`near` `(H, n, D)`, the positions n-1 .. 0, with zeros for what is farther and so never seen, and behind."""
-        near = near[:, -num_keys:]
-        return F.pad(near, (0, 0, num_keys - near.shape[1], 1)), bias
-
     def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        visible: torch.Tensor | None,
-        by_distance: bool,
-        positions: dict,
-        *,
-        rows: PackedRows,
-        window: int,
+        view: BandedView,
+        segment: SegmentContext,
+        past_key_values=None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output `(B, T, H, D)` and weights, without `visible`, which would have T x K entries.
-
-        Args:
-            rows: which of the K columns are real, and their episodes.
-            window: positions that the layer sees at most, itself included: W x its largest dilation + 1.
-        """
-        projected, bias = super().relative_terms(window, **positions)
+        projected, bias = self.relative_terms(view.window, segment, past_key_values)
         near = projected[:, :-1]
+        kwargs["shown"] = segment.shown
         if self.config._attn_implementation == "eager":
-            visible = self.visible_pairs(rows, window, query.shape[2], key.shape[2], query.device)
-            return super().attend(query, key, value, visible, False, {"near": near, "bias": bias}, **kwargs)
+            visible = self.visible_pairs(view.rows, view.window, query.shape[2], key.shape[2], query.device)
+            positions = widened(near, key.shape[2])
+            return self.attend_relative(query, key, value, positions, bias, KeyView(visible), **kwargs)
         outputs = []
         for dilation, heads in self.heads.items():
-            band = Band.of(query.shape[2], key.shape[2], self.slots(window), dilation)
+            band = Band.of(query.shape[2], key.shape[2], self.slots(view.window), dilation)
             near_heads = near[:, (near.shape[1] - 1) % dilation :: dilation]
             if len(self.heads) == 1:
-                outputs.append(self.attend_band(band, query, key, value, near_heads, bias, rows, **kwargs))
+                outputs.append(self.attend_band(band, query, key, value, near_heads, bias, view.rows, **kwargs))
                 continue
             some_bias = Biases(bias.content_bias[heads], bias.position_bias[heads])
             states = (query[:, heads], key[:, heads], value[:, heads])
-            outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, rows, **kwargs))
+            outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, view.rows, **kwargs))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)[:, :, self.place_of_head], None
 
     def attend_band(
@@ -83,16 +84,9 @@ class BandedAttention(RelativeAttention):
         """The output `(B, T, heads, D)` of the heads of one dilation."""
         pieces = band.cut_rows(rows, len(query), key.shape[2], query.device)
         visible = visible_positions(pieces, band.size, band.window + band.size, band.window + 1, query.device)
-        attn_output, _ = super().attend(
-            band.cut(query, 0),
-            band.cut(key, band.window),
-            band.cut(value, band.window),
-            visible,
-            pieces.valid is None,
-            {"near": near, "bias": bias},
-            window=band.window + 1,
-            **kwargs,
-        )
+        states = band.cut(query, 0), band.cut(key, band.window), band.cut(value, band.window)
+        view = KeyView(visible, by_distance=pieces.valid is None, window=band.window + 1)
+        attn_output, _ = self.attend_relative(*states, widened(near, band.window + band.size), bias, view, **kwargs)
         return band.join(attn_output)
 
     def slots(self, window: int) -> int:
@@ -111,4 +105,11 @@ class BandedAttention(RelativeAttention):
         return in_window[None] if visible is None else visible & in_window
 
 
-__all__ = ["BandedAttention"]
+def widened(near: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """The positions `(H, K + 1, D)` of K keys, of the positions `(H, n, D)` n-1 .. 0 of the near ones: zeros for what is
+    farther, and so never seen, and behind."""
+    near = near[:, -num_keys:]
+    return F.pad(near, (0, 0, num_keys - near.shape[1], 1))
+
+
+__all__ = ["BandedAttention", "BandedView"]

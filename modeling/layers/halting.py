@@ -3,10 +3,13 @@
 For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv.org/abs/1807.03819, section 2.2.
 """
 
+from dataclasses import replace
+
 import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.segment_context import ALL_VISIBLE, PLAIN_SEGMENT, KeyView, SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 
 
@@ -55,24 +58,21 @@ class HaltingAttention(RelativeAttention):
         memory: torch.Tensor | None,
         running: torch.Tensor,
         past_key_values=None,
-        visible: torch.Tensor | None = None,
-        by_distance: bool = False,
-        order: torch.Tensor | None = None,
-        position_embeddings: tuple | None = None,
+        view: KeyView = ALL_VISIBLE,
+        segment: SegmentContext = PLAIN_SEGMENT,
         **kwargs,
     ) -> torch.Tensor:
-        key, value = self.keys_and_values(hidden_states, memory, past_key_values, order)
+        key, value = self.keys_and_values(hidden_states, memory, past_key_values, view.order)
         length, counts = running.shape[1], running.sum(dim=1)
         num_queries = int(counts.max())
-        positions = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
-        places = running
+        places, behind = running, None
         if num_queries < length:  # the queries of each row move together
             places = torch.arange(num_queries, device=running.device) < counts[:, None]
-            seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
-            visible, by_distance = scatter(seen, places).transpose(1, 2), False
-            positions["behind"] = scatter(length - 1 - running.nonzero()[:, 1], places)
+            seen = gather(view.visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
+            view = replace(view, visible=scatter(seen, places).transpose(1, 2), by_distance=False)
+            behind = scatter(length - 1 - running.nonzero()[:, 1], places)
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
-        attn_output, _ = self.attend(query, key, value, visible, by_distance, positions, **kwargs)
+        attn_output, _ = self.attend(query, key, value, view, segment, past_key_values, behind=behind, **kwargs)
         return self.o_proj(gather(attn_output.flatten(-2), places))
 
 
@@ -88,6 +88,9 @@ class HaltingLayer(MemoryLayer):
         running: torch.Tensor | None = None,
         kept: torch.Tensor | None = None,
         skip_halted: bool = False,
+        *,
+        view: KeyView,
+        past_key_values=None,
         **kwargs,
     ) -> LayerOutput:
         """
@@ -97,6 +100,7 @@ class HaltingLayer(MemoryLayer):
             skip_halted: whether nothing is computed for halted positions but keys and values, which others read.
         """
         kept = hidden_states if kept is None else kept
+        kwargs |= {"view": view, "past_key_values": past_key_values}
         count = int(running.sum()) if skip_halted and running is not None else None
         if running is None or count == running.numel():
             return super().forward(hidden_states, memory, **kwargs)
@@ -104,9 +108,9 @@ class HaltingLayer(MemoryLayer):
             output = super().forward(hidden_states, memory, **kwargs)
             return output._replace(hidden_states=torch.where(running[..., None], output.hidden_states, kept))
         if count == 0:  # nobody asks; a cache still wants keys and values, `mems` does not
-            cache = kwargs.get("past_key_values")
-            if cache is not None:
-                self.self_attn.keys_and_values(self.attention_input(hidden_states), memory, cache, kwargs.get("order"))
+            if past_key_values is not None:
+                inputs = self.attention_input(hidden_states)
+                self.self_attn.keys_and_values(inputs, memory, past_key_values, view.order)
             return LayerOutput(kept, hidden_states)
         attn_output = self.attend(hidden_states, memory, running=running, **kwargs)
         rows = self.after_attention(gather(hidden_states, running), attn_output, **kwargs)

@@ -1,15 +1,25 @@
 """A recurrent network that reads the few positions up to each position: Wang et al., 2019, https://arxiv.org/abs/1907.05572."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.ops.window import PackedRows, last, remembered, take
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRNNContext(SegmentContext):
+    """`local_rows`: how the last inputs of a LocalRNN and those of the segment are packed."""
+
+    local_rows: PackedRows
 
 
 # B batch, T segment length, M local_window, E hidden size

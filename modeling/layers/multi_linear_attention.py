@@ -47,15 +47,15 @@ class MultiLinearAttention(RelativeAttention):
     def init_weights(self, config: TensorizedTransformerConfig) -> None:
         init.copy_(self.cores, torch.randn_like(self.cores).softmax(dim=-1))
 
-    def attend(self, query, key, value, visible, by_distance, positions, window=None, **kwargs):
-        projected, bias = self.relative_terms(self.window, **positions)
+    def attend(self, query, key, value, view, segment, past_key_values=None, **kwargs):
+        projected, bias = self.relative_terms(self.window, segment, past_key_values)
         relative = projected[:, :-1].flip(1).transpose(0, 1)  # [W, H, D], of the distances 0 .. W-1
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]
         content_query, position_query = self.weighted_queries(query, bias)
         columns = window_columns(length, num_keys, self.window, key.device)
-        is_full = by_distance and num_keys - length >= self.window - 1
-        seen = None if is_full else seen_in_window(visible, columns)
+        is_full = view.by_distance and num_keys - length >= self.window - 1
+        seen = None if is_full else seen_in_window(view.visible, columns)
 
         size = max(1, PIECE // (batch * heads * self.window * max(self.window, width)))
         outputs = []

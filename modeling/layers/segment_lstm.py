@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.ops.window import reset_state
 
 
@@ -22,6 +24,13 @@ class Stretch(NamedTuple):
     columns: slice
     reads: torch.Tensor | None = None
     begins: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentLSTMContext(SegmentContext):
+    """`stretches`: the columns that an LSTM reads at once."""
+
+    stretches: list[Stretch]
 
 
 def stretches(length: int, segment_mask: torch.Tensor | None, episode: torch.Tensor | None) -> list[Stretch]:

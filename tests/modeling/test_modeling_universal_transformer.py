@@ -10,6 +10,7 @@ from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_m
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter
 from transformers_xl.modeling.layers.positions import RelativeBias
+from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
 
 FIELDS = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
@@ -206,7 +207,7 @@ def test_a_layer_leaves_halted_positions_as_they_are(skip_halted):
     states, kept = torch.randn(2, 3, 6, 32, dtype=torch.float64)
     running = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    arguments = {"visible": visible, "position_embeddings": (table, bias)}
+    arguments = {"view": KeyView(visible), "segment": SegmentContext(position_embeddings=(table, bias))}
     everywhere = layer(states, **arguments).hidden_states
     for others in (None, kept):
         output, new_memory, _ = layer(states, running=running, kept=others, skip_halted=skip_halted, **arguments)

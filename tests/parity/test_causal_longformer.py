@@ -9,10 +9,10 @@ import torch
 from golden import Case
 
 from transformers_xl import CausalLongformerConfig
-from transformers_xl.modeling.layers.banded_attention import BandedAttention
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
 from transformers_xl.modeling.layers.positions import RelativePositions
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.ops import band
-from transformers_xl.modeling.ops.window import PackedRows
 
 
 @golden.cases("longformer_causal")
@@ -54,5 +54,5 @@ def attend(fields: dict, case: Case, implementation: str, inputs: list[torch.Ten
         torch.nn.init.zeros_(parameter)  # the case has no positions
     table = positions(max(length, config.layer_windows[0]), inputs[0]), positions.bias
     return attention.attend(
-        *inputs, None, False, {"position_embeddings": table}, rows=PackedRows(), window=config.layer_windows[0]
+        *inputs, BandedView(window=config.layer_windows[0]), SegmentContext(position_embeddings=table)
     )

@@ -11,6 +11,7 @@ from golden import Case
 from transformers_xl import MacaronConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.layers.segment_context import KeyView
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_macaron import HalfStepFeedForward, MacaronLayer
 
@@ -51,7 +52,7 @@ class ReadsEncoder:
     def after_attention(self, hidden_states, attn_output, encoded, encoded_visible, **kwargs):
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
         queries = self.encoder_layernorm.before(hidden_states)
-        attended, self.encoder_weights = self.encoder_attn(queries, key_states=encoded, visible=encoded_visible)
+        attended, self.encoder_weights = self.encoder_attn(queries, key_states=encoded, view=KeyView(encoded_visible))
         hidden_states = self.encoder_layernorm.after(hidden_states + attended)
         mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states))
         return self.post_attention_layernorm.after(hidden_states + mlp_output)
@@ -125,7 +126,7 @@ def test_values_and_gradients(case: Case):
         context["encoded"] = inputs["encoder_out"].transpose(0, 1)
         padding = case.inputs.get("encoder_padding_mask")
         context["encoded_visible"] = None if padding is None else ~padding.bool()[:, None, None, :]
-    y = layer(inputs["x"].transpose(0, 1), visible=visible_pairs(case), **context)[0].transpose(
+    y = layer(inputs["x"].transpose(0, 1), view=KeyView(visible_pairs(case)), **context)[0].transpose(
         0, 1
     )  # time-major there
     case.check("y", y)

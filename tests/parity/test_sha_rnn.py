@@ -6,6 +6,7 @@ from golden import Case
 
 from transformers_xl import ShaRNNConfig, ShaRNNForCausalLM
 from transformers_xl.modeling.layers.boom import Boom
+from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
 from transformers_xl.modeling.layers.single_head_attention import Overparameterization, SingleHeadAttention
 
 NAMES = {
@@ -131,7 +132,7 @@ def attend(attention: SingleHeadAttention, query: torch.Tensor, key: torch.Tenso
     length, num_keys = query.shape[1], key.shape[1]
     visible = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)[None, None]
     projected = attention.queries(query), attention.project(key)[0], attention.project(value)[1]
-    mixed, weights = attention.attend(*projected, visible, False, {})
+    mixed, weights = attention.attend(*projected, KeyView(visible), SegmentContext())
     return mixed.flatten(-2).transpose(0, 1), weights
 
 

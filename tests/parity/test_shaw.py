@@ -11,6 +11,7 @@ from golden import Case
 from tiny import EXACT
 
 from transformers_xl import ShawTransformerConfig
+from transformers_xl.modeling.layers.segment_context import KeyView
 from transformers_xl.modeling.layers.shaw_attention import ShawAttention
 
 NAMES = {
@@ -80,7 +81,7 @@ def test_values_and_gradients(case: Case):
     attention.o_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
     x, memory = inputs["x"], inputs.get("mem")
     num_keys = x.shape[1] + (0 if memory is None else memory.shape[1])
-    y, alpha = attention(x, memory, visible=visible_pairs(case, x.shape[1], num_keys))
+    y, alpha = attention(x, memory, view=KeyView(visible_pairs(case, x.shape[1], num_keys)))
     for name, output in (("y", y), ("alpha", alpha), ("z", *heads), ("scalar", golden.squares(y))):
         case.check(name, output)
     golden.squares(y).backward()
@@ -130,7 +131,7 @@ def test_causal_with_memory(
     memory = torch.randn(2, memory_length, 12, dtype=torch.float64)
     visible = torch.ones(1, 1, length, memory_length + length, dtype=torch.bool).tril(memory_length)
     results = []
-    for output in (attention(x, memory, visible=visible)[0], naive(attention, x, memory)):
+    for output in (attention(x, memory, view=KeyView(visible))[0], naive(attention, x, memory)):
         attention.zero_grad()
         x.grad = None
         output.square().sum().backward()

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.segment_context import KeyView
 from transformers_xl.modeling.modeling_universal_transformer import HaltingUnit
 
 THRESHOLD = 0.9  # of that code
@@ -121,7 +122,7 @@ class ReleasedLayer(nn.Module):
         length = states.shape[1]
         visible = torch.ones(1, 1, length, length, dtype=torch.bool)
         visible = visible.tril() if self.is_causal else visible
-        states = states + self.attentions["self"](self.norms["self"](states), visible=visible)[0]
+        states = states + self.attentions["self"](self.norms["self"](states), view=KeyView(visible))[0]
         if self.is_decoder:
             queries = self.norms["encoder"](states)
             states = states + self.attentions["encoder"](queries, key_states=encoded)[0]
