@@ -8,7 +8,7 @@ for. Every token of a text is predicted but its first, which nothing precedes.
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from transformers_xl.modeling.evaluating import evaluating
+from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -65,6 +66,24 @@ class TextScore:
             return self.nats_by_position / math.log(2) / bytes_by_position
 
 
+class ScoreSums:
+    """What a [`TextScore`] is made of, while a text is read in segments: on `device`, which is not waited for."""
+
+    def __init__(self, segment_length: int, device: torch.device):
+        self.nats = torch.zeros(segment_length, dtype=torch.float64, device=device)
+        self.tokens = torch.zeros(segment_length, dtype=torch.long, device=device)
+
+    def add(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Predictions `(batch, segment_length, vocab)` of `targets` `(batch, segment_length)`; -100: none."""
+        self.nats += token_cross_entropy(logits, targets).double().sum(0)
+        self.tokens += (targets != -100).sum(0)
+
+    def score(self, num_bytes: int | None = None) -> TextScore:
+        """`num_bytes` of the text; one per token when not given."""
+        num_bytes = int(self.tokens.sum()) if num_bytes is None else num_bytes
+        return TextScore(self.nats.cpu().numpy(), self.tokens.cpu().numpy(), num_bytes)
+
+
 def score_text(
     model: PreTrainedModel,
     ids: np.ndarray | torch.Tensor,
@@ -95,8 +114,7 @@ def score_text(
         raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the text behind its first token.")
     segment_length = model.config.segment_length if segment_length is None else segment_length
     stream = TextStream(ids, segment_length, lanes, keep_tail=True)
-    nats = torch.zeros(segment_length, dtype=torch.float64, device=model.device)
-    tokens = torch.zeros(segment_length, dtype=torch.long, device=model.device)
+    sums = ScoreSums(segment_length, model.device)
     cache = None
     start = time.perf_counter()
     with evaluating(model), torch.inference_mode():
@@ -108,11 +126,9 @@ def score_text(
                 batch["input_ids"].to(model.device), attention_mask=mask, past_key_values=cache, use_cache=memory
             )
             cache = outputs.past_key_values if memory else None
-            loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
-            nats += loss.double().sum(0)
-            tokens += (targets != -100).sum(0)
-    num_bytes = int(tokens.sum()) if num_bytes is None else num_bytes  # waits for a GPU
-    return TextScore(nats.cpu().numpy(), tokens.cpu().numpy(), num_bytes, time.perf_counter() - start)
+            sums.add(outputs.logits, targets)
+    score = sums.score(num_bytes)  # waits for a GPU
+    return replace(score, seconds=time.perf_counter() - start)
 
 
 def score_moving_window(
@@ -152,7 +168,7 @@ def score_moving_window(
     # the first windows are padded on the left, with any token
     contexts = F.pad(tokens[:-1], (window - 1, 0)).unfold(0, window, 1)
     real = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)
-    nats = torch.zeros((), dtype=torch.float64, device=model.device)
+    sums = ScoreSums(1, model.device)
     with evaluating(model), torch.inference_mode():
         starts = range(0, len(contexts), batch_size)
         for start in tqdm(starts, desc="evaluating, moving window", disable=not progress):
@@ -160,9 +176,8 @@ def score_moving_window(
             mask = None if real[here].all() else real[here].to(model.device)
             outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
             targets = tokens[1:][here].to(model.device)
-            nats += F.cross_entropy(outputs.logits[:, -1].float(), targets, reduction="sum").double()
-    count = len(tokens) - 1
-    return TextScore(nats.cpu().numpy()[None], np.array([count]), count if num_bytes is None else num_bytes)
+            sums.add(outputs.logits, targets[:, None])
+    return sums.score(num_bytes)
 
 
 def bits_per_byte(model: PreTrainedModel, ids: np.ndarray | torch.Tensor, **kwargs) -> float:
@@ -170,4 +185,4 @@ def bits_per_byte(model: PreTrainedModel, ids: np.ndarray | torch.Tensor, **kwar
     return score_text(model, ids, **kwargs).bits_per_byte
 
 
-__all__ = ["TextScore", "bits_per_byte", "score_moving_window", "score_text"]
+__all__ = ["ScoreSums", "TextScore", "bits_per_byte", "score_moving_window", "score_text"]

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
+from transformers_xl.evaluation.bits_per_byte import ScoreSums, TextScore, score_text
 from transformers_xl.evaluation.context_losses import longest_window
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.evaluating import evaluating
@@ -161,8 +160,7 @@ def score_windows(
             raise ValueError(f"`{name}`={value} must be at least {least}.")
     stream = TextStream(ids, segment_length, keep_tail=True)
     text = torch.as_tensor(stream.ids.astype(np.int64))
-    nats = torch.zeros(segment_length, dtype=torch.float64, device=model.device)
-    tokens = torch.zeros(segment_length, dtype=torch.long, device=model.device)
+    sums = ScoreSums(segment_length, model.device)
     with evaluating(model), torch.inference_mode():
         batches = _windows_of_one_length(len(stream), context, segment_length, batch_size)
         for batch in tqdm(batches, desc=f"evaluating, context {context}", disable=not progress):
@@ -173,10 +171,8 @@ def score_windows(
                 windows.append(torch.cat([before, stream[segment]["input_ids"]]))
             targets = torch.stack([stream[segment]["shift_labels"] for segment in batch]).to(model.device)
             outputs = model(torch.stack(windows).to(model.device), use_cache=False, logits_to_keep=segment_length)
-            loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
-            nats += loss.double().sum(0)
-            tokens += (targets != -100).sum(0)
-    return TextScore(nats.cpu().numpy(), tokens.cpu().numpy(), int(tokens.sum()) if num_bytes is None else num_bytes)
+            sums.add(outputs.logits, targets)
+    return sums.score(num_bytes)
 
 
 def _windows_of_one_length(segments: int, context: int, segment_length: int, batch_size: int) -> list[list[int]]:

@@ -2,12 +2,12 @@
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.evaluating import evaluating
+from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -131,7 +131,7 @@ def _read(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> 
             memory["past_key_values"] = outputs.past_key_values
         if len(here):
             targets = windows[:, here.to(windows.device)]
-            nats.append(F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none"))
+            nats.append(token_cross_entropy(outputs.logits, targets))
     return torch.cat(nats, dim=1)
 
 

@@ -16,12 +16,12 @@ import typer
 from accelerate import Accelerator, PartialState, skip_first_batches
 from accelerate.utils import GradientAccumulationPlugin, set_seed
 from safetensors.torch import load_file, save_file
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import get_cosine_schedule_with_warmup
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.modeling.evaluating import evaluating
+from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 from transformers_xl.streams.files import read_ids, split_held_out
 from transformers_xl.streams.identity import check_identity
 from transformers_xl.streams.text_stream import TextStream
@@ -72,8 +72,8 @@ def bits_per_byte(accelerator: Accelerator, model, loader: DataLoader) -> float:
     memory, sums = Memory(), torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     with evaluating(model):
         for batch in loader:
-            logits, targets = memory.read(model, batch).logits.float(), batch["shift_labels"]
-            nats = F.cross_entropy(logits.transpose(1, 2), targets, reduction="sum")
+            targets = batch["shift_labels"]
+            nats = token_cross_entropy(memory.read(model, batch).logits, targets).sum()
             sums += torch.stack([nats, (targets != -100).sum()])
     nats, tokens = accelerator.reduce(sums).tolist()
     return nats / math.log(2) / tokens

@@ -53,12 +53,15 @@ def test_importing_the_package_imports_no_torch():
 
 
 def test_nothing_is_left_in_the_way_of_imports():
+    """The folders that are waited for are those that registering imports: a module of them would be met half-imported."""
     program = """
 import sys
 before = list(sys.meta_path)
 import transformers_xl, transformers
 assert before == [finder for finder in sys.meta_path if not type(finder).__module__.startswith("transformers")]
 assert type(transformers.__spec__.loader).__module__ == "_frozen_importlib_external", transformers.__spec__
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("transformers_xl.")}
+assert rooms == set(transformers_xl._REGISTERED), rooms
 """
     result = run("-c", program)
     assert result.returncode == 0, result.stderr

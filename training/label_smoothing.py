@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from transformers_xl.modeling.layers.adaptive_softmax import mean_nats
+from transformers_xl.modeling.layers.token_loss import token_cross_entropy
+
 
 def smoothed_loss(
     logits: torch.Tensor,
@@ -22,12 +25,8 @@ def smoothed_loss(
     **kwargs: Any,
 ) -> torch.Tensor:
     """The library's loss of a language model in nats, for targets of which `smoothing` is spread over the vocabulary."""
-    logits, targets = logits.float().view(-1, vocab_size), shift_labels.reshape(-1).to(logits.device)
-    if num_items_in_batch is None:
-        return nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing)
-    return (
-        nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum") / num_items_in_batch
-    )
+    targets = shift_labels.to(logits.device)
+    return mean_nats(token_cross_entropy(logits, targets, smoothing), targets, num_items_in_batch)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.adaptive_embedding import Projection
+from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
 
@@ -173,8 +174,7 @@ def token_nats(
     if logits is None and isinstance(classifier, AdaptiveSoftmax):
         return classifier.nats(hidden_states, targets)
     logits = classifier(hidden_states) if logits is None else logits
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    return token_cross_entropy(logits, targets)
 
 
 def mean_nats(
