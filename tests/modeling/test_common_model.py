@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny import (
     EXACT,
-    FLOAT32,
     MEM_LEN,
     VOCAB_SIZE,
     allows,
@@ -238,7 +237,12 @@ def test_every_token_is_classified(model_type):
 
 @pytest.mark.parametrize(
     ("model_type", "head", "norm_position"),
-    [(model_type, head, position) for model_type, head in HEADS for position in norm_positions(model_type)],
+    [
+        (model_type, head, position)
+        for model_type, head in HEADS
+        for position in norm_positions(model_type)
+        if head == "causal_lm" or position == norm_positions(model_type)[0]  # heads know nothing of norms
+    ],
 )
 def test_every_parameter_gets_a_gradient(model_type, head, norm_position):
     model = tiny_model(model_type, head, norm_position=norm_position, share_relative_bias=False).train()
@@ -380,7 +384,8 @@ def test_bfloat16_stays_bfloat16(model_type, head):
 def test_float32_memory_goes_into_a_bfloat16_model(model_type, use_cache):
     """Accelerate's mixed precision hands back bfloat16 memories as float32."""
     model = tiny_model(model_type, dtype=torch.bfloat16)
-    mems = model(tokens(2, 10)).mems
+    # of their own storage, as what is widened: where numbers lie may change the order of a sum
+    mems = tuple(state.clone() for state in model(tokens(2, 10)).mems)
     widened = tuple(state.float() if state.is_floating_point() else state for state in mems)
     expected = model(tokens(2, 10, seed=1), mems=mems, use_cache=use_cache)
     output = model(tokens(2, 10, seed=1), mems=widened, use_cache=use_cache)
@@ -394,17 +399,14 @@ def test_float32_memory_goes_into_a_bfloat16_model(model_type, use_cache):
     [(model_type, False) for model_type in variants()]
     + [(model_type, True) for model_type in variants(memory=("exact", "own"))],
 )
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.float64, EXACT)], ids=["float32", "float64"]
-)
-def test_eager_is_sdpa(model_type, dtype, tolerance, same_length):
+def test_eager_is_sdpa(model_type, same_length):
     """Values and gradients, with memory, padding and an episode that starts inside a segment."""
     results = []
     reset = torch.zeros(2, 10, dtype=torch.bool)
     if VARIANTS[model_type].memory == "exact":
         reset[0, 6] = True
     for attention in ("eager", "sdpa"):
-        model = tiny_model(model_type, dtype=dtype, same_length=same_length)
+        model = tiny_model(model_type, same_length=same_length)
         model.set_attn_implementation(attention)
         assert model.config._attn_implementation == attention
         first = model(tokens(2, 10), attention_mask=right_padded())
@@ -417,7 +419,7 @@ def test_eager_is_sdpa(model_type, dtype, tolerance, same_length):
         result_of(output).square().mean().backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         results.append((result_of(output), output.mems, gradients))
-    torch.testing.assert_close(results[0], results[1], **tolerance)
+    torch.testing.assert_close(results[0], results[1], **EXACT)
 
 
 def traced_whole(model_type: str) -> bool:
