@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -134,10 +134,10 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
     def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.memory.pop("eval", None)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
-        average = self.weight_average
+        average, model = self.weight_average, cast(nn.Module, self.model)
         try:
             # the seed of a loader comes out of the generator that dropout uses: an evaluation leaves no trace in training
-            with torch.random.fork_rng(devices), average.swapped_in(self.model) if average else nullcontext():
+            with torch.random.fork_rng(devices), average.swapped_in(model) if average else nullcontext():
                 return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
             self.memory.pop("eval", None)

@@ -6,8 +6,8 @@
 import importlib as _importlib
 import sys as _sys
 from pathlib import Path as _Path
+from typing import Any as _Any
 
-_REGISTERED = ("configuration", "hub", "modeling", "tokenization")  # folders
 __version__ = "0.1.0.dev0"
 
 if not (
@@ -62,6 +62,10 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
+# the folders that registering imports
+_REGISTERED = ("configuration", "hub", "modeling", "tokenization")
+
+
 def _register() -> None:
     _importlib.import_module(f"{__name__}.modeling.auto").register()
     _importlib.import_module(f"{__name__}.hub.saving").register()  # code goes beside the weights that are saved
@@ -80,7 +84,7 @@ class _Registration:
         if name not in self.names:
             return None
         specs = (finder.find_spec(name, path, target) for finder in _sys.meta_path if finder is not self)
-        spec = next((spec for spec in specs if spec is not None), None)
+        spec: _Any = next((spec for spec in specs if spec is not None), None)
         if spec is not None:
             spec.loader = _ThenRegister(spec.loader, self)
         return spec
