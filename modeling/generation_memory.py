@@ -78,7 +78,7 @@ class MemoryGenerationMixin(GenerationMixin):
 
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
-    ) -> ModelOutput | torch.LongTensor:
+    ) -> ModelOutput | torch.Tensor:
         r"""
         Everything of transformers' `generate()`, and:
 

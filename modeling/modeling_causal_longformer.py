@@ -14,6 +14,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
+from transformers_xl.modeling.layers.segment_context import PositionEmbeddings
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -45,7 +46,7 @@ class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None
-    ) -> tuple | None:
+    ) -> PositionEmbeddings | None:
         """No token is seen from farther than the longest window."""
         return super().position_embeddings(hidden_states, min(num_keys, self.config.sliding_window), past_key_values)
 

@@ -13,6 +13,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.multi_linear_attention import MultiLinearAttention
+from transformers_xl.modeling.layers.segment_context import PositionEmbeddings
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
 
@@ -37,7 +38,7 @@ class TensorizedTransformerPreTrainedModel(MemoryPreTrainedModel):
 class TensorizedTransformerModel(TensorizedTransformerPreTrainedModel, MemoryModel):
     layer_class = TensorizedTransformerLayer
 
-    def position_embeddings(self, hidden_states, num_keys, past_key_values) -> tuple | None:
+    def position_embeddings(self, hidden_states, num_keys, past_key_values) -> PositionEmbeddings | None:
         return super().position_embeddings(hidden_states, self.config.attention_window, past_key_values)
 
 

@@ -144,7 +144,7 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
     auxiliary_loss_coef = "ponder_loss_coef"
 
     def auxiliary_loss(self, outputs: UniversalTransformerModelOutput) -> torch.Tensor:
-        return outputs.ponder_cost
+        return outputs["ponder_cost"]
 
     def build_layers(self, config: UniversalTransformerConfig) -> RepeatedLayer:
         return RepeatedLayer(self.layer_class(config, 0), config.num_hidden_layers)

@@ -198,7 +198,8 @@ class RelativeAttention(MemoryAttention):
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
         table, shared_bias = segment.position_embeddings
         positions = last(self.project_positions(table, past_key_values), num_keys + 1)
-        return positions, shared_bias if self.bias is None else self.bias()
+        bias = shared_bias if self.bias is None else self.bias()
+        return positions, bias  # type: ignore[return-value]  # what layers do not have of their own, the model has
 
     def attend(self, query, key, value, view, segment, past_key_values=None, **kwargs):
         terms = self.relative_terms(key.shape[-2], segment, past_key_values)

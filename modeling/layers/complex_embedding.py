@@ -51,7 +51,7 @@ class WaveEmbedding:
     """
 
     def __init__(self, config: ComplexOrderTransformerConfig):
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]  # a mixin in front of an embedding
         self.frequency = Frequencies(*self.table_size(config.frequency_per))
         self.phase = None if config.phase_per == "none" else Phases(*self.table_size(config.phase_per))
 
