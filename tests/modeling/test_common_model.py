@@ -437,30 +437,37 @@ def test_a_static_cache_is_promised_where_there_is_one(model_type):
             MemoryCache(model.config, static=True)
 
 
-@every_variant
-@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
-@pytest.mark.slow
-def test_forward_compiles(model_type, padded):
-    """Without memory, with a growing one and with a full one; the "aot_eager" backend traces the backward pass too.
-
-    To one graph, but for those with a recurrent network, which TorchDynamo does not trace.
-    """
+def assert_compiles(model_type: str, lengths: list[int], **options) -> None:
+    """Segments of `lengths`, values and gradients. To one graph, but for those with a recurrent network, which TorchDynamo
+    does not trace."""
     torch._dynamo.reset()
     model = tiny_model(model_type)
-    compiled = torch.compile(model, fullgraph=traced_whole(model_type), backend="aot_eager")
-    mask = right_padded()[:, :6] if padded else None
+    compiled = torch.compile(model, fullgraph=traced_whole(model_type), **options)
     memories = [{}, {}]
-    for segment in range(3):
+    for segment, length in enumerate(lengths):
         results, gradients = [], []
         for index, forward in enumerate((model, compiled)):
             model.zero_grad()
-            output = forward(tokens(2, 6, seed=segment), attention_mask=mask, **memories[index])
+            mask = right_padded()[:, :length]
+            output = forward(tokens(2, length, seed=segment), attention_mask=mask, **memories[index])
             sum(result[:, 0].square().sum() for result in said_by(output)).backward()
             memories[index] = memory_if_any(model_type, output)
             results.append(result_of(output)[:, :4])
             gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         torch.testing.assert_close(results[1], results[0], **EXACT)
         torch.testing.assert_close(gradients[1], gradients[0], **EXACT)
+
+
+@every_variant
+def test_forward_compiles(model_type):
+    """Without memory and with a full one, at fixed shapes."""
+    assert_compiles(model_type, [MEM_LEN, 6], backend="eager", dynamic=False)
+
+
+@pytest.mark.slow
+def test_forward_and_backward_compile_at_any_length_of_memory():
+    """ "aot_eager" traces the backward pass too, of the attention that most variants share."""
+    assert_compiles("transformer_xl", [6, 6, 6], backend="aot_eager")
 
 
 @carrying
