@@ -1,14 +1,9 @@
-"""What the commands share: how a text is generated, and a folder that is written whole or not at all."""
+"""What the commands share: how a text is generated, what is shown, and what refuses a folder."""
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
-
-from transformers_xl.training.output_lock import output_lock
 
 
 def is_main_process() -> bool:
@@ -62,31 +57,6 @@ def check_output(folder: Path, overwrite: bool) -> None:
         raise ValueError(f"`output`={str(folder)!r} is not empty: choose another folder, or add --overwrite.")
 
 
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place at the end, or disappears when the body fails.
-
-    Raises:
-        ValueError: another command writes `folder`.
-    """
-    folder = folder.absolute()
-    with (
-        output_lock(folder.with_name(f".{folder.name}.lock")),
-        tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workspace,
-    ):
-        new, old = Path(workspace, "new"), Path(workspace, "old")
-        new.mkdir()
-        yield new
-        if folder.exists():
-            os.replace(folder, old)
-        try:
-            os.replace(new, folder)
-        except OSError:
-            if old.exists():
-                os.replace(old, folder)
-            raise
-
-
 __all__ = [
     "check_output",
     "import_models",
@@ -94,5 +64,4 @@ __all__ = [
     "sampling",
     "show",
     "streamer_of",
-    "written_whole",
 ]

@@ -109,11 +109,12 @@ def _write_report(folder: Path) -> None:
     from transformers_xl.evaluation.comparison import read_runs, read_speeds, summary, table
     from transformers_xl.evaluation.comparison_plots import draw_comparison
     from transformers_xl.evaluation.plots import save
+    from transformers_xl.files.atomic_write import write_text
 
     with blamed(folder):
         runs = read_runs(folder)
         rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
-    (folder / "compare.md").write_text(table(rows), encoding="utf-8")
+    write_text(folder / "compare.md", table(rows))
     save(draw_comparison(rows), folder / "compare.png")
     typer.echo(table(rows))
     typer.echo(f"wrote {folder / 'compare.md'}, {folder / 'compare.png'}")

@@ -103,7 +103,7 @@ def check_json(folder: Path) -> None:
         raise ValueError(
             f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
         )
-    from transformers_xl.hub.json_files import read_json
+    from transformers_xl.files.json_files import read_json
 
     for name in JSON_FILES:
         if (folder / name).is_file():

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, import_models, is_main_process, written_whole
+from transformers_xl.cli.common import check_output, import_models, is_main_process
+from transformers_xl.files.atomic_write import output_folder
 
 MODEL, DATA, TRAINING = "Model", "Data", "Training"
 
@@ -104,7 +105,7 @@ def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, a
         f"{model.config.model_type}: {model.num_parameters():,} parameters, {len(stream.ids):,} bytes to learn from, "
         f"{len(held_out):,} held out"
     )
-    with written_whole(output) as folder:
+    with output_folder(output) as folder:
         trainer = fit(model, stream, arguments, folder)
         scores = score(model, held_out, eval_lanes)
         model.save_pretrained(folder)

@@ -1,13 +1,14 @@
 """The style of all pictures: readable in grey print, and written as PNG and SVG from one figure."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+
+from transformers_xl.files.atomic_write import atomic_write
 
 HEAT_MAP = "cividis"  # grows evenly in lightness: one order for all eyes, and in grey print
 LINES = ("-", "--", "-.", ":")
@@ -63,10 +64,8 @@ def save(picture: Figure, path: str | os.PathLike) -> list[Path]:
     """Write a figure, each file whole or not at all; the files. For errors see [`picture_files`]."""
     files = picture_files(path)
     for file in files:
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".picture-") as folder, matplotlib.rc_context(STYLE):
-            new = Path(folder, file.name)
+        with atomic_write(file) as new, matplotlib.rc_context(STYLE):
             picture.savefig(new, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
-            os.replace(new, file)
     return files
 
 

@@ -6,10 +6,8 @@ The file names the weights that it is about by their hash, so that no figure out
 import hashlib
 import json
 import math
-import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -21,7 +19,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.hub.json_files import read_json
+from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.json_files import read_json
 
 FILE = "training_metrics.json"
 PACKAGE = __name__.partition(".")[0]
@@ -215,20 +214,6 @@ def known_measurements(folder: Path) -> Measurements | None:
         return None
 
 
-def write_text(path: Path, text: str) -> None:
-    """A file that is written whole, or stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(name, 0o644)  # as others, not for the owner alone
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def _parsed(value: Any, where: str) -> Measurements:
     measurements = _read(Measurements, value, where, "")
     for index, each in enumerate(measurements.evaluations):
@@ -295,5 +280,4 @@ __all__ = [
     "read_measurements",
     "weights_digest",
     "write_measurements",
-    "write_text",
 ]  # fmt: skip

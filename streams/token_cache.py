@@ -12,6 +12,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from transformers_xl.files.atomic_write import atomic_write
+
 
 def tokenizer_digest(tokenizer) -> str:
     """SHA-256 of all that a tokenizer saves: two that are equal tokenise alike."""
@@ -34,8 +36,8 @@ def cached_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays that `make` gives, from a safetensors file in `folder` if an equal `key` has been written there.
 
-    The file gets its name when it is whole: an interrupted write leaves none, and two processes may write at once. One that
-    cannot be read is written anew. Arrays from the file are mapped into memory, not read.
+    An interrupted write leaves no file, and two processes may write at once. A file that cannot be read is written anew.
+    Arrays from the file are mapped into memory, not read.
 
     Args:
         folder: where the files are; None: no cache.
@@ -52,16 +54,8 @@ def cached_arrays(
             return {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118  it is no dictionary
     except (FileNotFoundError, SafetensorError):
         arrays = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem}-{os.getpid()}")
-    try:
-        with new.open("wb") as file:
-            file.write(save(arrays))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    with atomic_write(path) as new:
+        new.write_bytes(save(arrays))
     return arrays
 
 

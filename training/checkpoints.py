@@ -14,6 +14,8 @@ from typing import Any
 
 from transformers.trainer_utils import sort_checkpoints
 
+from transformers_xl.files.atomic_write import replace, write_text
+
 MANIFEST = "checkpoint.json"
 UNFINISHED = "_saving-"  # the library's pushes leave out what begins with an underscore
 FIELDS = {"obstacle", "stream", "files"}
@@ -39,7 +41,7 @@ def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str 
         if file.is_file()
     }
     manifest = {"obstacle": obstacle, "stream": dict(stream), "files": files}
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "sha256": _own_sha256(manifest)}, indent=2) + "\n")
+    write_text(folder / MANIFEST, json.dumps({**manifest, "sha256": _own_sha256(manifest)}, indent=2) + "\n")
 
 
 def _sha256(file: Path) -> str:
@@ -69,11 +71,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def publish(folder: Path) -> None:
     """Give the checkpoint, written and complete, its name; one of the same step makes way for it."""
-    written, old = unfinished(folder), folder.with_name(f"{UNFINISHED}old-{folder.name}")
-    if folder.exists():
-        folder.rename(old)
-    written.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    replace(unfinished(folder), folder)
 
 
 def incompleteness(folder: Path) -> str | None:
