@@ -14,6 +14,7 @@ from transformers_xl.evaluation import inspection
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, token_maps
 from transformers_xl.evaluation.attention_terms import TERMS, attention_terms
 from transformers_xl.evaluation.bits_per_byte import score_text
+from transformers_xl.evaluation.plots import png_bytes
 from transformers_xl.modeling.auto import VARIANTS
 
 SHOWN_TOKENS = 32  # in maps of single tokens
@@ -246,7 +247,7 @@ def render_page(title: str, facts: dict[str, str], sections: list[Section]) -> s
         parts += [f'<section id="{section.name}"><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>']
         parts += [_html_table(section.table)] if section.table else []
         if section.figure is not None:
-            data = base64.b64encode(plots.png_bytes(section.figure)).decode()
+            data = base64.b64encode(png_bytes(section.figure)).decode()
             source = f"data:image/png;base64,{data}"
             parts += [f'<figure><img alt="{escape(section.title)}" src="{source}"></figure>']
         parts += ["</section>"]
