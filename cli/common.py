@@ -11,16 +11,6 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def import_models() -> dict:
-    """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
-    from transformers.utils import logging
-
-    from transformers_xl.modeling.auto import VARIANTS
-
-    logging.disable_progress_bar()
-    return VARIANTS
-
-
 def sampling(temperature: float, top_k: int) -> dict:
     """Arguments of `generate()`: at a temperature of 0 the likeliest token is taken."""
     return {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
@@ -49,6 +39,18 @@ def show(renderable) -> None:
     typer.echo(text.get(), nl=False)
 
 
+def show_table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """Print a table whose columns but the first are numbers."""
+    from rich.table import Table
+
+    table = Table(*header, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    show(table)
+
+
 def check_output(folder: Path, overwrite: bool) -> None:
     """Raise a `ValueError` where `folder` cannot be written."""
     if folder.exists() and not folder.is_dir():
@@ -59,9 +61,9 @@ def check_output(folder: Path, overwrite: bool) -> None:
 
 __all__ = [
     "check_output",
-    "import_models",
     "is_main_process",
     "sampling",
     "show",
+    "show_table",
     "streamer_of",
 ]

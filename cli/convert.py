@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, import_models
+from transformers_xl.cli.common import check_output
+from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import output_folder
 
 

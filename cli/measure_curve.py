@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import load_model
-from transformers_xl.cli.measuring import check_picture, model_names, read_text, tell
+from transformers_xl.cli.measuring import check_picture, model_names, tell
+from transformers_xl.experiments.loading import load_model
 
 
 def context_curve(
@@ -69,6 +69,8 @@ def _measure(
 ) -> dict:
     from transformers_xl.evaluation import context_curve as curve
     from transformers_xl.evaluation.context_losses import longest_window
+    from transformers_xl.evaluation.score_ways import score_values
+    from transformers_xl.streams.files import read_predicted
 
     model, tokenizer = load_model(folder, any_kind=True)
     segment_length = curve.curve_segment(model) if segment_length is None else segment_length
@@ -79,7 +81,7 @@ def _measure(
         if readable and readable != lengths:
             typer.echo(f"{folder}: reads {limit} tokens at most, lengths above {readable[-1]} are left out", err=True)
             lengths = readable
-    ids, num_bytes = read_text(text, tokenizer, progress)
+    ids, num_bytes = read_predicted(text, tokenizer, progress)
     scores = curve.context_curve(model, ids, lengths or None, segment_length, batch_size, num_bytes, progress)
     return {
         "model_type": model.config.model_type,
@@ -89,8 +91,7 @@ def _measure(
         "bytes": num_bytes,
         "bits_per_byte": {str(length): score.bits_per_byte for length, score in scores.items()},
         "bits_per_byte_by_position": {
-            str(length): [None if value != value else value for value in score.bits_per_byte_by_position.tolist()]
-            for length, score in scores.items()
+            str(length): score_values(score)["bits_per_byte_by_position"] for length, score in scores.items()
         },
     }
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import load_model
-from transformers_xl.cli.measuring import check_picture, model_names, read_text, tell
+from transformers_xl.cli.measuring import check_picture, model_names, tell
+from transformers_xl.experiments.loading import load_model
 
 
 def recl(
@@ -69,13 +69,14 @@ def _measure(names: dict[str, Path], text: list[Path], arguments: dict, progress
 
     from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
     from transformers_xl.evaluation.recl import recl as recl_of
+    from transformers_xl.streams.files import read_ids
 
     contexts = list(range(arguments["c0"], arguments["max_context"] + 1, arguments["delta"]))
     losses, windows = {}, {}
     first_ids = None
     for name, folder in names.items():
         model, tokenizer = load_model(folder, any_kind=True)
-        ids, _ = read_text(text, tokenizer, progress)
+        ids, _ = read_ids(text, tokenizer, progress=progress)
         first_ids = ids if first_ids is None else first_ids
         if not np.array_equal(ids, first_ids):
             raise ValueError(f"`models`: {name!r} reads the text as other tokens than the first: a group shares them.")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import load_model
+from transformers_xl.experiments.loading import load_model
 
 
 def report(

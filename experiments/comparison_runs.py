@@ -23,12 +23,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from transformers_xl.cli.baselines import BASELINES, WindowStream
-from transformers_xl.cli.common import import_models
-from transformers_xl.cli.fitting import build_model, finish_training, fit, read_texts
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
+from transformers_xl.experiments.baselines import BASELINES, WindowStream
+from transformers_xl.experiments.fitting import build_model, finish_training, fit, read_texts
+from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer

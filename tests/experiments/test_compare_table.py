@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformers_xl.evaluation.comparison import read_runs, read_speeds, spread, summary, table, write_json
-from transformers_xl.evaluation.comparison_plots import draw_comparison
 from transformers_xl.evaluation.recl import recl
+from transformers_xl.experiments.comparison import read_runs, read_speeds, spread, summary, table, write_json
+from transformers_xl.experiments.comparison_plots import draw_comparison
 
 CONTEXTS = [4, 8, 12]
 SETTINGS = {"steps": 5, "recl": {"contexts": CONTEXTS}}
