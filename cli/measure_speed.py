@@ -37,11 +37,12 @@ def speed(
     import torch
 
     from transformers_xl.evaluation.speed import ATTENTION_LENGTHS, evaluation_speed
+    from transformers_xl.hub.measurements import device_name
     from transformers_xl.streams.files import read_ids
 
     ids, _ = read_ids(text, tokenizer, progress=not as_json)
     rows = evaluation_speed(model, ids, length or ATTENTION_LENGTHS, segment_length, repeats)
-    device = torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    device = device_name(model.device)
     result = {
         "model_type": model.config.model_type,
         "parameters": model.num_parameters(),

@@ -32,6 +32,13 @@ def check_picture(path: Path | None) -> None:
         picture_files(path)
 
 
+def write_picture(picture, path: Path) -> None:
+    """Write a figure, and say where."""
+    from transformers_xl.evaluation.plots import save
+
+    typer.echo(f"wrote {', '.join(map(str, save(picture, path)))}", err=True)
+
+
 def tell(result: dict, as_json: bool, title: str, header: list[str], rows: list[list[str]]) -> None:
     """Print a result as JSON, or as a table whose columns but the first are numbers."""
     if as_json:
@@ -40,4 +47,4 @@ def tell(result: dict, as_json: bool, title: str, header: list[str], rows: list[
     show_table(title, header, rows)
 
 
-__all__ = ["check_picture", "model_names", "tell"]
+__all__ = ["check_picture", "model_names", "tell", "write_picture"]

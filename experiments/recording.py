@@ -11,6 +11,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.bits_per_byte import TextScore
+from transformers_xl.files.digests import sha256
 from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.measurements import (
     Evaluation,
@@ -37,13 +38,9 @@ def check_claims(dataset: str | None, revision: str | None, task_id: str | None)
 
 def text_of_files(files: Iterable[Path], tokens: int, claims: tuple[str | None, ...]) -> Text:
     """A text that is all of its files, one behind the other."""
-    files, digest, size = list(files), hashlib.sha256(), 0
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-                size += len(block)
-    return Text(_names(files), digest.hexdigest(), "bytes", size, tokens, *claims)
+    files = list(files)
+    size = sum(file.stat().st_size for file in files)
+    return Text(_names(files), sha256(*files), "bytes", size, tokens, *claims)
 
 
 def text_of_bytes(files: Iterable[Path], part: str, ids: np.ndarray, claims: tuple[str | None, ...]) -> Text:

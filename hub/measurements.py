@@ -3,7 +3,6 @@
 The file names the weights that it is about by their hash, so that no figure outlives them.
 """
 
-import hashlib
 import json
 import math
 import platform
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.digests import sha256
 from transformers_xl.files.json_files import read_json
 
 FILE = "training_metrics.json"
@@ -125,9 +125,13 @@ def measurements_of(model: PreTrainedModel, folder: Path, **parts: Any) -> Measu
     Raises:
         ValueError: `folder` has no weights.
     """
+    digest = weights_digest(folder)
+    return Measurements(model.config.model_type, model.num_parameters(), digest, library_versions(), **parts)
+
+
+def library_versions() -> dict[str, str]:
     modules = {"torch": torch, "transformers": transformers, PACKAGE: sys.modules[PACKAGE]}
-    versions = {name: str(module.__version__) for name, module in modules.items()}
-    return Measurements(model.config.model_type, model.num_parameters(), weights_digest(folder), versions, **parts)
+    return {name: str(module.__version__) for name, module in modules.items()}
 
 
 def lengths_of(model: PreTrainedModel, lanes: int, segment_length: int | None = None, memory: bool = True) -> Lengths:
@@ -166,12 +170,7 @@ def weights_digest(folder: Path) -> str:
         raise ValueError(
             f"`folder`={str(folder)!r} has no model.safetensors: give a folder that `save_pretrained` wrote."
         )
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+    return sha256(*files)
 
 
 def write_measurements(folder: Path, measurements: Measurements) -> Path:
@@ -276,6 +275,7 @@ __all__ = [
     "device_name",
     "known_measurements",
     "lengths_of",
+    "library_versions",
     "measurements_of",
     "read_measurements",
     "weights_digest",

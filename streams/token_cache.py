@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from transformers_xl.files.atomic_write import atomic_write
+from transformers_xl.files.digests import sha256
 
 
 def tokenizer_digest(tokenizer) -> str:
@@ -23,12 +24,8 @@ def tokenizer_digest(tokenizer) -> str:
 
 
 def file_digest(paths: Iterable[Path]) -> str:
-    """SHA-256 of the contents of files, in their order."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    """SHA-256 of the contents of files, in their order, which also tells where one ends and the next begins."""
+    return hashlib.sha256("".join(map(sha256, paths)).encode()).hexdigest()
 
 
 def cached_arrays(

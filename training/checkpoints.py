@@ -15,6 +15,7 @@ from typing import Any
 from transformers.trainer_utils import sort_checkpoints
 
 from transformers_xl.files.atomic_write import replace, write_text
+from transformers_xl.files.digests import sha256
 
 MANIFEST = "checkpoint.json"
 UNFINISHED = "_saving-"  # the library's pushes leave out what begins with an underscore
@@ -36,17 +37,12 @@ def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str 
     """Declare the checkpoint complete: its files with their sizes and SHA-256, the fields of its stream, and why no
     training can go on from it, if none can. To be called by one process, when all have written their files."""
     files = {
-        str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": _sha256(file)}
+        str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
     manifest = {"obstacle": obstacle, "stream": dict(stream), "files": files}
     write_text(folder / MANIFEST, json.dumps({**manifest, "sha256": _own_sha256(manifest)}, indent=2) + "\n")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _own_sha256(manifest: dict[str, Any]) -> str:
@@ -87,7 +83,7 @@ def incompleteness(folder: Path) -> str | None:
             size = (folder / name).stat().st_size
             if size != written["size"]:
                 return f"`{name}` has {size} bytes instead of {written['size']}"
-            if written["sha256"] not in (None, _sha256(folder / name)):
+            if written["sha256"] not in (None, sha256(folder / name)):
                 return f"`{name}` is damaged: it has another SHA-256 than when it was written"
         except FileNotFoundError:
             return f"`{name}` is missing"
