@@ -51,9 +51,9 @@ def evaluate(
     from transformers_xl.streams.files import read_predicted
 
     claims = check_claims(dataset, dataset_revision, task_id)
-    ids, size = read_predicted(text, tokenizer, progress=not as_json)
-    options = {"num_bytes": size, "progress": not as_json}
-    scores = score_ways(model, ids, segment_length, batch_size, **options)
+    progress = not as_json
+    ids, size = read_predicted(text, tokenizer, progress)
+    scores = score_ways(model, ids, segment_length, batch_size, size, progress)
     if record:
         data = text_of_files(text, len(ids), claims)
         command = _command(text, segment_length, batch_size, claims)
@@ -63,7 +63,7 @@ def evaluate(
         ]
         record_evaluations(model, model_dir, evaluations)
     if moving_window:
-        scores["moving window"] = score_moving_window(model, ids, segment_length, **options)
+        scores["moving window"] = score_moving_window(model, ids, segment_length, num_bytes=size, progress=progress)
     result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
     tell(result, as_json, model_dir.name, COLUMNS, score_rows(scores))
 
