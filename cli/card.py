@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import show
-from transformers_xl.cli.loading import config_of
+from transformers_xl.experiments.loading import config_of
 
 
 def card(

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import sampling, streamer_of
-from transformers_xl.cli.loading import load_model
+from transformers_xl.experiments.loading import load_model
 
 
 def chat(
@@ -27,7 +27,7 @@ def chat(
     model, tokenizer = load_model(model_dir)
     import transformers
 
-    from transformers_xl.cli.conversation import Conversation
+    from transformers_xl.streams.conversation import Conversation
 
     streamer = streamer_of(tokenizer)
     settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}

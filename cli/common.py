@@ -1,29 +1,14 @@
-"""What the commands share: how a text is generated, and a folder that is written whole or not at all."""
+"""What the commands share: how a text is generated, what is shown, and what refuses a folder."""
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
-
-from transformers_xl.training.output_lock import output_lock
 
 
 def is_main_process() -> bool:
     """Whether this is the process that speaks for all that a launcher started; known before torch is imported."""
     return int(os.environ.get("RANK", 0)) == 0
-
-
-def import_models() -> dict:
-    """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
-    from transformers.utils import logging
-
-    from transformers_xl.modeling.auto import VARIANTS
-
-    logging.disable_progress_bar()
-    return VARIANTS
 
 
 def sampling(temperature: float, top_k: int) -> dict:
@@ -54,6 +39,18 @@ def show(renderable) -> None:
     typer.echo(text.get(), nl=False)
 
 
+def show_table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """Print a table whose columns but the first are numbers."""
+    from rich.table import Table
+
+    table = Table(*header, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    show(table)
+
+
 def check_output(folder: Path, overwrite: bool) -> None:
     """Raise a `ValueError` where `folder` cannot be written."""
     if folder.exists() and not folder.is_dir():
@@ -62,37 +59,11 @@ def check_output(folder: Path, overwrite: bool) -> None:
         raise ValueError(f"`output`={str(folder)!r} is not empty: choose another folder, or add --overwrite.")
 
 
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place at the end, or disappears when the body fails.
-
-    Raises:
-        ValueError: another command writes `folder`.
-    """
-    folder = folder.absolute()
-    with (
-        output_lock(folder.with_name(f".{folder.name}.lock")),
-        tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as workspace,
-    ):
-        new, old = Path(workspace, "new"), Path(workspace, "old")
-        new.mkdir()
-        yield new
-        if folder.exists():
-            os.replace(folder, old)
-        try:
-            os.replace(new, folder)
-        except OSError:
-            if old.exists():
-                os.replace(old, folder)
-            raise
-
-
 __all__ = [
     "check_output",
-    "import_models",
     "is_main_process",
     "sampling",
     "show",
+    "show_table",
     "streamer_of",
-    "written_whole",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.errors import blamed
+from transformers_xl.files.blaming import blamed
 
 
 def compare(
@@ -74,46 +74,30 @@ def compare(
 def _compare(
     texts: list[Path], output: Path, variant: list[str] | None, seeds: int, turns: int, arguments: dict
 ) -> None:
-    from transformers_xl.evaluation.comparison import check_settings, read_runs, write_json
-
-    found = {(run["model"], run["seed"]): run for run in (read_runs(output) if (output / "runs").is_dir() else [])}
     typer.echo("starting ...", err=True)  # the imports take seconds
-    from transformers_xl.cli import comparison_runs, comparison_speeds
-    from transformers_xl.cli.fitting import read_texts
+    from transformers_xl.experiments.comparison_folder import Comparison
 
-    names = list(dict.fromkeys(variant or comparison_runs.builders()))
-    _, held_out, _ = read_texts(texts, None, arguments, progress=False)
-    widths, parameters = comparison_runs.inner_widths(arguments, names)
-    settings = comparison_runs.settings_of(texts, arguments, parameters)
-    comparison_runs.recl_positions(len(held_out), settings["recl"])  # refuses a text that is too short
-    for (name, seed), run in found.items():
-        check_settings(output / "runs" / f"{name}-{seed}.json", run["settings"], settings)
-    missing = [(name, seed) for seed in range(seeds) for name in names if (name, seed) not in found]
-    typer.echo(f"{parameters:,} parameters; {len(found)} runs are there, {len(missing)} to go", err=True)
-    models = output / "models"  # of the first seed, to time what they write
-    for number, (name, seed) in enumerate(missing, start=1):
-        folder = None if seed else models / name
-        run = comparison_runs.in_a_process(comparison_runs.run, name, seed, widths[name], texts, settings, folder)
-        write_json(output / "runs" / f"{name}-{seed}.json", run)
+    comparison = Comparison(texts, output, variant, seeds, arguments)
+    found, missing = len(comparison.found), len(comparison.missing)
+    typer.echo(f"{comparison.parameters:,} parameters; {found} runs are there, {missing} to go", err=True)
+    for number, (name, seed) in enumerate(comparison.missing, start=1):
+        run = comparison.train(name, seed)
         told = f"{run['bits_per_byte']['with_context']:.3f} bits per byte, {run['train_seconds']:.0f} s of training"
-        typer.echo(f"{number}/{len(missing)} {name}, seed {seed}: {told}", err=True)
+        typer.echo(f"{number}/{missing} {name}, seed {seed}: {told}", err=True)
     if turns:
-        widths = {
-            run["model"]: run["intermediate_size"] for run in read_runs(output)
-        }  # also of models of earlier calls
-        result = comparison_runs.in_a_process(comparison_speeds.speeds, widths, models, texts, settings, turns)
-        write_json(output / "speeds.json", result)
+        comparison.measure_speeds(turns)
 
 
 def _write_report(folder: Path) -> None:
-    from transformers_xl.evaluation.comparison import read_runs, read_speeds, summary, table
-    from transformers_xl.evaluation.comparison_plots import draw_comparison
     from transformers_xl.evaluation.plots import save
+    from transformers_xl.experiments.comparison import read_runs, read_speeds, summary, table
+    from transformers_xl.experiments.comparison_plots import draw_comparison
+    from transformers_xl.files.atomic_write import write_text
 
     with blamed(folder):
         runs = read_runs(folder)
         rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
-    (folder / "compare.md").write_text(table(rows), encoding="utf-8")
+    write_text(folder / "compare.md", table(rows))
     save(draw_comparison(rows), folder / "compare.png")
     typer.echo(table(rows))
     typer.echo(f"wrote {folder / 'compare.md'}, {folder / 'compare.png'}")

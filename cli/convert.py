@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, import_models, written_whole
+from transformers_xl.cli.common import check_output
+from transformers_xl.experiments.loading import import_models
+from transformers_xl.files.atomic_write import output_folder
 
 
 def convert(
@@ -64,7 +66,7 @@ def convert(
         raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
     if split not in (None, "moses", "spaces"):
         raise ValueError(f"`split`={split!r} must be 'moses' or 'spaces'.")
-    from transformers_xl.hub.json_files import read_json
+    from transformers_xl.files.json_files import read_json
 
     given = read_json(config) if config is not None else {}
     typer.echo("starting ...", err=True)  # the imports take seconds
@@ -80,7 +82,7 @@ def convert(
         if model.can_generate():
             model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.config.tokenizer_class = None  # what the new files say of themselves holds
-    with written_whole(output) as folder:
+    with output_folder(output) as folder:
         model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -93,7 +95,7 @@ def convert(
 def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | None, split: str | None) -> tuple:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    from transformers_xl.hub.json_files import read_json
+    from transformers_xl.files.json_files import read_json
     from transformers_xl.modeling.conversion.vocabulary import HF_FILES
 
     described = read_json(source / "config.json")

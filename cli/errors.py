@@ -3,16 +3,15 @@
 import os
 import signal
 import sys
-import textwrap
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import UnsupportedOperation
-from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from transformers_xl.files.blaming import sentence
 
 
 class Commands(TyperGroup):
@@ -60,23 +59,4 @@ def caused_by_input(error: Exception) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
-def sentence(error: Exception) -> str:
-    """The message in one line of text that any terminal can show."""
-    line = " ".join(str(error).split()) or type(error).__name__
-    return line.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-@contextmanager
-def blamed(path: Path) -> Iterator[None]:
-    """Make an error of any kind in the body, where a library reads the file `path`, a `ValueError` that names it."""
-    try:
-        yield
-    except Exception as error:
-        said = sentence(error)
-        if isinstance(error, ValueError | OSError) and str(path) in said:
-            raise
-        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise ValueError(f"{str(path)!r} cannot be read: {kind}{textwrap.shorten(said, 300)}") from error
-
-
-__all__ = ["Commands", "blamed", "caused_by_input", "sentence"]
+__all__ = ["Commands", "caused_by_input"]

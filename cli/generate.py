@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import sampling, streamer_of
-from transformers_xl.cli.loading import load_model
+from transformers_xl.experiments.loading import load_model
 
 
 def generate(

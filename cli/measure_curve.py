@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import load_model
-from transformers_xl.cli.measuring import check_picture, model_names, read_text, tell
+from transformers_xl.cli.measuring import check_picture, model_names, tell, write_picture
 
 
 def context_curve(
@@ -40,59 +39,27 @@ def context_curve(
     names = model_names(models)
     check_picture(picture)
     typer.echo("starting ...", err=True)  # the imports take seconds
+    from transformers_xl.experiments.context_runs import measure_context_curve
+
     rows = {
-        name: _measure(folder, text, length, segment_length, batch_size, progress=not as_json)
+        name: measure_context_curve(folder, text, length, segment_length, batch_size, progress=not as_json)
         for name, folder in names.items()
     }
+    for name, row in rows.items():
+        if row["left_out"]:
+            longest = list(row["bits_per_byte"])[-1]
+            typer.echo(f"{name}: lengths above {longest} are left out, longer than it can read", err=True)
     result = {"text": [path.name for path in text], "batch_size": batch_size, "models": rows}
     if picture is not None:
         from transformers_xl.evaluation.context_plots import draw_context_curve
-        from transformers_xl.evaluation.plots import save
 
-        files = save(draw_context_curve(result), picture)
-        typer.echo(f"wrote {', '.join(map(str, files))}", err=True)
+        write_picture(draw_context_curve(result), picture)
     table = []
     for name, row in rows.items():
         for tokens, bits in row["bits_per_byte"].items():
             mark = " (training)" if row["remembers"] and int(tokens) == row["trained_length"] else ""
             table.append([name, "memory" if row["remembers"] else "read anew", f"{tokens}{mark}", f"{bits:.4f}"])
     tell(result, as_json, "before each segment", ["", "context", "tokens", "bits per byte"], table)
-
-
-def _measure(
-    folder: Path,
-    text: list[Path],
-    lengths: list[int] | None,
-    segment_length: int | None,
-    batch_size: int,
-    progress: bool,
-) -> dict:
-    from transformers_xl.evaluation import context_curve as curve
-    from transformers_xl.evaluation.context_losses import longest_window
-
-    model, tokenizer = load_model(folder, any_kind=True)
-    segment_length = curve.curve_segment(model) if segment_length is None else segment_length
-    limit = longest_window(model)
-    if lengths:
-        lengths = sorted(set(lengths))
-        readable = [length for length in lengths if limit is None or length + segment_length <= limit]
-        if readable and readable != lengths:
-            typer.echo(f"{folder}: reads {limit} tokens at most, lengths above {readable[-1]} are left out", err=True)
-            lengths = readable
-    ids, num_bytes = read_text(text, tokenizer, progress)
-    scores = curve.context_curve(model, ids, lengths or None, segment_length, batch_size, num_bytes, progress)
-    return {
-        "model_type": model.config.model_type,
-        "remembers": curve.remembers(model),
-        "trained_length": curve.trained_length(model, segment_length),
-        "segment_length": segment_length,
-        "bytes": num_bytes,
-        "bits_per_byte": {str(length): score.bits_per_byte for length, score in scores.items()},
-        "bits_per_byte_by_position": {
-            str(length): [None if value != value else value for value in score.bits_per_byte_by_position.tolist()]
-            for length, score in scores.items()
-        },
-    }
 
 
 __all__ = ["context_curve"]

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import load_model
-from transformers_xl.cli.measuring import check_picture, model_names, read_text, tell
+from transformers_xl.cli.measuring import check_picture, model_names, tell, write_picture
 
 
 def recl(
@@ -45,15 +44,14 @@ def recl(
     check_picture(picture)
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.evaluation.recl import check_parameters
+    from transformers_xl.experiments.context_runs import measure_recl
 
     check_parameters(r, threshold, resamples, confidence)
-    result = _measure(names, text, arguments, progress=not as_json)
+    result = measure_recl(names, text, arguments, progress=not as_json)
     if picture is not None:
         from transformers_xl.evaluation.context_plots import draw_recl
-        from transformers_xl.evaluation.plots import save
 
-        files = save(draw_recl(result), picture)
-        typer.echo(f"wrote {', '.join(map(str, files))}", err=True)
+        write_picture(draw_recl(result), picture)
     rows = []
     for name, row in result["models"].items():
         low, high = row["interval"]
@@ -62,47 +60,6 @@ def recl(
     shortest, longest = _ends(next(iter(result["models"].values()))["nats"].keys())
     header = ["", "RECL (tokens)", f"{100 * confidence:g} % interval", f"bits/token, {shortest}", f"{longest} before"]
     tell(result, as_json, f"the hardest {100 * r:g} % of {result['tokens']:,} tokens", header, rows)
-
-
-def _measure(names: dict[str, Path], text: list[Path], arguments: dict, progress: bool) -> dict:
-    import numpy as np
-
-    from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
-    from transformers_xl.evaluation.recl import recl as recl_of
-
-    contexts = list(range(arguments["c0"], arguments["max_context"] + 1, arguments["delta"]))
-    losses, windows = {}, {}
-    first_ids = None
-    for name, folder in names.items():
-        model, tokenizer = load_model(folder, any_kind=True)
-        ids, _ = read_text(text, tokenizer, progress)
-        first_ids = ids if first_ids is None else first_ids
-        if not np.array_equal(ids, first_ids):
-            raise ValueError(f"`models`: {name!r} reads the text as other tokens than the first: a group shares them.")
-        positions, blocks = spread_positions(
-            len(ids), contexts[-1], arguments["delta"], arguments["blocks"], arguments["positions"]
-        )
-        windows[name] = longest_window(model)
-        nats = token_losses_with_context(model, ids, contexts, positions, arguments["batch_size"], progress)
-        losses[name] = dict(zip(contexts, nats, strict=True))
-    measure = ("r", "c0", "delta", "threshold", "resamples", "confidence", "seed")
-    results = recl_of(losses, **{name: arguments[name] for name in measure}, blocks=blocks)
-    return {
-        "text": [path.name for path in text],
-        "arguments": arguments,
-        "tokens": len(positions),
-        "models": {
-            name: {
-                "recl": row.length,
-                "is_bound": row.is_bound,
-                "interval": row.interval,
-                "longest_window": windows[name],
-                "gains": row.gains,
-                "nats": {context: float(values.mean()) for context, values in losses[name].items()},
-            }
-            for name, row in results.items()
-        },
-    }
 
 
 def _ends(values) -> tuple:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import load_model
-from transformers_xl.cli.measuring import read_text, tell
+from transformers_xl.cli.measuring import tell
+from transformers_xl.experiments.loading import load_model
 
 
 def speed(
@@ -37,10 +37,12 @@ def speed(
     import torch
 
     from transformers_xl.evaluation.speed import ATTENTION_LENGTHS, evaluation_speed
+    from transformers_xl.hub.measurements import device_name
+    from transformers_xl.streams.files import read_ids
 
-    ids, _ = read_text(text, tokenizer, progress=not as_json)
+    ids, _ = read_ids(text, tokenizer, progress=not as_json)
     rows = evaluation_speed(model, ids, length or ATTENTION_LENGTHS, segment_length, repeats)
-    device = torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    device = device_name(model.device)
     result = {
         "model_type": model.config.model_type,
         "parameters": model.num_parameters(),

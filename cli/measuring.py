@@ -1,4 +1,4 @@
-"""What the commands that measure models share: names, a text in tokens, and tables."""
+"""What the commands that measure models share: names, pictures and tables."""
 
 import json
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from transformers_xl.cli.common import show
+from transformers_xl.cli.common import show_table
 
 
 def model_names(folders: Iterable[Path]) -> dict[str, Path]:
@@ -24,15 +24,6 @@ def model_names(folders: Iterable[Path]) -> dict[str, Path]:
     return dict(zip(names, folders, strict=True))
 
 
-def read_text(text: list[Path], tokenizer, progress: bool) -> tuple:
-    """The token ids of files, and the bytes that all tokens but the first, which nothing predicts, stand for."""
-    from transformers_xl.streams.files import read_ids
-
-    ids, size = read_ids(text, tokenizer, progress=progress)
-    first = len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
-    return ids, size - first
-
-
 def check_picture(path: Path | None) -> None:
     """Raise a `ValueError` where a picture cannot be written."""
     if path is not None:
@@ -41,19 +32,19 @@ def check_picture(path: Path | None) -> None:
         picture_files(path)
 
 
+def write_picture(picture, path: Path) -> None:
+    """Write a figure, and say where."""
+    from transformers_xl.evaluation.plots import save
+
+    typer.echo(f"wrote {', '.join(map(str, save(picture, path)))}", err=True)
+
+
 def tell(result: dict, as_json: bool, title: str, header: list[str], rows: list[list[str]]) -> None:
     """Print a result as JSON, or as a table whose columns but the first are numbers."""
     if as_json:
         typer.echo(json.dumps(result, indent=1))
         return
-    from rich.table import Table
-
-    table = Table(*header, title=title)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    show(table)
+    show_table(title, header, rows)
 
 
-__all__ = ["check_picture", "model_names", "read_text", "tell"]
+__all__ = ["check_picture", "model_names", "tell", "write_picture"]

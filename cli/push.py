@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import shapes_of
+from transformers_xl.experiments.loading import shapes_of
 
 
 def push(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.loading import load_model
+from transformers_xl.experiments.loading import load_model
 
 
 def report(
@@ -37,7 +37,7 @@ def report(
     model, tokenizer = load_model(model_dir, encoders=True)
     from transformers_xl.evaluation.html_report import render_page, report_sections
     from transformers_xl.evaluation.plots import save
-    from transformers_xl.evaluation.result_files import write_text
+    from transformers_xl.files.atomic_write import write_text
     from transformers_xl.streams.files import read_ids
 
     ids, size = read_ids(text, tokenizer)

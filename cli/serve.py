@@ -5,8 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from transformers_xl.cli.common import import_models
-from transformers_xl.cli.loading import check_language_model, config_of, load_model
+from transformers_xl.experiments.loading import check_language_model, config_of, import_models, load_model
 
 
 def serve(

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, written_whole
+from transformers_xl.cli.common import check_output
+from transformers_xl.files.atomic_write import output_folder
 
 tokenizer = typer.Typer(help="Make tokenizers.", no_args_is_help=True)
 
@@ -43,7 +44,7 @@ def train_tokenizer(
         texts, min_freq=min_freq, max_size=max_size, lower_case=lower_case, split=split, add_eos=add_eos
     )
     cutoffs = words.suggest_cutoffs(clusters, div_val)
-    with written_whole(output) as folder:
+    with output_folder(output) as folder:
         words.save_pretrained(folder)
     typer.echo(f"{len(words):,} tokens; {words.unknown_share:.3%} of the text is <unk>")
     typer.echo(f"cutoffs for {clusters} clusters at the least expected cost: {cutoffs}")

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, import_models, is_main_process, written_whole
+from transformers_xl.cli.common import check_output, is_main_process, show_table
+from transformers_xl.experiments.loading import import_models
 
 MODEL, DATA, TRAINING = "Model", "Data", "Training"
 
@@ -82,52 +83,19 @@ def train(
 
 
 def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> None:
-    from transformers_xl.cli.fitting import build_model, fit, processes, read_texts, score
-    from transformers_xl.cli.recording import check_claims, evaluation_of, text_of_bytes
-    from transformers_xl.hub.cards import write_card
-    from transformers_xl.hub.measurements import measurements_of, write_measurements
-    from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+    from transformers_xl.evaluation.score_ways import COLUMNS, score_rows
+    from transformers_xl.experiments.training_run import TrainingRun
 
-    claims = check_claims(arguments["dataset"], arguments["dataset_revision"], arguments["task_id"])
-    lanes, state = arguments["batch_size"], processes()
-    if lanes % state.num_processes:
-        raise ValueError(
-            f"`batch_size`={lanes} lanes cannot be shared by {state.num_processes} processes: make it a multiple of "
-            f"{state.num_processes}."
+    run = TrainingRun(row, texts, eval_text, arguments)
+    if is_main_process():
+        typer.echo(
+            f"{run.model.config.model_type}: {run.model.num_parameters():,} parameters, {len(run.stream.ids):,} bytes to "
+            f"learn from, {len(run.held_out):,} held out"
         )
-    stream, held_out, eval_lanes = read_texts(texts, eval_text, arguments, progress=state.is_main_process)
-    model = build_model(row, arguments)
-    if not state.is_main_process:  # the main one writes for all
-        fit(model, stream, arguments, output)
-        return
-    typer.echo(
-        f"{model.config.model_type}: {model.num_parameters():,} parameters, {len(stream.ids):,} bytes to learn from, "
-        f"{len(held_out):,} held out"
-    )
-    with written_whole(output) as folder:
-        trainer = fit(model, stream, arguments, folder)
-        scores = score(model, held_out, eval_lanes)
-        model.save_pretrained(folder)
-        ByteTokenizer().save_pretrained(folder)
-        command = _command(texts, output, eval_text, arguments)
-        parts = ("", "") if eval_text else ("first", "last")
-        read = text_of_bytes(texts, parts[0], stream.ids, (*claims[:2], None))
-        unseen = text_of_bytes(eval_text or texts, parts[1], held_out, claims)
-        measured = measurements_of(
-            model,
-            folder,
-            training=trainer.training_record(data=read, command=command, arguments=arguments),
-            evaluations=tuple(
-                evaluation_of(model, result, unseen, eval_lanes, name == "with_memory", command)
-                for name, result in scores.items()
-            ),
-            log=tuple(trainer.state.log_history),
-        )
-        write_measurements(folder, measured)
-        write_card(folder, output.resolve().name)
-    for name, result in scores.items():
-        typer.echo(f"{result.bits_per_byte:.3f} bits per byte of held-out text {name.replace('_', ' ')}")
-    typer.echo(f"wrote {output}")
+    scores = run.train(output, _command(texts, output, eval_text, arguments))
+    if is_main_process():
+        show_table("held-out text", COLUMNS, score_rows(scores))
+        typer.echo(f"wrote {output}")
 
 
 def _command(texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> str:

@@ -5,9 +5,10 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.figure import Figure
 
-from transformers_xl.evaluation.plots import figure, line
+from transformers_xl.evaluation.plots import figure, line, styled
 
 
+@styled
 def draw_recl(result: dict) -> Figure:
     """Left: mean loss of all measured tokens against their context. Right: the gain of a longer context, with the RECL and
     its interval. `result` is that of `transformers-xl recl --json`."""
@@ -39,6 +40,7 @@ def draw_recl(result: dict) -> Figure:
     return picture
 
 
+@styled
 def draw_context_curve(result: dict) -> Figure:
     """Left: bits per byte against the length of memory or context. Right: for the first model, against the position in a
     segment. `result` is that of `transformers-xl context-curve --json`."""

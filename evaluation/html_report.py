@@ -13,7 +13,8 @@ from transformers_xl.evaluation import attention_plots as plots
 from transformers_xl.evaluation import inspection
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, token_maps
 from transformers_xl.evaluation.attention_terms import TERMS, attention_terms
-from transformers_xl.evaluation.bits_per_byte import score_text
+from transformers_xl.evaluation.plots import png_bytes
+from transformers_xl.evaluation.score_ways import COLUMNS, score_rows, score_ways
 from transformers_xl.modeling.auto import VARIANTS
 
 SHOWN_TOKENS = 32  # in maps of single tokens
@@ -78,23 +79,14 @@ def report_sections(
 
 
 def _prediction(model, ids: np.ndarray, num_bytes: int | None, segment_length: int | None, progress: bool) -> Section:
-    ways = {"with memory": True, "without memory": False} if model.config.mem_len else {"in segments": False}
-    scores = {
-        name: score_text(model, ids, segment_length, memory=memory, num_bytes=num_bytes, progress=progress)
-        for name, memory in ways.items()
-    }
-    table = [["", "bits per byte", "nats", "tokens", "bytes"]]
-    for name, score in scores.items():
-        table.append(
-            [name, f"{score.bits_per_byte:.4f}", f"{score.nats:,.1f}", f"{score.tokens:,}", f"{score.bytes:,}"]
-        )
+    scores = score_ways(model, ids, segment_length, num_bytes=num_bytes, progress=progress)
     return Section(
         "bits_per_byte",
         "How well it predicts",
         "Read in segments. With memory, a segment is read with those before it; without, each is read alone, so that its "
         "first tokens are predicted from little.",
         plots.draw_bits({name: score.bits_per_byte_by_position for name, score in scores.items()}),
-        table,
+        [COLUMNS, *score_rows(scores)],
     )
 
 
@@ -246,7 +238,7 @@ def render_page(title: str, facts: dict[str, str], sections: list[Section]) -> s
         parts += [f'<section id="{section.name}"><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>']
         parts += [_html_table(section.table)] if section.table else []
         if section.figure is not None:
-            data = base64.b64encode(plots.png_bytes(section.figure)).decode()
+            data = base64.b64encode(png_bytes(section.figure)).decode()
             source = f"data:image/png;base64,{data}"
             parts += [f'<figure><img alt="{escape(section.title)}" src="{source}"></figure>']
         parts += ["</section>"]

@@ -6,7 +6,6 @@ per token.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,33 +16,11 @@ from transformers import PreTrainedModel
 from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.layers import gating
 from transformers_xl.modeling.layers.multi_linear_attention import MultiLinearAttention
-from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory
+from transformers_xl.modeling.layers.product_key_memory import KeyUsage
 from transformers_xl.modeling.layers.star_attention import RingAttention
 
 RING = ("token before", "token itself", "token behind", "its embedding", "relay")
 GATED = ("attention", "feed-forward")
-
-
-@dataclass(frozen=True)
-class SlotUsage:
-    """How the tokens of a text used the slots of a product-key memory: Lample et al., 2019, section 4.4.
-
-    Attributes:
-        shares: share of all read weights that fell on each slot, `(slots,)`.
-    """
-
-    shares: np.ndarray
-
-    @property
-    def used(self) -> float:
-        """Share of the slots that were read at all, 0..1."""
-        return float((self.shares > 0).mean())
-
-    @property
-    def kl(self) -> float:
-        """Divergence of the shares from the uniform distribution, `log(slots) + sum z log z`, in nats."""
-        read = self.shares[self.shares > 0]
-        return float(np.log(len(self.shares)) + (read * np.log(read)).sum())
 
 
 def learned_spans(model: PreTrainedModel) -> np.ndarray:
@@ -79,20 +56,13 @@ def exit_layers(
 
 def key_usage(
     model: PreTrainedModel, ids: np.ndarray | torch.Tensor, segment_length: int | None = None
-) -> dict[int, SlotUsage]:
+) -> dict[int, KeyUsage]:
     """How the tokens of a text used the slots of each product-key memory, by the layer that has it, counted from 1."""
-    memories = _modules(model, ProductKeyMemory)
-    _require(model, "pkm_transformer", bool(memories), "product keys")
-    sums = {layer: torch.zeros(memory.num_keys**2, dtype=torch.float64) for layer, memory in memories.items()}
-
-    def add(layer: int, bag: nn.Module, args: tuple, kwargs: dict) -> None:
-        slots, weights = args[0].flatten().cpu(), kwargs["per_sample_weights"].flatten().double().cpu()
-        sums[layer].index_add_(0, slots, weights)
-
-    bags = {layer: memory.values for layer, memory in memories.items()}
-    with _hooked(bags, add, before=True):
-        _read(model, ids, segment_length)
-    return {layer: SlotUsage((total / total.sum()).numpy()) for layer, total in sums.items()}
+    layers = getattr(model.config, "memory_layers", [])
+    _require(model, "pkm_transformer", bool(layers), "product keys")
+    calls = [output.key_usage for _, output in read_in_segments(model, ids, segment_length, output_key_usage=True)]
+    sums = [torch.stack([usage.weights for usage in of_layer]).sum(0) for of_layer in zip(*calls, strict=True)]
+    return {layer + 1: KeyUsage(weights.cpu()) for layer, weights in zip(sorted(layers), sums, strict=True)}
 
 
 def gate_openness(
@@ -218,7 +188,6 @@ def _read(model: PreTrainedModel, ids: np.ndarray | torch.Tensor, segment_length
 __all__ = [
     "GATED",
     "RING",
-    "SlotUsage",
     "exit_layers",
     "gate_openness",
     "halting_steps",

@@ -1,7 +1,7 @@
 """The style of all pictures: readable in grey print, and written as PNG and SVG from one figure."""
 
+import io
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from transformers_xl.files.atomic_write import atomic_write
+
+DPI = 120
 HEAT_MAP = "cividis"  # grows evenly in lightness: one order for all eyes, and in grey print
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -26,13 +29,17 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 4,
     "svg.hashsalt": "transformers-xl",  # the same figure is the same file
 }
+styled = matplotlib.rc_context(STYLE)  # decorates what draws or saves
 
 
-def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 4.0) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes `(rows, columns)`, each of `width` x `height` inches. No window, no global state."""
-    with matplotlib.rc_context(STYLE):
-        new = Figure(figsize=(width * columns, height * rows), layout="constrained")
-        return new, new.subplots(rows, columns, squeeze=False)
+@styled
+def figure(
+    columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 4.0, **kwargs: Any
+) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes `(rows, columns)`, each of `width` x `height` inches. No window, no global state. `kwargs` are
+    those of `Figure.subplots`."""
+    new = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return new, new.subplots(rows, columns, squeeze=False, **kwargs)
 
 
 def line(index: int, count: int) -> dict[str, Any]:
@@ -59,15 +66,22 @@ def picture_files(path: str | os.PathLike) -> list[Path]:
     return [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".svg")]
 
 
+@styled
 def save(picture: Figure, path: str | os.PathLike) -> list[Path]:
     """Write a figure, each file whole or not at all; the files. For errors see [`picture_files`]."""
     files = picture_files(path)
     for file in files:
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".picture-") as folder, matplotlib.rc_context(STYLE):
-            new = Path(folder, file.name)
-            picture.savefig(new, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
-            os.replace(new, file)
+        with atomic_write(file) as new:
+            picture.savefig(new, dpi=DPI, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files
 
 
-__all__ = ["HEAT_MAP", "figure", "line", "picture_files", "save"]
+@styled
+def png_bytes(picture: Figure) -> bytes:
+    """What [`save`] writes as PNG."""
+    stream = io.BytesIO()
+    picture.savefig(stream, format="png", dpi=DPI)
+    return stream.getvalue()
+
+
+__all__ = ["HEAT_MAP", "figure", "line", "picture_files", "png_bytes", "save", "styled"]

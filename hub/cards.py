@@ -24,15 +24,15 @@ from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import yaml_dump
 from yaml import YAMLError
 
+from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.json_files import read_json
 from transformers_xl.hub.card_text import card_text, listed, task_of, unique
-from transformers_xl.hub.json_files import read_json
 from transformers_xl.hub.measurements import (
     FILE,
     Evaluation,
     Measurements,
     known_measurements,
     read_measurements,
-    write_text,
 )
 from transformers_xl.modeling.auto import VARIANTS, Variant
 

@@ -3,13 +3,10 @@
 The file names the weights that it is about by their hash, so that no figure outlives them.
 """
 
-import hashlib
 import json
 import math
-import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -21,7 +18,9 @@ import transformers
 from transformers import PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.hub.json_files import read_json
+from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.digests import sha256
+from transformers_xl.files.json_files import read_json
 
 FILE = "training_metrics.json"
 PACKAGE = __name__.partition(".")[0]
@@ -126,9 +125,13 @@ def measurements_of(model: PreTrainedModel, folder: Path, **parts: Any) -> Measu
     Raises:
         ValueError: `folder` has no weights.
     """
+    digest = weights_digest(folder)
+    return Measurements(model.config.model_type, model.num_parameters(), digest, library_versions(), **parts)
+
+
+def library_versions() -> dict[str, str]:
     modules = {"torch": torch, "transformers": transformers, PACKAGE: sys.modules[PACKAGE]}
-    versions = {name: str(module.__version__) for name, module in modules.items()}
-    return Measurements(model.config.model_type, model.num_parameters(), weights_digest(folder), versions, **parts)
+    return {name: str(module.__version__) for name, module in modules.items()}
 
 
 def lengths_of(model: PreTrainedModel, lanes: int, segment_length: int | None = None, memory: bool = True) -> Lengths:
@@ -167,12 +170,7 @@ def weights_digest(folder: Path) -> str:
         raise ValueError(
             f"`folder`={str(folder)!r} has no model.safetensors: give a folder that `save_pretrained` wrote."
         )
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+    return sha256(*files)
 
 
 def write_measurements(folder: Path, measurements: Measurements) -> Path:
@@ -213,20 +211,6 @@ def known_measurements(folder: Path) -> Measurements | None:
         return read_measurements(folder)
     except ValueError:
         return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """A file that is written whole, or stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(name, 0o644)  # as others, not for the owner alone
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _parsed(value: Any, where: str) -> Measurements:
@@ -291,9 +275,9 @@ __all__ = [
     "device_name",
     "known_measurements",
     "lengths_of",
+    "library_versions",
     "measurements_of",
     "read_measurements",
     "weights_digest",
     "write_measurements",
-    "write_text",
 ]  # fmt: skip

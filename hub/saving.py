@@ -45,16 +45,7 @@ class PackageSaver(Saver):
 def _auto_classes(config: MemoryConfig) -> dict[str, type]:
     """The classes that the Auto classes need to load what is saved."""
     row = VARIANTS.get(config.model_type)
-    if row is None or type(config) is not row.config_class:
-        return {}
-    classes = {
-        "AutoConfig": row.config_class,
-        "AutoModel": row.model_class,
-        "AutoModelForCausalLM": row.causal_lm_class,
-        "AutoModelForSequenceClassification": row.sequence_classification_class,
-        "AutoModelForTokenClassification": row.token_classification_class,
-    }
-    return {auto: cls for auto, cls in classes.items() if cls is not None}
+    return {} if row is None or type(config) is not row.config_class else row.auto_classes()
 
 
 def _is_ours(tokenizer: TokenizerWithCode) -> bool:

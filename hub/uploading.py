@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
-from transformers_xl.hub.json_files import read_json
+from transformers_xl.files.json_files import read_json
 
 # What may go, not what may not: a pickle can have any name, and a checkpoint also holds the memory of its training.
 UPLOADED = (

@@ -4,15 +4,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+import transformers
+from transformers import AutoTokenizer, PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling import (
@@ -61,6 +54,17 @@ class Variant:
     memory: Literal["exact", "own", "none"] = "exact"
     croppable: bool = True
     recurrent: bool = False
+
+    def auto_classes(self) -> dict[str, type]:
+        """The config and the models, by the names of the Auto classes that build them."""
+        classes = {
+            "AutoConfig": self.config_class,
+            "AutoModel": self.model_class,
+            "AutoModelForCausalLM": self.causal_lm_class,
+            "AutoModelForSequenceClassification": self.sequence_classification_class,
+            "AutoModelForTokenClassification": self.token_classification_class,
+        }
+        return {auto: cls for auto, cls in classes.items() if cls is not None}
 
 
 def _variant(module: ModuleType, **row) -> Variant:
@@ -231,15 +235,9 @@ def register() -> None:
         return
     _registered = True
     for model_type, variant in VARIANTS.items():
-        AutoConfig.register(model_type, variant.config_class)
         # a folder's tokenizer_config.json names its class, which has to be known; the first is what a config stands for
         AutoTokenizer.register(variant.config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer)
-        for auto_class, model_class in (
-            (AutoModel, variant.model_class),
-            (AutoModelForCausalLM, variant.causal_lm_class),
-            (AutoModelForSequenceClassification, variant.sequence_classification_class),
-            (AutoModelForTokenClassification, variant.token_classification_class),
-        ):
-            if model_class is not None:
-                auto_class.register(variant.config_class, model_class)
+        for auto, cls in variant.auto_classes().items():
+            key = model_type if auto == "AutoConfig" else variant.config_class
+            getattr(transformers, auto).register(key, cls)
     transfo_xl.register()

@@ -27,8 +27,8 @@ class PKMTransformerModelOutput(MemoryModelOutput):
     """
     Args:
         key_usage (`tuple[KeyUsage]`, *optional*):
-            With `output_key_usage=True`: for each memory layer, the share of its slots that the call read (`used`) and the
-            divergence of the read weights from uniform (`kl`, in nats).
+            With `output_key_usage=True`, for each memory layer: the sum of the read weights on each slot (`weights`), the
+            share of the slots that were read (`used`), and the divergence of that sum from uniform (`kl`, in nats).
     """
 
     key_usage: tuple[KeyUsage, ...] | None = None

@@ -54,6 +54,14 @@ def read_ids(
     return _cached(cache_dir, key, make)["ids"], size
 
 
+def read_predicted(paths: Iterable[str | PathLike], tokenizer, progress: bool = True) -> tuple[np.ndarray, int]:
+    """As [`read_ids`], but the bytes are those of all tokens but the first, which nothing predicts; of a tokenizer without
+    `decode_bytes`, of all."""
+    ids, size = read_ids(paths, tokenizer, progress=progress)
+    first = len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
+    return ids, size - first
+
+
 def read_documents(
     paths: Iterable[str | PathLike],
     tokenizer,
@@ -189,4 +197,4 @@ def split_held_out(ids: np.ndarray, fraction: float) -> tuple[np.ndarray, np.nda
     return ids[:kept], ids[kept:]
 
 
-__all__ = ["read_documents", "read_ids", "split_held_out"]
+__all__ = ["read_documents", "read_ids", "read_predicted", "split_held_out"]

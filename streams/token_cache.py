@@ -12,6 +12,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from transformers_xl.files.atomic_write import atomic_write
+from transformers_xl.files.digests import sha256
+
 
 def tokenizer_digest(tokenizer) -> str:
     """SHA-256 of all that a tokenizer saves: two that are equal tokenise alike."""
@@ -21,12 +24,8 @@ def tokenizer_digest(tokenizer) -> str:
 
 
 def file_digest(paths: Iterable[Path]) -> str:
-    """SHA-256 of the contents of files, in their order."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    """SHA-256 of the contents of files, in their order, which also tells where one ends and the next begins."""
+    return hashlib.sha256("".join(map(sha256, paths)).encode()).hexdigest()
 
 
 def cached_arrays(
@@ -34,8 +33,8 @@ def cached_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays that `make` gives, from a safetensors file in `folder` if an equal `key` has been written there.
 
-    The file gets its name when it is whole: an interrupted write leaves none, and two processes may write at once. One that
-    cannot be read is written anew. Arrays from the file are mapped into memory, not read.
+    An interrupted write leaves no file, and two processes may write at once. A file that cannot be read is written anew.
+    Arrays from the file are mapped into memory, not read.
 
     Args:
         folder: where the files are; None: no cache.
@@ -52,16 +51,8 @@ def cached_arrays(
             return {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118  it is no dictionary
     except (FileNotFoundError, SafetensorError):
         arrays = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem}-{os.getpid()}")
-    try:
-        with new.open("wb") as file:
-            file.write(save(arrays))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    with atomic_write(path) as new:
+        new.write_bytes(save(arrays))
     return arrays
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from trained import SEGMENT, Bare, Flowing, arguments, flat, losses, segments, small_model, text
 
 from transformers_xl import MemoryTrainer
+from transformers_xl.files.output_lock import LOCK
 from transformers_xl.streams.text_stream import TextStream
-from transformers_xl.training.output_lock import LOCK
 
 ROWS = 4  # of a batch, over all processes
 WORLD = int(os.environ.get("WORLD_SIZE", 1))

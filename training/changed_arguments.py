@@ -10,6 +10,8 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
+from transformers_xl.files.atomic_write import write_text
+
 ARGUMENTS = "training_args.json"
 OF_OPTIMIZER = (
     "learning_rate",
@@ -24,7 +26,7 @@ FOLLOW_THE_LOSS = ("reduce_lr_on_plateau", "greedy")
 
 
 def write_arguments(folder: Path, args: TrainingArguments) -> None:
-    (folder / ARGUMENTS).write_text(args.to_json_string() + "\n")
+    write_text(folder / ARGUMENTS, args.to_json_string() + "\n")
 
 
 def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:

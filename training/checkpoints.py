@@ -14,6 +14,9 @@ from typing import Any
 
 from transformers.trainer_utils import sort_checkpoints
 
+from transformers_xl.files.atomic_write import replace, write_text
+from transformers_xl.files.digests import sha256
+
 MANIFEST = "checkpoint.json"
 UNFINISHED = "_saving-"  # the library's pushes leave out what begins with an underscore
 FIELDS = {"obstacle", "stream", "files"}
@@ -34,17 +37,12 @@ def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str 
     """Declare the checkpoint complete: its files with their sizes and SHA-256, the fields of its stream, and why no
     training can go on from it, if none can. To be called by one process, when all have written their files."""
     files = {
-        str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": _sha256(file)}
+        str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
     manifest = {"obstacle": obstacle, "stream": dict(stream), "files": files}
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "sha256": _own_sha256(manifest)}, indent=2) + "\n")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    write_text(folder / MANIFEST, json.dumps({**manifest, "sha256": _own_sha256(manifest)}, indent=2) + "\n")
 
 
 def _own_sha256(manifest: dict[str, Any]) -> str:
@@ -69,11 +67,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def publish(folder: Path) -> None:
     """Give the checkpoint, written and complete, its name; one of the same step makes way for it."""
-    written, old = unfinished(folder), folder.with_name(f"{UNFINISHED}old-{folder.name}")
-    if folder.exists():
-        folder.rename(old)
-    written.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    replace(unfinished(folder), folder)
 
 
 def incompleteness(folder: Path) -> str | None:
@@ -89,7 +83,7 @@ def incompleteness(folder: Path) -> str | None:
             size = (folder / name).stat().st_size
             if size != written["size"]:
                 return f"`{name}` has {size} bytes instead of {written['size']}"
-            if written["sha256"] not in (None, _sha256(folder / name)):
+            if written["sha256"] not in (None, sha256(folder / name)):
                 return f"`{name}` is damaged: it has another SHA-256 than when it was written"
         except FileNotFoundError:
             return f"`{name}` is missing"

@@ -11,9 +11,9 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
+from transformers_xl.files.output_lock import LOCK, output_lock
 from transformers_xl.training.changed_arguments import changed_arguments, write_arguments
 from transformers_xl.training.checkpoints import check_resumable, check_whole, checkpoints_of
-from transformers_xl.training.output_lock import LOCK, output_lock
 from transformers_xl.training.rows import stream_of
 from transformers_xl.training.trainer_overrides import TrainerOverrides
 

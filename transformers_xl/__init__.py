@@ -15,51 +15,37 @@ if not (
 ).is_dir():  # a checkout, not a wheel: the root folders are the sub-packages
     __path__.append(str(_Path(__file__).parent.parent))
 
-_VARIANTS = {
-    "TransformerXL": "transformer_xl",
-    "VanillaTransformer": "vanilla_transformer",
-    "ShawTransformer": "shaw_transformer",
-    "RTransformer": "r_transformer",
-    "GTrXL": "gtrxl",
-    "Macaron": "macaron",
-    "PKMTransformer": "pkm_transformer",
-    "TensorizedTransformer": "tensorized_transformer",
-    "AdaptiveSpan": "adaptive_span",
-    "UniversalTransformer": "universal_transformer",
-    "DepthAdaptiveTransformer": "depth_adaptive_transformer",
-    "StarTransformer": "star_transformer",
-    "ShaRNN": "sha_rnn",
-    "CausalLongformer": "causal_longformer",
-    "ComplexOrderTransformer": "complex_order_transformer",
-}
 _NAMES = {
-    "ByteTokenizer": "tokenization.tokenization_bytes",
-    "GTrXLForActorCritic": "modeling.modeling_gtrxl",
-    "MemoryCache": "modeling.memory",
-    "MemoryConfig": "configuration.configuration_memory",
-    "MemoryFeatureExtractionPipeline": "modeling.feature_extraction",
-    "MemoryTrainer": "training.trainer",
-    "WordTokenizer": "tokenization.tokenization_words",
+    "ByteTokenizer": "transformers_xl.tokenization.tokenization_bytes",
+    "GTrXLForActorCritic": "transformers_xl.modeling.modeling_gtrxl",
+    "MemoryCache": "transformers_xl.modeling.memory",
+    "MemoryConfig": "transformers_xl.configuration.configuration_memory",
+    "MemoryFeatureExtractionPipeline": "transformers_xl.modeling.feature_extraction",
+    "MemoryTrainer": "transformers_xl.training.trainer",
+    "WordTokenizer": "transformers_xl.tokenization.tokenization_words",
 }
-for _name, _file in _VARIANTS.items():
-    _NAMES[f"{_name}Config"] = f"configuration.configuration_{_file}"
-    for _end in ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"):
-        _NAMES[f"{_name}{_end}"] = f"modeling.modeling_{_file}"
-del _NAMES["StarTransformerForCausalLM"]  # an encoder
 
-__all__ = list(_NAMES)
+
+def _public_names() -> dict[str, str]:
+    """The module of each public name: those above, and the configs and models of the table of variants."""
+    variants = _importlib.import_module(f"{__name__}.modeling.auto").VARIANTS.values()
+    return _NAMES | {cls.__name__: cls.__module__ for row in variants for cls in row.auto_classes().values()}
 
 
 def __getattr__(name: str):
-    if name not in _NAMES:
+    names = _public_names() if name == "__all__" or not name.startswith("__") else {}
+    if name == "__all__":
+        value = list(names)
+    elif name in names:
+        value = getattr(_importlib.import_module(names[name]), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *_public_names()})
 
 
 # the folders that registering imports

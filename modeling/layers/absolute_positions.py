@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.ops.sinusoids import sinusoids
 
 
 class SinusoidPositions(nn.Module):
-    """The sinusoids of https://arxiv.org/abs/1706.03762, section 3.5, sines first instead of in turns with the cosines."""
+    """The sinusoids of https://arxiv.org/abs/1706.03762, section 3.5."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -17,10 +18,7 @@ class SinusoidPositions(nn.Module):
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """`(batch or 1, length)` integers to `(batch or 1, length, hidden_size)`."""
-        exact = torch.promote_types(dtype, torch.float32)
-        steps = torch.arange(0, self.hidden_size, 2, device=positions.device, dtype=exact)
-        angles = positions[..., None] * 10000.0 ** (-steps / self.hidden_size)
-        return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., : self.hidden_size].to(dtype)
+        return sinusoids(positions, self.hidden_size, dtype)
 
 
 class LearnedPositions(nn.Embedding):

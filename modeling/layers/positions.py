@@ -8,6 +8,7 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.ops.sinusoids import sinusoids
 
 
 class Biases(NamedTuple):
@@ -38,13 +39,9 @@ class RelativeBias(nn.Module):
 
 
 class RelativePositions(nn.Module):
-    """Sinusoids of relative distances, and the biases u, v where all layers share them.
+    """Sinusoids of relative distances, clamped to at most `clamp_len`, and the biases u, v where all layers share them.
 
-        R(p) = [sin(p f_0), .., sin(p f_n), cos(p f_0), .., cos(p f_n)]     f_m = 10000^(-2m / hidden_size)
-
-    with the distance p clamped to at most `clamp_len`. Sines come first, not in turns with the cosines, as in the
-    original code. The table is computed when it is first asked for: a buffer would not survive loading through the meta
-    device.
+    The table is computed when it is first asked for: a buffer would not survive loading through the meta device.
     """
 
     def __init__(self, config: MemoryConfig):
@@ -59,23 +56,18 @@ class RelativePositions(nn.Module):
         """
         size = (num_keys, self.config.hidden_size, self.config.clamp_len, like.dtype, like.device)
         if torch.compiler.is_compiling():
-            return sinusoids(*size)
+            return distance_table(*size)
         # most calls want the table of the call before; a tensor made in inference mode is of no use outside of it
-        return kept_sinusoids(*size, inference=torch.is_inference_mode_enabled())
+        return kept_distance_table(*size, inference=torch.is_inference_mode_enabled())
 
 
-def sinusoids(
+def distance_table(
     num_keys: int, hidden_size: int, clamp_len: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    precision = torch.promote_types(dtype, torch.float32)  # float64 tables for float64 models, float32 below
-    distances = torch.arange(num_keys - 1, -2, -1, device=device, dtype=precision)
-    if clamp_len > 0:
-        distances = distances.clamp(max=clamp_len)
-    steps = torch.arange(0, hidden_size, 2, device=device, dtype=precision)
-    angles = distances[:, None] * 10000.0 ** (-steps / hidden_size)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :hidden_size].to(dtype)
+    distances = torch.arange(num_keys - 1, -2, -1, device=device)
+    return sinusoids(distances.clamp(max=clamp_len) if clamp_len > 0 else distances, hidden_size, dtype)
 
 
 @lru_cache(maxsize=4)
-def kept_sinusoids(*size, inference: bool) -> torch.Tensor:
-    return sinusoids(*size)
+def kept_distance_table(*size, inference: bool) -> torch.Tensor:
+    return distance_table(*size)

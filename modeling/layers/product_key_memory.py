@@ -18,14 +18,27 @@ from transformers_xl.modeling.layers.dropout import Dropout
 
 
 class KeyUsage(NamedTuple):
-    """How a call used the slots of a memory. Section 4.4.
+    """How tokens used the slots of a memory. Section 4.4.
 
-    `used` is the share of the slots that were read, `kl` the divergence of the read weights from the uniform
-    distribution, `log(slots) + sum z log z`, in nats.
+    `weights` is the sum of the read weights on each slot, `(slots,)` float64; those of several calls can be added.
     """
 
-    used: torch.Tensor
-    kl: torch.Tensor
+    weights: torch.Tensor
+
+    @property
+    def shares(self) -> torch.Tensor:
+        """Share of all read weights that fell on each slot, `(slots,)`."""
+        return self.weights / self.weights.sum()
+
+    @property
+    def used(self) -> torch.Tensor:
+        """Share of the slots that were read at all, 0..1."""
+        return (self.weights > 0).double().mean()
+
+    @property
+    def kl(self) -> torch.Tensor:
+        """Divergence of the shares from the uniform distribution, `log(slots) + sum z log z`, in nats."""
+        return torch.xlogy(self.shares, self.shares * self.shares.numel()).sum()
 
 
 # N tokens of the batch, F features
@@ -146,6 +159,4 @@ class ProductKeyMemory(nn.Module):
         if real is not None:
             slots, weights = slots[real], weights[real]
         read = torch.zeros(self.num_keys**2, dtype=torch.float64, device=slots.device)
-        share = read.index_add(0, slots.flatten(), weights.flatten().double())
-        share = share / share.sum()
-        return KeyUsage(used=(share > 0).double().mean(), kl=torch.xlogy(share, share * share.numel()).sum())
+        return KeyUsage(read.index_add(0, slots.flatten(), weights.flatten().double()))

@@ -11,8 +11,8 @@ import typer
 from programs import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from transformers_xl.cli.common import written_whole
 from transformers_xl.cli.main import app
+from transformers_xl.files.atomic_write import output_folder
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = (
@@ -85,7 +85,7 @@ def test_evaluate_by_a_moving_window(model_folder: Path, text_file: Path):
 def test_a_model_without_memory_is_trained_and_measured_once(text_file: Path, tmp_path: Path):
     result = run("train", text_file, "-o", tmp_path / "out", "--variant", "vanilla_transformer", *SMALL.split())
     assert result.exit_code == 0, result.output
-    assert "without memory" in result.output
+    assert "in segments" in result.output
     assert "with memory" not in result.output
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.auxiliary is None  # what exists in training only is not shipped
@@ -145,7 +145,7 @@ def test_overwrite_replaces_the_folder(text_file: Path, tmp_path: Path):
 
 
 def test_two_commands_do_not_write_one_folder(text_file: Path, tmp_path: Path):
-    with written_whole(tmp_path / "model"):
+    with output_folder(tmp_path / "model"):
         result = run("train", text_file, "-o", tmp_path / "model", *SMALL.split())
     assert result.exit_code == 2, result.output
     assert f"process {os.getpid()} on host" in result.output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from programs import run
 
-from transformers_xl.cli import comparison_runs
+from transformers_xl.experiments import comparison_folder, comparison_runs
 
 ROOT = Path(__file__).parent.parent.parent
 SIZES = {
@@ -111,7 +111,7 @@ def test_what_was_done_is_kept_when_a_run_fails(text: Path, tmp_path: Path, monk
             raise OSError("the process of a run was killed")
         return {"model": name, "seed": seed, "bits_per_byte": {"with_context": 1.0}, "train_seconds": 1.0}
 
-    monkeypatch.setattr(comparison_runs, "in_a_process", killed)
+    monkeypatch.setattr(comparison_folder, "in_a_process", killed)
     result = compare(text, tmp_path)
     assert result.exit_code == 2
     assert "killed" in result.stderr

@@ -15,7 +15,6 @@ from transformers import AutoConfig
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.evaluation import html_report
-from transformers_xl.evaluation.result_files import write_text
 from transformers_xl.modeling.auto import VARIANTS
 
 TEXT = "It was the best of times, it was the worst of times: $5 & <b>\u00e9t\u00e9</b>.\n" * 3
@@ -148,15 +147,6 @@ def test_what_cannot_be_written_is_refused_before_any_work(text_file: Path, tmp_
     assert (folder / "mine.png").read_text() == "mine"
     written = {f"{name}.{kind}" for name in Page(taken.read_text()).sections for kind in ("png", "svg")}
     assert {path.name for path in folder.iterdir()} == {"mine.png", *written}
-
-
-def test_a_failed_write_leaves_the_page_that_was_there(tmp_path: Path):
-    path = tmp_path / "page.html"
-    path.write_text("mine")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(path, "\ud800")
-    assert path.read_text() == "mine"
-    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_tokens_are_spelled_so_that_they_can_be_read():

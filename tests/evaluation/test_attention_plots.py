@@ -5,12 +5,13 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from transformers_xl.evaluation import attention_plots as plots
 from transformers_xl.evaluation.attention_maps import AttentionAtlas, TokenMaps
-from transformers_xl.evaluation.inspection import SlotUsage
-from transformers_xl.evaluation.plots import save
+from transformers_xl.evaluation.plots import png_bytes, save
+from transformers_xl.modeling.layers.product_key_memory import KeyUsage
 
 RANDOM = np.random.default_rng(0)
 
@@ -40,7 +41,7 @@ PICTURES = {
         ("share of tokens", "steps", "mean 2.25"),
     ),
     "usage": (
-        lambda: plots.draw_usage({2: SlotUsage(np.array([0.5, 0.5, 0, 0]))}),
+        lambda: plots.draw_usage({2: KeyUsage(torch.tensor([3.0, 3, 0, 0]))}),
         ("layer 2: 50.0% of 4 slots read, KL 0.69 nats", "share of all read weights"),
     ),
     "gates": (lambda: plots.draw_gates(RANDOM.random((2, 2, 8))), ("openness (0 shut, 1 open)", "layer")),
@@ -82,4 +83,4 @@ def test_a_head_that_looked_at_nothing_is_drawn():
     empty = AttentionAtlas(["step 1", "step 2"], np.zeros((2, 3, 4)), np.zeros((2, 3)), np.array([0, 0]))
     assert np.isnan(empty.mean_distance).all()
     assert "-" in words(plots.draw_heads(empty))
-    plots.png_bytes(plots.draw_atlas(empty))
+    png_bytes(plots.draw_atlas(empty))

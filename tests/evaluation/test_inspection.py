@@ -9,6 +9,7 @@ from tiny import EXACT, tiny_model, tokens
 
 from transformers_xl.evaluation import inspection
 from transformers_xl.modeling.layers.gating import GATES
+from transformers_xl.modeling.layers.product_key_memory import KeyUsage
 
 IDS = tokens(1, 21)
 TEXT = IDS[0].numpy()
@@ -52,15 +53,14 @@ def test_slots_are_counted_over_the_whole_text():
     usage = inspection.key_usage(model, TEXT)
     assert list(usage) == [1, 2]
     for slots, whole in zip(usage.values(), model(IDS, output_key_usage=True).key_usage, strict=True):
-        assert slots.used == pytest.approx(whole.used.item())
-        assert slots.kl == pytest.approx(whole.kl.item())
-        assert slots.shares.sum() == pytest.approx(1)
+        torch.testing.assert_close(slots, whole)
+        assert slots.weights.sum().item() == pytest.approx(4 * len(TEXT))  # of each of 4 heads, weights that sum to 1
+        assert slots.shares.sum().item() == pytest.approx(1)
         assert 0 < slots.used < 1
-    even = inspection.SlotUsage(np.full(9, 1 / 9))
-    one = inspection.SlotUsage(np.eye(9)[0])
+    even, one = KeyUsage(torch.full((9,), 3.0)), KeyUsage(3 * torch.eye(9)[0])
     assert (even.used, one.used) == (1, 1 / 9)
-    assert even.kl == pytest.approx(0)
-    assert one.kl == pytest.approx(math.log(9))
+    assert even.kl.item() == pytest.approx(0)
+    assert one.kl.item() == pytest.approx(math.log(9))
 
 
 def openness_by_hand(kind: str, gate, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -46,21 +46,6 @@ def test_png_and_svg_and_the_same_each_time(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.svg", "picture.png", "picture.svg"]
 
 
-def test_a_failed_picture_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "old.png").write_bytes(b"old")
-    picture = draw()
-
-    def half(path, **kwargs):
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(picture, "savefig", half)
-    with pytest.raises(OSError, match="disk full"):
-        save(picture, tmp_path / "old.png")
-    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
-    assert (tmp_path / "old.png").read_bytes() == b"old"
-
-
 def test_settings_of_others_stay(tmp_path: Path):
     before = dict(matplotlib.rcParams)
     save(draw(), tmp_path / "picture.png")

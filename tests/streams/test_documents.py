@@ -130,27 +130,6 @@ def test_files_are_tokenised_once(tmp_path):
     assert not [name for name in os.listdir(cache) if name.startswith(".")]
 
 
-@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
-def test_an_interrupted_write_leaves_no_cache(tmp_path, monkeypatch, step: str):
-    path, cache = tmp_path / "a.txt", tmp_path / "cache"
-    path.write_bytes(b"some text")
-
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        name = {"write": "transformers_xl.streams.token_cache.save", "fsync": "os.fsync", "replace": "os.replace"}[
-            step
-        ]
-        patch.setattr(name, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            read_ids([path], ByteTokenizer(), progress=False, cache_dir=cache)
-    assert os.listdir(cache) == []
-    assert (
-        bytes(read_ids([path], ByteTokenizer(), progress=False, cache_dir=cache)[0].astype(np.uint8)) == b"some text"
-    )
-
-
 def test_a_torn_file_is_written_anew(tmp_path):
     """As a machine may leave it that lost its power: cut anywhere, it is not taken for a good one."""
     path, cache = tmp_path / "a.txt", tmp_path / "cache"

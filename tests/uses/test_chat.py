@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer, WordTokenizer
-from transformers_xl.cli.conversation import Conversation
 from transformers_xl.cli.main import app
+from transformers_xl.streams.conversation import Conversation
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = (

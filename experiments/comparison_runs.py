@@ -5,7 +5,6 @@ is its own, and what fails takes nothing else with it.
 """
 
 import base64
-import hashlib
 import multiprocessing
 import platform
 import resource
@@ -20,15 +19,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-from transformers_xl.cli.baselines import BASELINES, WindowStream
-from transformers_xl.cli.common import import_models, written_whole
-from transformers_xl.cli.fitting import build_model, finish_training, fit, read_texts
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
+from transformers_xl.experiments.baselines import BASELINES, WindowStream
+from transformers_xl.experiments.fitting import build_model, finish_training, fit, read_texts
+from transformers_xl.experiments.loading import import_models
+from transformers_xl.files.atomic_write import output_folder
+from transformers_xl.files.digests import sha256
+from transformers_xl.hub.measurements import library_versions
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
@@ -104,7 +105,7 @@ def settings_of(texts: list[Path], arguments: dict[str, Any], parameters: int) -
     longest = arguments["mem_len"] + arguments["segment_length"]
     delta = max(1, longest // STEPS_OF_CONTEXT)
     contexts = list(range(delta, longest + 1, delta))
-    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in texts}
+    hashes = {path.name: sha256(path) for path in texts}
     measured = {"contexts": contexts, "blocks": BLOCKS, "positions": POSITIONS}
     return {"texts": hashes, **arguments, "target_parameters": parameters, "recl": measured}
 
@@ -139,7 +140,7 @@ def run(
     log = trainer.state.log_history
     memory = peak_memory()
     if model_folder is not None:
-        with written_whole(model_folder) as new:
+        with output_folder(model_folder) as new:
             model.save_pretrained(new)
             ByteTokenizer().save_pretrained(new)
     return {
@@ -216,10 +217,7 @@ def peak_memory() -> int:
 
 def versions() -> dict[str, str]:
     """The libraries and the machine."""
-    return {
-        "transformers_xl": sys.modules["transformers_xl"].__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+    return library_versions() | {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
     }

@@ -2,14 +2,23 @@
 
 from pathlib import Path
 
-from transformers_xl.cli.common import import_models
-from transformers_xl.cli.errors import blamed
+from transformers_xl.files.blaming import blamed
 
 # what transformers reads of a folder beside the weights
 JSON_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "model.safetensors.index.json",
 )  # fmt: skip
+
+
+def import_models() -> dict:
+    """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
+    from transformers.utils import logging
+
+    from transformers_xl.modeling.auto import VARIANTS
+
+    logging.disable_progress_bar()
+    return VARIANTS
 
 
 def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> tuple:
@@ -103,7 +112,7 @@ def check_json(folder: Path) -> None:
         raise ValueError(
             f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
         )
-    from transformers_xl.hub.json_files import read_json
+    from transformers_xl.files.json_files import read_json
 
     for name in JSON_FILES:
         if (folder / name).is_file():
@@ -152,4 +161,4 @@ def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int]]]:
     return shapes
 
 
-__all__ = ["check_language_model", "config_of", "load_model", "shapes_of"]
+__all__ = ["check_language_model", "config_of", "import_models", "load_model", "shapes_of"]

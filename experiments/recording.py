@@ -11,7 +11,17 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.bits_per_byte import TextScore
-from transformers_xl.hub.measurements import Evaluation, Text, device_name, lengths_of
+from transformers_xl.files.digests import sha256
+from transformers_xl.hub.cards import write_card, written_by_us
+from transformers_xl.hub.measurements import (
+    Evaluation,
+    Text,
+    device_name,
+    known_measurements,
+    lengths_of,
+    measurements_of,
+    write_measurements,
+)
 
 
 def check_claims(dataset: str | None, revision: str | None, task_id: str | None) -> tuple[str | None, ...]:
@@ -28,13 +38,9 @@ def check_claims(dataset: str | None, revision: str | None, task_id: str | None)
 
 def text_of_files(files: Iterable[Path], tokens: int, claims: tuple[str | None, ...]) -> Text:
     """A text that is all of its files, one behind the other."""
-    files, digest, size = list(files), hashlib.sha256(), 0
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-                size += len(block)
-    return Text(_names(files), digest.hexdigest(), "bytes", size, tokens, *claims)
+    files = list(files)
+    size = sum(file.stat().st_size for file in files)
+    return Text(_names(files), sha256(*files), "bytes", size, tokens, *claims)
 
 
 def text_of_bytes(files: Iterable[Path], part: str, ids: np.ndarray, claims: tuple[str | None, ...]) -> Text:
@@ -70,8 +76,18 @@ def evaluation_of(
     )
 
 
+def record_evaluations(model: PreTrainedModel, folder: Path, evaluations: Iterable[Evaluation]) -> None:
+    """Write figures of the weights in `folder` beside those that are known; the card follows, unless somebody has written
+    one."""
+    known = known_measurements(folder) or measurements_of(model, folder)
+    write_measurements(folder, known.with_evaluations(evaluations))
+    readme = folder / "README.md"
+    if not readme.exists() or written_by_us(readme):
+        write_card(folder)
+
+
 def _names(files: Iterable[Path]) -> str:
     return ", ".join(file.name for file in files)
 
 
-__all__ = ["check_claims", "evaluation_of", "text_of_bytes", "text_of_files"]
+__all__ = ["check_claims", "evaluation_of", "record_evaluations", "text_of_bytes", "text_of_files"]

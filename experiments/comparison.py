@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from transformers_xl.evaluation.recl import RECL, recl
-from transformers_xl.evaluation.result_files import write_text
+from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.json_files import read_json
 
 MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")
 RUN_FIELDS = {
@@ -54,10 +55,10 @@ def read_speeds(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _read(file: Path, fields: set[str]) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"`from`: {str(file)!r} is no JSON ({error}): remove it.") from error
-    missing = fields - found.keys() if isinstance(found, dict) else fields
+        found = read_json(file)
+    except ValueError as error:
+        raise ValueError(f"`from`: {error} It is no file of a comparison: remove it.") from error
+    missing = fields - found.keys()
     if missing:
         raise ValueError(f"`from`: {str(file)!r} has no `{min(missing)}`: it is no file of a comparison, remove it.")
     return found

@@ -1,4 +1,4 @@
-"""What `train` and `compare` share: a byte-level model of a variant, its training on a text, and its scores.
+"""What `train` and `compare` share: a byte-level model of a variant, and its training on a text.
 
 Imported by the commands when they run: it costs the import of torch and transformers.
 """
@@ -14,7 +14,6 @@ from accelerate.utils import parse_flag_from_env
 from torch.utils.data import Dataset
 
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
-from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.modeling.auto import Variant
 from transformers_xl.streams.files import read_ids, split_held_out
 from transformers_xl.streams.text_stream import TextStream
@@ -109,10 +108,4 @@ def finish_training(model) -> None:
         model.finish_training()
 
 
-def score(model, held_out: np.ndarray, lanes: int) -> dict[str, TextScore]:
-    """The held-out text with memory, where the model has one, and without."""
-    ways = (("with_memory", True), ("without_memory", False))[0 if model.config.mem_len else 1 :]
-    return {name: score_text(model, held_out, lanes=lanes, memory=memory, progress=True) for name, memory in ways}
-
-
-__all__ = ["build_model", "finish_training", "fit", "processes", "read_texts", "score"]
+__all__ = ["build_model", "finish_training", "fit", "processes", "read_texts"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from transformers_xl.evaluation.plots import figure, line
+from transformers_xl.evaluation.plots import figure, line, styled
 
 COLUMNS = {
     "with_context": "bits per byte",
@@ -16,6 +16,7 @@ COLUMNS = {
 }
 
 
+@styled
 def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
     """Small marks are seeds, large ones their mean; the best model on top. `rows` is a summary of
     [`~transformers_xl.evaluation.comparison.summary`]. Columns without a value are left out."""

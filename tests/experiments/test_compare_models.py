@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.cli import comparison_runs
-from transformers_xl.cli.baselines import WindowStream
-from transformers_xl.cli.comparison_speeds import TokenTimes, training_step, writer
+from transformers_xl.experiments import comparison_runs
+from transformers_xl.experiments.baselines import WindowStream
+from transformers_xl.experiments.comparison_speeds import TokenTimes, training_step, writer
 from transformers_xl.streams.text_stream import TextStream
 
 ARGUMENTS = {

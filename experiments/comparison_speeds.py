@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel, default_data_collator
 from transformers.generation import BaseStreamer
 
-from transformers_xl.cli.comparison_runs import builders, stream_for, versions, visible
-from transformers_xl.cli.fitting import read_texts
-from transformers_xl.cli.loading import load_model
 from transformers_xl.evaluation.context_curve import remembers
 from transformers_xl.evaluation.speed import take_turns
+from transformers_xl.experiments.comparison_runs import builders, stream_for, versions, visible
+from transformers_xl.experiments.fitting import read_texts
+from transformers_xl.experiments.loading import load_model
 from transformers_xl.streams.text_stream import TextStream
 
 

@@ -1,0 +1,75 @@
+"""The folder of `transformers-xl compare`: the runs that are there, those that are missing, and the speeds."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers_xl.experiments.comparison import check_settings, read_runs, write_json
+from transformers_xl.experiments.comparison_runs import (
+    builders,
+    in_a_process,
+    inner_widths,
+    recl_positions,
+    run,
+    settings_of,
+)
+from transformers_xl.experiments.comparison_speeds import speeds
+from transformers_xl.experiments.fitting import read_texts
+
+
+class Comparison:
+    """A comparison on its way.
+
+    Args:
+        texts: text files, read as one.
+        folder: where its files are, or will be.
+        names: models to compare; all when there are none.
+        seeds: runs of each.
+        arguments: the options of the command, by name.
+
+    Raises:
+        ValueError: a model is not known or cannot be as large as the others, the text is too short, or a run that is there
+            has other settings.
+
+    Attributes:
+        parameters: of each model, within 3 %.
+        found, missing: name and seed of the runs that are there, and of those asked for that are not.
+    """
+
+    def __init__(
+        self, texts: list[Path], folder: Path, names: list[str] | None, seeds: int, arguments: dict[str, Any]
+    ):
+        self.texts, self.folder = texts, folder
+        runs = read_runs(folder) if (folder / "runs").is_dir() else []
+        names = list(dict.fromkeys(names or builders()))
+        _, held_out, _ = read_texts(texts, None, arguments, progress=False)
+        self.widths, self.parameters = inner_widths(arguments, names)
+        self.settings = settings_of(texts, arguments, self.parameters)
+        recl_positions(len(held_out), self.settings["recl"])  # refuses a text that is too short
+        self.found = [(each["model"], each["seed"]) for each in runs]
+        for key, each in zip(self.found, runs, strict=True):
+            check_settings(self._file(*key), each["settings"], self.settings)
+        self.missing = [(name, seed) for seed in range(seeds) for name in names if (name, seed) not in self.found]
+
+    def train(self, name: str, seed: int) -> dict[str, Any]:
+        """Train and measure one model from one seed, in a process of its own, and write the run. The model of the first
+        seed stays, to time what it writes."""
+        model_folder = None if seed else self._models / name
+        result = in_a_process(run, name, seed, self.widths[name], self.texts, self.settings, model_folder)
+        write_json(self._file(name, seed), result)
+        return result
+
+    def measure_speeds(self, turns: int) -> None:
+        """Time all models of the folder, also those of earlier calls, and write speeds.json."""
+        widths = {each["model"]: each["intermediate_size"] for each in read_runs(self.folder)}
+        result = in_a_process(speeds, widths, self._models, self.texts, self.settings, turns)
+        write_json(self.folder / "speeds.json", result)
+
+    @property
+    def _models(self) -> Path:
+        return self.folder / "models"
+
+    def _file(self, name: str, seed: int) -> Path:
+        return self.folder / "runs" / f"{name}-{seed}.json"
+
+
+__all__ = ["Comparison"]

@@ -1,0 +1,93 @@
+"""The measurements of `transformers-xl context-curve` and `recl`: how far back saved models make use of a text."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformers_xl.evaluation import context_curve as curve
+from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
+from transformers_xl.evaluation.recl import recl
+from transformers_xl.evaluation.score_ways import score_values
+from transformers_xl.experiments.loading import load_model
+from transformers_xl.streams.files import read_ids, read_predicted
+
+
+def measure_context_curve(
+    folder: Path,
+    text: list[Path],
+    lengths: list[int] | None,
+    segment_length: int | None,
+    batch_size: int,
+    progress: bool,
+) -> dict[str, Any]:
+    """Bits per byte of a text by the length of memory or context; `left_out` are lengths that the model cannot read.
+
+    Raises:
+        ValueError: the folder holds no language model, or it can read none of the lengths.
+    """
+    model, tokenizer = load_model(folder, any_kind=True)
+    segment_length = curve.curve_segment(model) if segment_length is None else segment_length
+    limit = longest_window(model)
+    asked = sorted(set(lengths or ()))
+    readable = [length for length in asked if limit is None or length + segment_length <= limit] or asked
+    ids, num_bytes = read_predicted(text, tokenizer, progress)
+    scores = curve.context_curve(model, ids, readable or None, segment_length, batch_size, num_bytes, progress)
+    return {
+        "model_type": model.config.model_type,
+        "remembers": curve.remembers(model),
+        "trained_length": curve.trained_length(model, segment_length),
+        "segment_length": segment_length,
+        "left_out": asked[len(readable) :],
+        "bytes": num_bytes,
+        "bits_per_byte": {str(length): score.bits_per_byte for length, score in scores.items()},
+        "bits_per_byte_by_position": {
+            str(length): score_values(score)["bits_per_byte_by_position"] for length, score in scores.items()
+        },
+    }
+
+
+def measure_recl(
+    folders: dict[str, Path], text: list[Path], arguments: dict[str, Any], progress: bool
+) -> dict[str, Any]:
+    """The relative effective context length of a group of models, by the arguments of the command.
+
+    Raises:
+        ValueError: a folder holds no language model, they read the text as different tokens, or it is too short.
+    """
+    contexts = list(range(arguments["c0"], arguments["max_context"] + 1, arguments["delta"]))
+    losses, windows = {}, {}
+    first_ids = None
+    for name, folder in folders.items():
+        model, tokenizer = load_model(folder, any_kind=True)
+        ids, _ = read_ids(text, tokenizer, progress=progress)
+        first_ids = ids if first_ids is None else first_ids
+        if not np.array_equal(ids, first_ids):
+            raise ValueError(f"`models`: {name!r} reads the text as other tokens than the first: a group shares them.")
+        positions, blocks = spread_positions(
+            len(ids), contexts[-1], arguments["delta"], arguments["blocks"], arguments["positions"]
+        )
+        windows[name] = longest_window(model)
+        nats = token_losses_with_context(model, ids, contexts, positions, arguments["batch_size"], progress)
+        losses[name] = dict(zip(contexts, nats, strict=True))
+    measure = ("r", "c0", "delta", "threshold", "resamples", "confidence", "seed")
+    results = recl(losses, **{name: arguments[name] for name in measure}, blocks=blocks)
+    return {
+        "text": [path.name for path in text],
+        "arguments": arguments,
+        "tokens": len(positions),
+        "models": {
+            name: {
+                "recl": row.length,
+                "is_bound": row.is_bound,
+                "interval": row.interval,
+                "longest_window": windows[name],
+                "gains": row.gains,
+                "nats": {context: float(values.mean()) for context, values in losses[name].items()},
+            }
+            for name, row in results.items()
+        },
+    }
+
+
+__all__ = ["measure_context_curve", "measure_recl"]

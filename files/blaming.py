@@ -1,0 +1,28 @@
+"""Errors of libraries that read a file, with the name of the file."""
+
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sentence(error: Exception) -> str:
+    """The message in one line of text that any terminal can show."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def blamed(path: Path) -> Iterator[None]:
+    """Make an error of any kind in the body, where a library reads the file `path`, a `ValueError` that names it."""
+    try:
+        yield
+    except Exception as error:
+        said = sentence(error)
+        if isinstance(error, ValueError | OSError) and str(path) in said:
+            raise
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise ValueError(f"{str(path)!r} cannot be read: {kind}{textwrap.shorten(said, 300)}") from error
+
+
+__all__ = ["blamed", "sentence"]
