@@ -64,7 +64,9 @@ def speeds(
     build, device = builders(), "cuda" if torch.cuda.is_available() else "cpu"
     steps, times = {}, {}
     for name, width in widths.items():
-        steps[name] = training_step(build[name](arguments, width).to(device=device), stream, arguments)
+        model = build[name](arguments, width)
+        model.to(device=device)  # type: ignore[call-arg]  # the library wraps torch's method
+        steps[name] = training_step(model, stream, arguments)
         times[name] = TokenTimes()
     seconds = take_turns(steps, turns)
     del steps
