@@ -354,17 +354,9 @@ class MemoryModel(MemoryPreTrainedModel):
         new_memories, new_states = [], []
         hidden_states = self.show(hidden_states, segment.shown)
         for layer_idx, layer in enumerate(self.layers):
-            # reentrant checkpointing makes a plain tuple of it
-            output = LayerOutput(
-                *layer(
-                    hidden_states,
-                    memories[layer_idx],
-                    *states[layer_idx],
-                    view=views[layer_idx],
-                    segment=segment,
-                    **kwargs,
-                )
-            )
+            known = {"view": views[layer_idx], "segment": segment, **kwargs}
+            output = layer(hidden_states, memories[layer_idx], *states[layer_idx], **known)
+            output = LayerOutput(*output)  # reentrant checkpointing makes a plain tuple of it
             hidden_states = self.show(output.hidden_states, segment.shown)
             new_memories.append(output.new_memory)
             new_states.append(output.states)
