@@ -16,6 +16,13 @@ MEM_LEN = 8
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
 
+# every model class of the table: the variant, and what stands before `_class` in its row
+HEADS = [
+    (model_type, head)
+    for model_type, row in VARIANTS.items()
+    for head in ("model", "causal_lm", "sequence_classification", "token_classification")
+    if getattr(row, f"{head}_class") is not None
+]
 # what makes a small model show what its paper adds
 FIELDS = {
     "universal_transformer": {"halting_threshold": 0.8},  # so that positions halt at every step

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import (
     EXACT,
+    HEADS,
     MEM_LEN,
     VOCAB_SIZE,
     allows,
@@ -31,9 +32,7 @@ from transformers import (
 )
 
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.modeling_memory import MemoryModel
 
 AUTO_CLASSES = {
     "model": AutoModel,
@@ -41,12 +40,6 @@ AUTO_CLASSES = {
     "sequence_classification": AutoModelForSequenceClassification,
     "token_classification": AutoModelForTokenClassification,
 }
-HEADS = [
-    (model_type, head)
-    for model_type, row in VARIANTS.items()
-    for head in AUTO_CLASSES
-    if getattr(row, f"{head}_class") is not None
-]
 every_head = pytest.mark.parametrize(("model_type", "head"), HEADS)
 every_variant = pytest.mark.parametrize("model_type", variants())
 carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
@@ -61,22 +54,6 @@ def right_padded() -> torch.Tensor:
     mask = torch.ones(2, 10, dtype=torch.long)
     mask[1, 4:] = 0
     return mask
-
-
-# --- classes
-
-
-@every_head
-def test_what_a_variant_sets_comes_before_the_shared_model(model_type, head):
-    """The variant's own `PreTrainedModel` says which config and which promises the shared classes have."""
-    model_class = getattr(VARIANTS[model_type], f"{head}_class")
-    shared = MemoryModel if head == "model" else MemoryHead
-    own, *_, last = [base for base in model_class.__mro__ if base.__name__.endswith("PreTrainedModel")][:-1]
-    order = [model_class.__mro__.index(base) for base in (own, shared, last)]
-    assert order == sorted(order)
-    assert issubclass(shared, last)
-    assert model_class.config_class is VARIANTS[model_type].config_class
-    assert model_class.can_generate() == (head == "causal_lm")
 
 
 # --- outputs
