@@ -61,7 +61,7 @@ import transformers_xl, transformers
 assert before == [finder for finder in sys.meta_path if not type(finder).__module__.startswith("transformers")]
 assert type(transformers.__spec__.loader).__module__ == "_frozen_importlib_external", transformers.__spec__
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("transformers_xl.")}
-assert rooms == set(transformers_xl._REGISTERED), rooms
+assert rooms - {"files"} == set(transformers_xl._REGISTERED), rooms  # `files` knows nobody: it is never half-imported
 """
     result = run("-c", program)
     assert result.returncode == 0, result.stderr
