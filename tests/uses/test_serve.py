@@ -59,7 +59,7 @@ class Server:
             try:
                 assert httpx2.get(f"{self.url}/health").json() == {"status": "ok"}
                 return
-            except httpx2.ConnectError:
+            except httpx2.TransportError:  # not there yet, or there and busy
                 time.sleep(0.1)
         raise AssertionError(self.said())
 
