@@ -327,8 +327,9 @@ def test_tied_weights(model_type, tied, tmp_path):
 
 
 @language_model
-def test_vocabulary_can_be_resized(model_type):
-    model = tiny_model(model_type, "causal_lm")
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_vocabulary_can_be_resized(model_type, tied):
+    model = tiny_model(model_type, "causal_lm", tie_word_embeddings=tied)
     before = model(tokens(2, 10)).logits
     model.resize_token_embeddings(VOCAB_SIZE + 4)
     assert model.config.vocab_size == VOCAB_SIZE + 4
