@@ -193,7 +193,7 @@ def _check_mems(
                 f"`mems`[{index}], `{name}` of layer {layer}, has shape {tuple(memory.shape)}: it must be "
                 f"({', '.join(map(str, wanted))}){meaning}."
             )
-        if is_inputs and not memory.is_floating_point():
+        if wanted[1:] and not memory.is_floating_point():  # counters have no further dimension
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
     if mems_mask is not None and (tuple(mems_mask.shape) != (batch, max(lengths)) or mems_mask.dtype != torch.bool):
         raise ValueError(

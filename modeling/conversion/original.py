@@ -86,7 +86,10 @@ def load_original(
     missing = [name for name in HYPER_PARAMETERS if name not in hyper]
     if missing:
         raise refusal(where, f"its module has no attribute {missing[0]!r}")
-    config = config_of(hyper)
+    try:
+        config = config_of(hyper)
+    except ValueError as error:
+        raise refusal(where, str(error).removesuffix(".")) from error
     _note_ties(config, weights)
     state_dict = translate_weights(weights, config, where, cluster_order)
     return TransformerXLForCausalLM.from_pretrained(None, config=config, state_dict=state_dict)

@@ -226,11 +226,22 @@ def test_a_segment_of_padding_alone_moves_no_position():
     model = tiny_model(MODEL)
     first = model(tokens(2, 5))
     mask = torch.tensor([[False] * 3, [True] * 3])
-    reset = torch.tensor([[False, True, False], [False, False, False]])
-    second = model(tokens(2, 3, seed=1), attention_mask=mask, reset=reset, mems=first.mems)
+    second = model(tokens(2, 3, seed=1), attention_mask=mask, mems=first.mems)
     assert second.mems[2].tolist() == [5, 8]
     ours = model(tokens(2, 4, seed=2), mems=second.mems, mems_mask=second.mems_mask)
     expected = model(tokens(2, 4, seed=2)[:1], mems=tuple(state[:1] for state in first.mems))
+    torch.testing.assert_close(result_of(ours)[:1], result_of(expected), **EXACT)
+
+
+def test_a_text_that_begins_at_padding_counts_from_there():
+    model = tiny_model(MODEL)
+    first = model(tokens(2, 5))
+    mask = torch.tensor([[False] * 3, [True] * 3])
+    reset = torch.tensor([[False, True, False], [False, False, False]])
+    second = model(tokens(2, 3, seed=1), attention_mask=mask, reset=reset, mems=first.mems)
+    assert second.mems[2].tolist() == [0, 8]
+    ours = model(tokens(2, 4, seed=2), mems=second.mems, mems_mask=second.mems_mask)
+    expected = model(tokens(2, 4, seed=2)[:1])
     torch.testing.assert_close(result_of(ours)[:1], result_of(expected), **EXACT)
 
 
