@@ -124,7 +124,7 @@ class Subject:
             self.times[name].append(1000 * (time.perf_counter() - start) / count)
 
     def row(self) -> dict[str, float]:
-        cache = sum(states.nbytes for layer in self.cache.layers for states in (layer.keys, layer.values))
+        cache = sum(states.nbytes for window in self.cache.memory.windows for states in window.buffer.tensors)
         return {
             **{f"ms per {name}": statistics.median(times[1:]) for name, times in self.times.items()},
             "MiB for the backward pass": bytes_for_backward(self.loss, self.model) / 2**20,

@@ -23,7 +23,9 @@ from transformers_xl import CausalLongformerConfig, TransformerXLConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
 from transformers_xl.modeling.layers.positions import RelativePositions
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.ops.key_view import KeyView
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -57,7 +59,8 @@ class Attention(nn.Module):
         length = hidden_states.shape[1]
         table = self.positions(min(length, self.reach or length), hidden_states), self.positions.bias
         view = KeyView(by_distance=True) if self.reach is None else BandedView(window=self.reach)
-        return self.attention(hidden_states, view=view, segment=SegmentContext(position_embeddings=table))[0]
+        segment = SegmentContext(position_embeddings=table)
+        return self.attention(hidden_states, None, ColumnMemory.of_view(view), segment)[0]
 
 
 def task(form: str, kind: str) -> Callable[[int], None]:

@@ -49,10 +49,5 @@ class ComplexOrderTransformerConfig(MemoryConfig):
         """Amplitudes, frequencies and phases: a token does not know its position yet."""
         return self.hidden_size // 2 * 3
 
-    @property
-    def layer_states(self) -> dict[str, tuple[int, ...]]:
-        """How many tokens of its text a row has read, an integer."""
-        return {"tokens_read": ()}
-
 
 __all__ = ["ComplexOrderTransformerConfig"]

@@ -106,11 +106,5 @@ class DepthAdaptiveTransformerConfig(MemoryConfig):
             raise ValueError(f"`confidence_thresholds`={thresholds} must not be negative: they are probabilities.")
         return self.exit_by_halting or thresholds is not None
 
-    @property
-    def layer_states(self) -> dict[str, tuple[int, ...]]:
-        if self.halting != "sequence":
-            return {}
-        return {"mean_embedding": (self.hidden_size,), "num_embeddings": (1,)}
-
 
 __all__ = ["DepthAdaptiveTransformerConfig"]

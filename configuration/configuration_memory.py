@@ -334,11 +334,5 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         """Width of `inputs_embeds`, which are what `get_input_embeddings()` makes of token ids."""
         return self.hidden_size
 
-    @property
-    def layer_states(self) -> dict[str, tuple[int, ...]]:
-        """What a layer remembers besides the last `mem_len` inputs of its attention: the shape of each state by name,
-        without the batch. A fresh row's states are zeros."""
-        return {}
-
 
 __all__ = ["MemoryConfig"]

@@ -45,12 +45,5 @@ class RTransformerConfig(MemoryConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
 
-    @property
-    def layer_states(self) -> dict[str, tuple[int, ...]]:
-        """The last `local_window - 1` inputs of each LocalRNN, zeros where a text began."""
-        return {
-            f"local_rnn_{index}": (self.local_window - 1, self.hidden_size) for index in range(self.num_local_rnns)
-        }
-
 
 __all__ = ["RTransformerConfig"]

@@ -87,17 +87,8 @@ class ShaRNNConfig(MemoryConfig):
         return self.num_hidden_layers - 2
 
     @property
-    def layer_windows(self) -> list[int]:
-        return [self.sliding_window if layer == self.attention_layer else 1 for layer in range(self.num_hidden_layers)]
-
-    @property
     def layer_mem_lens(self) -> list[int]:
         return [self.mem_len if layer == self.attention_layer else 0 for layer in range(self.num_hidden_layers)]
-
-    @property
-    def layer_states(self) -> dict[str, tuple[int, ...]]:
-        """The state of each block's LSTM, zeros where a text began."""
-        return {"lstm_hidden": (self.hidden_size,), "lstm_cell": (self.hidden_size,)}
 
 
 __all__ = ["ShaRNNConfig"]

@@ -43,19 +43,9 @@ class StarTransformerConfig(MemoryConfig):
             )
 
     @property
-    def layer_windows(self) -> list[int]:
-        """One relay is handed on, not one per layer."""
-        return [1]
-
-    @property
     def layer_mem_lens(self) -> list[int]:
         """No attention remembers positions."""
         return []
-
-    @property
-    def layer_states(self) -> dict[str, tuple[int, ...]]:
-        """The relay at the end of a segment."""
-        return {"relay": (self.hidden_size,)}
 
 
 __all__ = ["StarTransformerConfig"]

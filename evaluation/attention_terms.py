@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from transformers_xl.evaluation.attention_maps import AttentionAtlas, DistanceSums, attention_rows
 from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.segment_context import ALL_VISIBLE, PLAIN_SEGMENT, KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 
 TERMS = {
     "a": "(a) content: query . key",
@@ -77,15 +78,15 @@ def _tapped_terms(modules: list[nn.Module], sums: dict[str, DistanceSums]) -> It
 def term_weights(
     attention: RelativeAttention,
     hidden_states: torch.Tensor,
-    memory: torch.Tensor | None = None,
-    view: KeyView = ALL_VISIBLE,
-    segment: SegmentContext = PLAIN_SEGMENT,
+    past: torch.Tensor | None,
+    memory: ColumnMemory,
+    segment: SegmentContext,
     key_states: torch.Tensor | None = None,
     **kwargs,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights that each term would give on its own, `(batch, heads, length, keys)`, one after the other."""
     query = attention.queries(hidden_states)
-    key, _ = attention.keys_and_values(hidden_states if key_states is None else key_states, memory, None, None)
+    key, _ = attention.keys_and_values(hidden_states if key_states is None else key_states, past, memory)
     nothing = torch.zeros_like(query)
 
     def content(asks: torch.Tensor) -> torch.Tensor:
@@ -93,7 +94,7 @@ def term_weights(
 
     def terms_of(asks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`asks` + u, and the scores of `asks` + v with the distances."""
-        terms = attention.score_terms(asks, key.shape[-2], segment)
+        terms = attention.score_terms(asks, key.shape[-2], segment, memory)
         return terms  # type: ignore[return-value]  # relative attention always has the second
 
     scores = {
@@ -104,6 +105,7 @@ def term_weights(
         "d": lambda: terms_of(nothing)[1],
     }
     for term, score in scores.items():
+        view = memory.view
         seen = score() if view.visible is None else score().masked_fill(~view.visible, -torch.inf)
         yield term, seen.softmax(-1)
 

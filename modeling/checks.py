@@ -1,11 +1,11 @@
 """What a forward pass refuses: a `ValueError` names the argument, what was given and what would be right."""
 
 import torch
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.memory_layout import MemoryLayout
+from transformers_xl.modeling.memory.memory_layout import MemoryLayout
+from transformers_xl.modeling.memory_cache import MemoryCache
 
 # what the library hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
@@ -138,31 +138,40 @@ def check_targets(
 
 
 def check_memory(
-    config: MemoryConfig,
+    model: PreTrainedModel,
     batch: int,
     past_key_values: Cache | None,
     mems: tuple[torch.Tensor, ...] | None,
     mems_mask: torch.Tensor | None,
 ) -> None:
-    """Check that the memory, in either form, is one of this model and batch."""
+    """Check that the memory, in either form, is one of this base model and batch, and that it can be used now."""
     if past_key_values is not None:
-        _check_cache(config, batch, past_key_values)
+        _check_cache(model, batch, past_key_values)
     if mems is not None and past_key_values is not None:
         raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
     if mems is None and mems_mask is not None:
         raise ValueError("`mems_mask` says which of `mems` are real: hand in both, as the last output gave them.")
     if mems is not None:
-        _check_mems(config, batch, mems, mems_mask)
+        _check_mems(model.config, model.layout, batch, mems, mems_mask)
 
 
-def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
+def check_checkpointing(model: PreTrainedModel) -> None:
+    """Check that a call with a cache is not one that the backward pass repeats."""
+    if model.training and model.gradient_checkpointing:
+        raise ValueError(
+            "`use_cache`=True and `past_key_values` do not go with activation checkpointing, whose backward pass would "
+            "update the cache a second time: train with `mems`, or call `model.eval()` first."
+        )
+
+
+def _check_cache(model: PreTrainedModel, batch: int, cache: Cache) -> None:
     if not isinstance(cache, MemoryCache):
         raise ValueError(
             f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
             "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT makes a cache of the library's own, "
             "which knows no memory: use LoRA."
         )
-    layers = len(config.layer_windows)
+    layers = len(model.layer_memories())
     if len(cache) != layers or cache.batch_size not in (-1, batch):
         raise ValueError(
             f"The memory (`past_key_values`, or `mems` of generate) has {len(cache)} layers and {cache.batch_size} rows: "
@@ -171,29 +180,32 @@ def _check_cache(config: MemoryConfig, batch: int, cache: Cache) -> None:
 
 
 def _check_mems(
-    config: MemoryConfig, batch: int, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None
+    config: MemoryConfig,
+    layout: MemoryLayout,
+    batch: int,
+    mems: tuple[torch.Tensor, ...],
+    mems_mask: torch.Tensor | None,
 ) -> None:
     if config.mem_len == 0:
         raise ValueError("`mems` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
-    layout = MemoryLayout(config)
     layout.check(mems)
-    if mems_mask is not None and not layout.num_inputs:
+    if mems_mask is not None and not layout.num_windows:
         raise ValueError(
             "`mems_mask` was given, but this model remembers no positions that it could mask: leave it out."
         )
-    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in layout.inputs(mems)]
+    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in layout.windows(mems)]
     if type(config).layer_mem_lens is MemoryConfig.layer_mem_lens:  # no layer has a window of its own
         lengths = lengths[:1] * len(lengths)
-    for index, (memory, (layer, name, shape)) in enumerate(zip(mems, layout.tensors, strict=True)):
-        is_inputs = name == "inputs"
-        wanted = (batch, lengths[layer], config.hidden_size) if is_inputs else (batch, *shape)
+    for index, (memory, tensor) in enumerate(zip(mems, layout.tensors, strict=True)):
+        columns = lengths[index] if index < len(lengths) else memory.shape[1] if memory.dim() > 1 else 0
+        wanted = (batch, *(columns if size is None else size for size in tensor.shape))
         if tuple(memory.shape) != wanted:
-            meaning = ", that is (batch, <=mem_len, hidden_size)" if is_inputs else ""
+            meaning = ", that is (batch, <=mem_len, hidden_size)" if None in tensor.shape else ""
             raise ValueError(
-                f"`mems`[{index}], `{name}` of layer {layer}, has shape {tuple(memory.shape)}: it must be "
+                f"`mems`[{index}], {tensor}, has shape {tuple(memory.shape)}: it must be "
                 f"({', '.join(map(str, wanted))}){meaning}."
             )
-        if wanted[1:] and not memory.is_floating_point():  # counters have no further dimension
+        if tensor.shape and not memory.is_floating_point():  # counters have no further dimension
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
     if mems_mask is not None and (tuple(mems_mask.shape) != (batch, max(lengths)) or mems_mask.dtype != torch.bool):
         raise ValueError(

@@ -5,7 +5,9 @@ from torch import nn
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel
 
-from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.ops.window import last
 
 
 class ExportableStep(nn.Module):
@@ -23,23 +25,21 @@ class ExportableStep(nn.Module):
         cache = self.cache_of(memory)
         mask = memory["mask"]
         model(mask.new_zeros(len(mask), 1, dtype=torch.long), past_key_values=cache)
-        for layer_idx, layer in enumerate(cache.layers):
-            self.register_buffer(f"positions_{layer_idx}", layer.positions)
+        for layer_idx, window in enumerate(cache.memory.windows):
+            self.register_buffer(f"positions_{layer_idx}", window.positions)
 
     def cache_of(self, memory: dict) -> MemoryCache:
-        cache = MemoryCache(self.model.config, static=True)
-        cache.mask = memory["mask"].clone()
-        for layer, keys, values in zip(cache.layers, memory["keys"], memory["values"], strict=True):
-            layer.lazy_initialization(keys, values)
-            layer.keys.copy_(keys)
-            layer.values.copy_(values)
+        cache = self.model.base_model.make_cache(None, None, memory["keys"][0], static=True)
+        cache.memory.mask = memory["mask"].clone()
+        for window, *projected in zip(cache.memory.windows, memory["keys"], memory["values"], strict=True):
+            window.buffer.hold(tuple(projected))
         return cache
 
     def forward(self, input_ids: torch.LongTensor, memory: dict) -> tuple[torch.Tensor, dict]:
         """Logits `(batch, vocab_size)` of what follows `input_ids` `(batch, 1)`, and the memory after it."""
         cache = self.cache_of(memory)
-        for layer_idx, layer in enumerate(cache.layers):
-            layer.positions = getattr(self, f"positions_{layer_idx}")
+        for layer_idx, window in enumerate(cache.memory.windows):
+            window.positions = getattr(self, f"positions_{layer_idx}")
         outputs = self.model(input_ids, past_key_values=cache)
         return outputs.logits[:, -1], as_tensors(cache)
 
@@ -68,17 +68,22 @@ def step_memory(
     Raises:
         ValueError: the model remembers nothing, or more than attention does.
     """
-    config = model.config
-    if not config.mem_len or config.layer_states:
-        remembers = f"also remembers {', '.join(config.layer_states)}" if config.mem_len else "remembers nothing"
-        raise ValueError(
-            f"`model` is a {config.model_type!r} that {remembers}: a step can be exported of models whose memory is that "
-            "of their attention, with `mem_len` above 0."
-        )
     decoder = model.base_model
+    others = [part.name for part in decoder.layout.parts if not isinstance(part.memory, WindowMemory)]
+    if others or not model.config.mem_len:
+        remembers = f"also remembers {', '.join(others)}" if others else "remembers nothing"
+        raise ValueError(
+            f"`model` is a {model.config.model_type!r} that {remembers}: a step can be exported of models whose memory is "
+            "that of their attention, with `mem_len` above 0."
+        )
+    like = torch.empty(0, dtype=model.dtype, device=model.device)
+    cache = decoder.make_cache(mems, mems_mask, like, static=True)
     if mems is None:
-        mems = decoder.initial_mems(torch.empty(batch, 0, config.hidden_size, dtype=model.dtype, device=model.device))
-    return as_tensors(decoder.make_cache(mems, mems_mask, mems[0], static=True))
+        cache.memory.start(batch, like)
+    cache.memory.mask = cache.memory.memory_mask(batch, model.device)
+    for layer, window in zip(decoder.layers, cache.memory.windows, strict=True):
+        window.buffer.hold(layer.self_attn.project(layer.attention_input(last(window.inputs, window.reach))))
+    return as_tensors(cache)
 
 
 @torch.no_grad()

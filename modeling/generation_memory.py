@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.modeling.checks import check_memory
-from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory_cache import MemoryCache
 
 # Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.
 PROMPT_PIECE = 512
@@ -181,7 +181,7 @@ class MemoryGenerationMixin(GenerationMixin):
         else:
             cache._is_user_defined = True
         if reset is not None:
-            self.model.reset_rows(reset, cache, None, None)
+            cache.memory.reset_rows(reset)
         if generation_config.is_assistant:
             cache.activate_past_recording()
         if generation_mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE):
@@ -198,7 +198,7 @@ class MemoryGenerationMixin(GenerationMixin):
         static: bool,
     ) -> MemoryCache:
         if not isinstance(mems, MemoryCache):
-            check_memory(self.config, rows, None, mems, mems_mask)
+            check_memory(self.model, rows, None, mems, mems_mask)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             with torch.no_grad():
                 return self.model.make_cache(mems, mems_mask, like, static)
@@ -206,7 +206,7 @@ class MemoryGenerationMixin(GenerationMixin):
             raise ValueError(
                 "`mems` was made with another `cache_implementation`: continue with the one it was made with."
             )
-        check_memory(self.config, rows, mems, None, None)
+        check_memory(self.model, rows, mems, None, None)
         return mems.copy(mems_mask)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:
@@ -244,7 +244,7 @@ class MemoryGenerationMixin(GenerationMixin):
         front = length - PROMPT_PIECE
         given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
         self._read_on(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PROMPT_PIECE)
-        if cache.layers[0].record_past:
+        if cache.records_past:
             cache.crop(0)  # no token of a prompt is taken back
         inputs |= {key: inputs[key][:, front:] for key in (name, "position_ids") if key in given}
         return inputs

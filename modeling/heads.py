@@ -11,7 +11,7 @@ from transformers_xl.modeling.fused_head import OwnLoss
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput

@@ -16,9 +16,10 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
 from transformers_xl.modeling.layers.segment_context import PositionEmbeddings
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import PackedRows
+from transformers_xl.modeling.ops.window import SegmentPacking
 
 
 class CausalLongformerLayer(MemoryLayer):
@@ -41,14 +42,15 @@ class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
 class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
     layer_class = CausalLongformerLayer
 
-    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> BandedView:
-        return BandedView(window=window, order=rows.order, rows=rows)
+    def key_view(self, window: WindowMemory, packing: SegmentPacking) -> BandedView:
+        rows = packing.rows(window.num_seen)
+        return BandedView(window=window.sliding_window, order=rows.order, rows=rows)
 
     def position_embeddings(
-        self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None
+        self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
     ) -> PositionEmbeddings | None:
         """No token is seen from farther than the longest window."""
-        return super().position_embeddings(hidden_states, min(num_keys, self.config.sliding_window), past_key_values)
+        return super().position_embeddings(hidden_states, min(num_keys, self.config.sliding_window), memory)
 
 
 @auto_docstring(custom_intro="The causal Longformer with a language modeling head.")

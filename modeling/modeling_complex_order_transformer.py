@@ -4,6 +4,8 @@ A word is a wave over positions, with an amplitude, a frequency and a phase in e
 Transformer of complex vectors. Code: iclr-complex-order/complex-order.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from transformers.utils import auto_docstring
@@ -27,7 +29,10 @@ from transformers_xl.modeling.layers.complex_layers import (
     ComplexLayerNorm,
     modulus,
 )
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
+from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import RunOutput
 
@@ -46,6 +51,12 @@ class ComplexOrderTransformerLayer(MemoryLayer):
         super().__init__(config, layer_idx)
         self.input_layernorm = ComplexLayerNorm(config)
         self.post_attention_layernorm = ComplexLayerNorm(config)
+
+
+class TextPositionMemory(NamedTuple):
+    """How many tokens of its text each row has read: words are waves over positions, which run on."""
+
+    tokens_read: CounterMemory
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Transformer on complex-order embeddings.")
@@ -88,20 +99,20 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def build_embedding(self, config: ComplexOrderTransformerConfig) -> nn.Module:
         return AdaptiveComplexOrderEmbedding(config) if config.is_adaptive else ComplexOrderEmbedding(config)
 
-    def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (torch.zeros(like.shape[0], dtype=torch.long, device=like.device),)
+    def own_memories(self) -> TextPositionMemory:
+        return TextPositionMemory(CounterMemory())
 
-    def run_layers(self, hidden_states, memories, states, views, segment, **kwargs) -> RunOutput:
-        (before,), segment_mask, episode = states[0], segment.segment_mask, segment.episode
+    def run_layers(
+        self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
+    ) -> RunOutput:
+        before, segment_mask, episode = memory.own.tokens_read.read(), segment.segment_mask, segment.episode
         of_text = before[:, None] if episode is None else before[:, None] * (episode == 0)
         places = positions_in_row(hidden_states.shape[:2], segment_mask, episode, hidden_states.device)
         positions = of_text + places + 1
         # the padding of a row stands on its left: where the last column is padding, there is no token
         tokens_read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)
-        hidden_states = at_positions(hidden_states, positions)
-        output = super().run_layers(hidden_states, memories, [()] * len(self.layers), views, segment, **kwargs)
-        # a tensor of its own for every layer, as states are: files refuse tensors that share their numbers
-        return output._replace(states=[(tokens_read.clone(),) for _ in self.layers])
+        memory.own.tokens_read.write(tokens_read)
+        return super().run_layers(at_positions(hidden_states, positions), memory, segment, **kwargs)
 
 
 @auto_docstring(

@@ -6,6 +6,7 @@ a halting network says, and its state is copied upward for those that still run.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -26,8 +27,11 @@ from transformers_xl.modeling.layers.depth_halting import (
     read_mean,
 )
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
-from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput
+from transformers_xl.modeling.memory.layer_memory import LayerMemory
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
 
@@ -60,6 +64,13 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
     """
 
 
+class MeanEmbeddingMemory(NamedTuple):
+    """The mean of all embeddings that a row has read, and their number, of what `halting="sequence"` decides."""
+
+    mean_embedding: RecurrentMemory
+    num_embeddings: RecurrentMemory
+
+
 @auto_docstring(custom_intro="Weights, loading and the promises of the Depth-adaptive Transformer.")
 class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: DepthAdaptiveTransformerConfig
@@ -75,12 +86,15 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     token_outputs = ("last_hidden_state", "exit_layers")
     extra_arguments = ("exit_rule",)
 
+    def own_memories(self) -> LayerMemory:
+        if self.config.halting != "sequence":
+            return ()
+        return MeanEmbeddingMemory(RecurrentMemory((self.config.hidden_size,)), RecurrentMemory((1,)))
+
     def run_layers(
         self,
         hidden_states: torch.Tensor,
-        memories: list[torch.Tensor | None],
-        states: list[tuple[torch.Tensor, ...]],
-        views: list[KeyView],
+        memory: ModelMemory,
         segment: SegmentContext,
         exit_rule: ExitRule | None = None,
         **kwargs,
@@ -89,43 +103,44 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
         exit_layers = exit_layers if segment.segment_mask is None else exit_layers.where(segment.segment_mask, 0)
         means = hidden_states
-        if self.config.layer_states:
-            means, numbers = read_mean(hidden_states, states[0], segment.segment_mask, segment.episode)
-            states = [(means[:, -1], numbers[:, -1])] * len(self.layers)
+        if isinstance(memory.own, MeanEmbeddingMemory):
+            before = (memory.own.mean_embedding.read(), memory.own.num_embeddings.read())
+            means, numbers = read_mean(hidden_states, before, segment.segment_mask, segment.episode)
+            memory.own.mean_embedding.write(means[:, -1])
+            memory.own.num_embeddings.write(numbers[:, -1])
         if exit_rule is None:
-            nothing = [()] * len(self.layers)
-            output = super().run_layers(hidden_states, memories, nothing, views, segment, **kwargs)
-            return output._replace(states=states, extra_outputs={"exit_layers": exit_layers})
+            output = super().run_layers(hidden_states, memory, segment, **kwargs)
+            return output._replace(extra_outputs={"exit_layers": exit_layers})
 
-        skip_halted, new_memories = skips_halted(self.config, **kwargs), []
+        skip_halted = skips_halted(self.config, **kwargs)
         if skip_halted:
-            self.project_positions(segment, **kwargs)
+            self.project_positions(memory, segment)
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
-        kwargs |= {"segment": segment, "skip_halted": skip_halted}
+        kwargs["skip_halted"] = skip_halted
         hidden_states = self.show(hidden_states, segment.shown)
-        for number, (layer, memory, view) in enumerate(zip(self.layers, memories, views, strict=True), start=1):
+        for number, (layer, layer_memory) in enumerate(zip(self.layers, memory.layers, strict=True), start=1):
             running = exit_layers >= number
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
             kwargs["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            hidden_states, new_memory, _ = layer(hidden_states, memory, view=view, **kwargs)
-            hidden_states = self.show(hidden_states, segment.shown)
-            new_memories.append(new_memory)
+            output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
+            hidden_states = self.show(output.hidden_states, segment.shown)
             if count == 0:
                 continue
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
             if known is not None:
                 exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
-        return RunOutput(hidden_states, new_memories, states, {"exit_layers": exit_layers})
+        return RunOutput(hidden_states, {"exit_layers": exit_layers})
 
-    def project_positions(self, segment: SegmentContext, past_key_values: MemoryCache | None = None, **kwargs) -> None:
+    def project_positions(self, memory: ModelMemory, segment: SegmentContext) -> None:
         """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of
         none, and nobody may run the last ones."""
         table, _ = segment.position_embeddings
-        if past_key_values is not None and table is not None:
-            for layer in self.layers:
-                layer.self_attn.project_positions(table, past_key_values)
+        if table is not None:
+            for layer, window in zip(self.layers, memory.windows, strict=True):
+                if window.buffer is not None:
+                    layer.self_attn.project_positions(table, window)
 
 
 @auto_docstring(
@@ -155,7 +170,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     @property
     def _is_stateful(self) -> bool:
-        return bool(self.config.layer_states)  # a mean cannot be taken back
+        return self.config.halting == "sequence"  # a mean cannot be taken back
 
     def further_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]

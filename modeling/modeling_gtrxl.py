@@ -15,7 +15,9 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.gating import GATES
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
@@ -30,11 +32,13 @@ class GTrXLLayer(MemoryLayer):
         self.attn_gate = GATES[config.gate_type](config)
         self.mlp_gate = GATES[config.gate_type](config)
 
-    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> LayerOutput:
-        attn_output = self.attend(hidden_states, memory, **kwargs)
+    def forward(
+        self, hidden_states: torch.Tensor, memory: AttentionMemory, segment: SegmentContext, **kwargs
+    ) -> LayerOutput:
+        attn_output = self.attend(hidden_states, memory.inputs, segment, **kwargs)
         gated = self.attn_gate(hidden_states, attn_output.relu())
         mlp_output = self.mlp(self.post_attention_layernorm.before(gated))
-        return LayerOutput(self.mlp_gate(gated, mlp_output.relu()), hidden_states)
+        return LayerOutput(self.mlp_gate(gated, mlp_output.relu()))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of GTrXL.")

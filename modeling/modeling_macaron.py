@@ -42,10 +42,10 @@ class MacaronLayer(MemoryLayer):
         self.macaron_layernorm = SublayerLayerNorm(config)
         self.macaron_mlp = HalfStepFeedForward(config)
 
-    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> LayerOutput:
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> LayerOutput:
         mlp_output = self.macaron_mlp(self.macaron_layernorm.before(hidden_states))
         hidden_states = self.macaron_layernorm.after(hidden_states + mlp_output)
-        return super().forward(hidden_states, memory, **kwargs)
+        return super().forward(hidden_states, *args, **kwargs)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Macaron Transformer.")

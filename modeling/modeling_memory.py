@@ -10,32 +10,38 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.saved_with_code import SavedWithCode
 from transformers_xl.modeling.adapters import offer_lora_targets
-from transformers_xl.modeling.checks import check_ids, check_inputs, check_keywords, check_memory, drop_packing
+from transformers_xl.modeling.checks import (
+    check_checkpointing,
+    check_ids,
+    check_inputs,
+    check_keywords,
+    check_memory,
+    drop_packing,
+)
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.layers.offloading import onloaded
 from transformers_xl.modeling.layers.positions import RelativePositions
-from transformers_xl.modeling.layers.segment_context import KeyView, PositionEmbeddings, SegmentContext
+from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, SegmentContext
 from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory import MemoryCache
-from transformers_xl.modeling.memory_layout import MemoryLayout
+from transformers_xl.modeling.memory.layer_memory import LayerMemory
+from transformers_xl.modeling.memory.memory_layout import MemoryLayout
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.ops.key_view import KeyView
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 from transformers_xl.modeling.ops.window import (
-    PackedRows,
-    last,
+    SegmentPacking,
     none_if_all,
-    pack_rows,
-    remembered,
-    reset_state,
     rows_ending_afresh,
     take,
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput, RunOutput
-from transformers_xl.modeling.packed_documents import resets_of_documents, rows_with_memory
+from transformers_xl.modeling.packed_documents import resets_of_documents
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(
@@ -72,7 +78,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     @property
     def layout(self) -> MemoryLayout:
         """What the tensors of `mems` are, and their order."""
-        return MemoryLayout(self.config)
+        return self.base_model.build_memory().layout
 
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
@@ -187,35 +193,22 @@ class MemoryModel(MemoryPreTrainedModel):
         check_keywords(kwargs := drop_packing(kwargs, position_ids), self.extra_arguments)
         has_cache = past_key_values is not None
         check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, position_ids, has_cache)
-        batch = (input_ids if inputs_embeds is None else inputs_embeds).shape[0]
+        batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
         if isinstance(mems, MemoryCache) and past_key_values is None:
             past_key_values, mems, mems_mask = mems.copy(mems_mask), None, None
-        check_memory(self.config, batch, past_key_values, mems, mems_mask)
+        check_memory(self, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
             check_ids(input_ids, self.config.vocab_size)
             inputs_embeds = self.embed_tokens(input_ids)
-        length = inputs_embeds.shape[1]
-        if use_cache and past_key_values is None and self.config.mem_len > 0:
-            past_key_values = self.make_cache(mems, mems_mask, like=inputs_embeds)
-            mems = mems_mask = None
-        if past_key_values is not None and self.training and self.gradient_checkpointing:
-            raise ValueError(
-                "`use_cache`=True and `past_key_values` do not go with activation checkpointing, whose backward pass would "
-                "update the cache a second time: train with `mems`, or call `model.eval()` first."
-            )
 
-        segment_mask = None if attention_mask is None else none_if_all(attention_mask[:, -length:].bool())
-        if past_key_values is not None and past_key_values.ended is not None:
-            going_on = ~past_key_values.ended[:, None].expand(-1, length)
-            segment_mask = going_on if segment_mask is None else segment_mask & going_on
-        remembers = None if position_ids is None else rows_with_memory(batch, past_key_values, mems, mems_mask)
-        if reset is not None and reset.dim() == 1:
-            mems, mems_mask = self.reset_rows(reset, past_key_values, mems, mems_mask)
-            remembers = None if remembers is None else remembers & ~reset.to(remembers.device)
-            reset = None
-        if position_ids is not None:
-            reset = resets_of_documents(self.config, position_ids.expand(batch, -1), segment_mask, reset, remembers)
-        # an episode that begins behind a row's last token is the one that the next call continues
+        use_cache = use_cache and self.config.mem_len > 0
+        cache = self.make_cache(mems, mems_mask, inputs_embeds) if use_cache and not has_cache else past_key_values
+        if cache is not None:
+            check_checkpointing(self)
+        memory = self.build_memory(mems, mems_mask, inputs_embeds) if cache is None else cache.memory
+        segment_mask = real_tokens(attention_mask, cache, batch, length)
+        reset = self.forget(reset, position_ids, segment_mask, memory)
+        # a document that begins behind a row's last token is the one that the next call continues
         begun = None if reset is None or segment_mask is None else rows_ending_afresh(reset, segment_mask)
 
         # padding stands on the left inside, whatever the side it came from
@@ -224,17 +217,41 @@ class MemoryModel(MemoryPreTrainedModel):
             take(inputs_embeds, order.pack),
             None if segment_mask is None else take(segment_mask, order.pack),
             None if reset is None else take(reset.long().cumsum(1), order.pack),
-            past_key_values,
-            mems,
-            mems_mask,
+            memory,
             order,
             **(kwargs | {"return_dict": True}),
         )
-        if begun is not None:
-            outputs.mems, outputs.mems_mask = self.reset_rows(
-                begun, outputs.past_key_values, outputs.mems, outputs.mems_mask
-            )
+        if cache is not None:
+            cache.close(length)
+            if begun is not None:
+                memory.reset_rows(begun)
+            outputs.past_key_values = cache
+        elif self.config.mem_len > 0:
+            outputs.mems, outputs.mems_mask = memory.value()
+            if begun is not None:
+                memory = self.build_memory(outputs.mems, outputs.mems_mask, inputs_embeds)
+                memory.reset_rows(begun)
+                outputs.mems, outputs.mems_mask = memory.value()
         return outputs
+
+    def forget(
+        self,
+        reset: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        segment_mask: torch.Tensor | None,
+        memory: ModelMemory,
+    ) -> torch.Tensor | None:
+        """Let rows forget that start afresh, and return the tokens (B, T) bool that begin a document inside the segment."""
+        if reset is not None and reset.dim() == 1:
+            memory.reset_rows(reset)
+        inside = reset if reset is not None and reset.dim() == 2 else None
+        if position_ids is None:
+            return inside
+        batch = len(position_ids) if segment_mask is None else len(segment_mask)
+        remembers = memory.rows_with_memory(batch)
+        if remembers is not None and reset is not None and reset.dim() == 1:
+            remembers &= ~reset.to(remembers.device)
+        return resets_of_documents(self.config, position_ids, segment_mask, inside, remembers)
 
     @capture_outputs
     def _run(
@@ -242,74 +259,25 @@ class MemoryModel(MemoryPreTrainedModel):
         hidden_states: torch.Tensor,
         segment_mask: torch.Tensor | None,
         episode: torch.Tensor | None,
-        past_key_values: MemoryCache | None,
-        mems: tuple[torch.Tensor, ...] | None,
-        mems_mask: torch.Tensor | None,
+        memory: ModelMemory,
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
         """The layers, on a segment whose padding stands on the left; what is said of tokens goes out in their `order`."""
-        batch, length = hidden_states.shape[:2]
-        config = self.config
         hidden_states = self.dropout(hidden_states)
-        windows = config.layer_windows
-        memories, seen = [None] * len(windows), [0] * len(windows)
-        if past_key_values is not None:
-            if past_key_values.batch_size < 0 and config.initial_memory == "zeros":
-                self.remember(past_key_values, self.initial_mems(hidden_states), None)
-            seen = past_key_values.seen_lengths
-            seen_mask = past_key_values.memory_mask(batch, hidden_states.device)
-        else:
-            if mems is None and config.mem_len > 0:
-                mems = self.initial_mems(hidden_states)
-            if mems:
-                # their type follows the model: Accelerate hands back bfloat16 outputs as float32
-                memories = [
-                    last(memory, window - 1).to(hidden_states.dtype)
-                    for memory, window in zip(mems, windows, strict=False)
-                ]
-                seen = [memory.shape[1] for memory in memories]
-                memories = [memory if memory.shape[1] else None for memory in memories]
-            seen_mask = mems_mask = none_if_all(mems_mask)
-
-        states = self.states_of(past_key_values, mems, hidden_states)
-        # layers that see equally far share what they need to know of it: all layers do, in most models
-        rows = {count: pack_rows((batch, count, length), seen_mask, segment_mask, episode) for count in set(seen)}
-        reach = list(zip(seen, windows, strict=True))
-        views = {
-            (count, window): self.view(rows[count], length, count + length, window, hidden_states.device)
-            for count, window in set(reach)
-        }
-        num_keys = max(seen) + length
-        positions = self.position_embeddings(hidden_states, num_keys, past_key_values)
+        packing = memory.open(hidden_states, segment_mask, episode)
+        views: dict[tuple, KeyView] = {}  # layers that see equally far share it: all do, in most models
+        for window in memory.windows:
+            reach = (window.num_seen, window.sliding_window)
+            if reach not in views:
+                views[reach] = self.key_view(window, packing)
+            window.view = views[reach]
+        positions = self.position_embeddings(hidden_states, memory.num_seen + packing.length, memory)
         segment = SegmentContext(segment_mask, episode, positions, self.order_shown(order, **kwargs))
-        hidden_states, new_memories, new_states, extra_outputs = self.run_layers(
-            hidden_states,
-            memories,
-            states,
-            [views[layer] for layer in reach],
-            self.segment_context(hidden_states, segment),
-            past_key_values=past_key_values,
-            **kwargs,
-        )
-        if past_key_values is not None:
-            past_key_values.update_mask(remembered(rows[max(seen)], num_keys))
-            past_key_values.update_states(new_states)
-            new_mems = new_mask = None
-        else:
-            new_mems, new_mask = self.update_memory(mems, mems_mask, new_memories, segment_mask, episode)
-            if new_mems is not None:
-                new_mems = self.layout.join(new_mems, [tuple(map(torch.Tensor.detach, each)) for each in new_states])
-        if self.norm is not None:
-            hidden_states = self.norm(hidden_states)
-        return self.output_in_order(
-            order,
-            last_hidden_state=hidden_states,
-            past_key_values=past_key_values,
-            mems=new_mems,
-            mems_mask=new_mask,
-            **extra_outputs,
-        )
+        segment = self.segment_context(hidden_states, segment, memory)
+        output = self.run_layers(hidden_states, memory, segment, **kwargs)
+        hidden_states = output.hidden_states if self.norm is None else self.norm(output.hidden_states)
+        return self.output_in_order(order, last_hidden_state=hidden_states, **output.extra_outputs)
 
     def output_in_order(self, order: TokenOrder, **fields) -> MemoryModelOutput:
         """The output, with what it says of tokens where the caller put them."""
@@ -331,109 +299,72 @@ class MemoryModel(MemoryPreTrainedModel):
         self.shown_states(unpacked)
         return hidden_states
 
-    def view(self, rows: PackedRows, length: int, num_keys: int, window: int, device: torch.device) -> KeyView:
-        """What the layers that see the last `window` positions see of `num_keys` packed columns."""
-        nearest = window if self.config.same_length else None
+    def key_view(self, window: WindowMemory, packing: SegmentPacking) -> KeyView:
+        """What the queries of a segment see of `[window; segment]`."""
+        rows, num_keys = packing.rows(window.num_seen), window.num_seen + packing.length
         return KeyView(
-            visible=visible_positions(rows, length, num_keys, nearest, device),
+            visible=visible_positions(rows, packing.length, num_keys, window.nearest, packing.device),
             by_distance=rows.valid is None and rows.episode is None,
-            window=nearest,
+            window=window.nearest,
             order=rows.order,
         )
 
     def run_layers(
-        self,
-        hidden_states: torch.Tensor,
-        memories: list[torch.Tensor | None],
-        states: list[tuple[torch.Tensor, ...]],
-        views: list[KeyView],
-        segment: SegmentContext,
-        **kwargs,
+        self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
     ) -> RunOutput:
-        """Run the layers with their memories, states and views."""
-        new_memories, new_states = [], []
+        """Run the layers, each with its memory."""
+        auxiliary_losses = []
         hidden_states = self.show(hidden_states, segment.shown)
-        for layer_idx, layer in enumerate(self.layers):
-            known = {"view": views[layer_idx], "segment": segment, **kwargs}
-            output = layer(hidden_states, memories[layer_idx], *states[layer_idx], **known)
-            output = LayerOutput(*output)  # reentrant checkpointing makes a plain tuple of it
+        for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
+            # reentrant checkpointing makes a plain tuple of it
+            output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
             hidden_states = self.show(output.hidden_states, segment.shown)
-            new_memories.append(output.new_memory)
-            new_states.append(output.states)
-        return RunOutput(hidden_states, new_memories, new_states)
+            if output.auxiliary_loss is not None:
+                auxiliary_losses.append(output.auxiliary_loss)
+        return RunOutput(hidden_states, auxiliary_loss=sum(auxiliary_losses) if auxiliary_losses else None)
 
-    def states_of(
-        self, past_key_values: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, like: torch.Tensor
-    ) -> list[tuple[torch.Tensor, ...]]:
-        """The states of each layer (`config.layer_states`) before the segment: those of the memory, or a fresh row's, in
-        whose types they are."""
-        fresh = self.initial_states(like)
-        if past_key_values is not None and past_key_values.layers[0].states:
-            states = [tuple(layer.states.values()) for layer in past_key_values.layers]
-        elif mems:
-            states = self.layout.states(mems)
-        else:
-            states = [fresh] * len(self.config.layer_windows)
-        return [tuple(state.to(new.dtype) for state, new in zip(layer, fresh, strict=True)) for layer in states]
-
-    def initial_states(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The states of one layer in fresh rows: zeros."""
-        return tuple(like.new_zeros(like.shape[0], *shape) for shape in self.config.layer_states.values())
-
-    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> SegmentContext:
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> SegmentContext:
         """What the layers are told of a segment; those of a variant may want to know more."""
         return segment
 
-    def update_memory(
-        self,
-        mems: tuple[torch.Tensor, ...] | None,
-        mems_mask: torch.Tensor | None,
-        states: list[torch.Tensor],
-        segment_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
-    ) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
-        """The last `mem_len` real positions of what each layer remembers, and which of them are real."""
-        if not mems:
-            return None, None
-        batch, length = states[0].shape[:2]
-        packed = segment_mask is not None or mems_mask is not None or episode is not None
-        new_mems, masks, packings = [], [], {}
-        for memory, new, mem_len in zip(mems, states, self.config.layer_mem_lens, strict=False):
-            # only what can still be remembered is copied; padding and episodes may leave room for more of the old memory
-            kept = min(memory.shape[1], mem_len if packed else max(mem_len - length, 0))
-            added = length if episode is not None else min(length, mem_len)
-            if (kept, mem_len) not in packings:  # layers that remember equally much share it
-                packings[kept, mem_len] = pack_rows((batch, kept, added), mems_mask, segment_mask, episode)
-            rows = packings[kept, mem_len]
-            order = None if rows.order is None else last(rows.order, mem_len)
-            both = torch.cat([last(memory, kept).to(new), last(new, added)], dim=1)  # each layer's on its device
-            new_mems.append(last(take(both, order), mem_len).detach())
-            masks.append(remembered(rows, mem_len))
-        lengths = [memory.shape[1] for memory in new_mems]
-        return tuple(new_mems), none_if_all(masks[lengths.index(max(lengths))])
-
     def position_embeddings(
-        self, hidden_states: torch.Tensor, num_keys: int, past_key_values: MemoryCache | None
+        self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
     ) -> PositionEmbeddings | None:
         """What the layers need to know of positions: the table of relative distances (None where a cache holds its
         projections), and the shared biases."""
         if self.positions is None:
             return None
         bias = None if self.positions.bias is None else self.positions.bias()
-        if past_key_values is None:
+        if not memory.is_cache:
             return self.positions(num_keys, hidden_states), bias
-        num_keys = max(num_keys, *self.config.layer_windows)  # at once for all steps to come
-        if not torch.is_grad_enabled() and past_key_values.num_positions > num_keys:
+        num_keys = max(
+            num_keys, *(window.sliding_window for window in memory.windows)
+        )  # at once for all steps to come
+        if not torch.is_grad_enabled() and memory.num_positions > num_keys:
             return None, bias
         return self.positions(num_keys, hidden_states), bias
 
-    def initial_mems(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The memory of a fresh row: empty, or `mem_len` zero vectors, as `config.initial_memory` says."""
-        lengths = self.config.layer_mem_lens
-        if self.config.initial_memory == "empty":
-            lengths = [0] * len(lengths)
-        memories = tuple(like.new_zeros(like.shape[0], length, self.config.hidden_size) for length in lengths)
-        return self.layout.join(memories, [self.initial_states(like)] * len(self.config.layer_windows))
+    def layer_memories(self) -> list[LayerMemory]:
+        """What each layer remembers."""
+        return [layer.memories() for layer in self.layers]
+
+    def own_memories(self) -> LayerMemory:
+        """What the model itself remembers, a NamedTuple of new memories: nothing, unless the variant says otherwise."""
+        return ()
+
+    def build_memory(
+        self,
+        mems: tuple[torch.Tensor, ...] | None = None,
+        mems_mask: torch.Tensor | None = None,
+        like: torch.Tensor | None = None,
+    ) -> ModelMemory:
+        """What the model remembers: `mems`, in the type of `like`, or what fresh rows do."""
+        memory = ModelMemory(self.layer_memories(), self.own_memories())
+        if mems is not None and like is not None:
+            memory.load(mems, mems_mask, like)
+        return memory
 
     def make_cache(
         self,
@@ -442,55 +373,21 @@ class MemoryModel(MemoryPreTrainedModel):
         like: torch.Tensor,
         static: bool = False,
     ) -> MemoryCache:
-        """A new cache that remembers `mems`: the value turned into the engine."""
-        cache = MemoryCache(self.config, static=static)
-        if mems is not None:
-            self.remember(cache, tuple(memory.to(like.dtype) for memory in mems), mems_mask)
-        return cache
+        """A new cache that remembers `mems`: the value turned into what layers read. They project it when they run."""
+        if self.config.mem_len == 0:
+            raise ValueError("`mem_len`=0 keeps no memory: call the model without a cache.")
+        return MemoryCache(self.build_memory(mems, mems_mask, like), static)
 
-    def remember(self, cache: MemoryCache, mems: tuple[torch.Tensor, ...], mems_mask: torch.Tensor | None) -> None:
-        """Project `mems` into an empty `cache`."""
-        batch = mems[0].shape[0]
-        seen_mask = cache.memory_mask(batch, mems[0].device)
-        widest = None
-        memories = self.layout.inputs(mems)
-        for layer_idx, (layer, memory, seen) in enumerate(
-            zip(self.layers, memories, cache.seen_lengths, strict=False)
-        ):
-            rows = pack_rows((batch, seen, memory.shape[1]), seen_mask, mems_mask, None)
-            with onloaded(layer, memory) as here, onloaded(layer.self_attn, here) as here:
-                cache.update(*layer.self_attn.project(layer.attention_input(here)), layer_idx, order=rows.order)
-            cache.layers[layer_idx].count_anew()  # it counts the tokens that generate() has fed
-            if rows.valid is not None and (widest is None or rows.valid.shape[1] > widest.shape[1]):
-                widest = rows.valid
-        cache.update_mask(widest)
-        cache.update_states(self.states_of(None, mems, mems[0]))
 
-    def reset_rows(
-        self,
-        reset: torch.Tensor,
-        past_key_values: MemoryCache | None,
-        mems: tuple[torch.Tensor, ...] | None,
-        mems_mask: torch.Tensor | None,
-    ) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
-        """Let the rows in `reset` (batch,) forget; the memory's value is returned, the cache is changed."""
-        if past_key_values is not None:
-            fresh = None
-            if self.config.initial_memory == "zeros":
-                row = torch.empty(1, dtype=self.dtype, device=self.device)
-                fresh = self.make_cache(self.initial_mems(row), None, like=row)
-            past_key_values.reset_rows(reset, fresh)
-        elif mems is not None and self.config.initial_memory == "zeros":
-            mems = tuple(reset_state(memory, reset) for memory in mems)
-            mems_mask = None if mems_mask is None else mems_mask | reset[:, None]
-        elif mems is not None:
-            inputs = self.layout.inputs(mems)
-            if mems_mask is None and inputs:
-                mems_mask = reset.new_ones(len(reset), max(memory.shape[1] for memory in inputs))
-            mems_mask = None if mems_mask is None else mems_mask & ~reset[:, None]
-            states = [tuple(reset_state(state, reset) for state in layer) for layer in self.layout.states(mems)]
-            mems = self.layout.join(inputs, states)
-        return mems, mems_mask
+def real_tokens(
+    attention_mask: torch.Tensor | None, cache: MemoryCache | None, batch: int, length: int
+) -> torch.Tensor | None:
+    """Which tokens of a segment are read, (B, T) bool, None where all are: no padding, and no row that has ended."""
+    mask = None if attention_mask is None else none_if_all(attention_mask[:, -length:].bool())
+    if cache is None or cache.ended is None:
+        return mask
+    going_on = ~cache.ended[:, None].expand(batch, length)
+    return going_on if mask is None else mask & going_on
 
 
 __all__ = ["MemoryModel", "MemoryPreTrainedModel"]

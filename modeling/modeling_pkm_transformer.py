@@ -53,7 +53,7 @@ class PKMTransformerLayer(MemoryLayer):
         self, hidden_states: torch.Tensor, segment: SegmentContext, output_key_usage: bool = False, **kwargs
     ) -> torch.Tensor:
         if not isinstance(self.mlp, ProductKeyMemory):
-            return super().feed_forward(hidden_states)
+            return super().feed_forward(hidden_states, segment)
         return self.mlp(hidden_states, segment.segment_mask, output_key_usage)[0]
 
 

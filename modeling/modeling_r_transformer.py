@@ -4,6 +4,8 @@ A recurrent network over the few positions up to each position comes first; it t
 so that no positions are needed.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from transformers.utils import auto_docstring
@@ -18,8 +20,18 @@ from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.local_rnn import LocalRNN, LocalRNNContext
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
+from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import pack_rows
+
+
+class RTransformerMemory(NamedTuple):
+    """What the attention read, and the last inputs of each LocalRNN, `(batch, networks, local_window - 1, hidden_size)`."""
+
+    inputs: WindowMemory
+    tails: RecurrentMemory
 
 
 class RTransformerLayer(MemoryLayer):
@@ -33,21 +45,21 @@ class RTransformerLayer(MemoryLayer):
 
     def __init__(self, config: RTransformerConfig, layer_idx: int):
         super().__init__(config, layer_idx)
+        self.tails_shape = (config.num_local_rnns, config.local_window - 1, config.hidden_size)
         self.local_rnns = nn.ModuleList([LocalRNN(config) for _ in range(config.num_local_rnns)])
 
+    def memories(self) -> RTransformerMemory:
+        return RTransformerMemory(*super().memories(), RecurrentMemory(self.tails_shape))
+
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        memory: torch.Tensor | None,
-        *tails: torch.Tensor,
-        segment: LocalRNNContext,
-        **kwargs,
+        self, hidden_states: torch.Tensor, memory: RTransformerMemory, segment: LocalRNNContext, **kwargs
     ) -> LayerOutput:
         new_tails = []
-        for local_rnn, tail in zip(self.local_rnns, tails, strict=True):
+        for local_rnn, tail in zip(self.local_rnns, memory.tails.read().unbind(1), strict=True):
             hidden_states, new_tail = local_rnn(hidden_states, tail, segment.local_rows)
             new_tails.append(new_tail)
-        return super().forward(hidden_states, memory, segment=segment, **kwargs)._replace(states=tuple(new_tails))
+        memory.tails.write(torch.stack(new_tails, dim=1))
+        return super().forward(hidden_states, memory, segment, **kwargs)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the R-Transformer.")
@@ -63,7 +75,9 @@ class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
     layer_class = RTransformerLayer
     positions_class = None
 
-    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> LocalRNNContext:
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> LocalRNNContext:
         shape = (*hidden_states.shape[:1], self.config.local_window - 1, hidden_states.shape[1])
         rows = pack_rows(shape, None, segment.segment_mask, segment.episode)
         return LocalRNNContext(**vars(segment), local_rows=rows)

@@ -4,6 +4,8 @@ A stack of LSTMs, each followed by a wide feed-forward without a second matrix; 
 to the memory of its own LSTM's outputs.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -19,10 +21,29 @@ from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext, stretches
-from transformers_xl.modeling.layers.single_head_attention import NoAttention, SingleHeadAttention
+from transformers_xl.modeling.layers.single_head_attention import SingleHeadAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
+from transformers_xl.modeling.memory.layer_memory import LayerMemory
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
+from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
+
+class ShaRNNMemory(NamedTuple):
+    """The state of a block's LSTM, each `(batch, hidden_size)`."""
+
+    lstm_hidden: RecurrentMemory
+    lstm_cell: RecurrentMemory
+
+
+class AttendingShaRNNMemory(NamedTuple):
+    """That, and what the block's attention read."""
+
+    lstm_hidden: RecurrentMemory
+    lstm_cell: RecurrentMemory
+    inputs: WindowMemory
 
 
 class ShaRNNLayer(GradientCheckpointingLayer):
@@ -38,12 +59,12 @@ class ShaRNNLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: ShaRNNConfig, layer_idx: int):
         super().__init__()
-        self.layer_idx = layer_idx
+        self.layer_idx, self.hidden_size = layer_idx, config.hidden_size
         self.input_layernorm = self.layer_norm(config)
         self.lstm = SegmentLSTM(config)
         self.weight_dropout = config.weight_dropout
         self.has_attention = layer_idx == config.attention_layer
-        self.self_attn = SingleHeadAttention(config, layer_idx) if self.has_attention else NoAttention()
+        self.self_attn = SingleHeadAttention(config, layer_idx) if self.has_attention else None
         self.query_layernorm = self.layer_norm(config) if self.has_attention else None
         self.memory_layernorm = self.layer_norm(config) if self.has_attention else None
         self.residual_layernorm = self.layer_norm(config)
@@ -55,38 +76,33 @@ class ShaRNNLayer(GradientCheckpointingLayer):
     def layer_norm(config: ShaRNNConfig) -> nn.LayerNorm:
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def attention_input(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory  # it was normalised when it was remembered
+    def memories(self) -> LayerMemory:
+        hidden, cell = RecurrentMemory((self.hidden_size,)), RecurrentMemory((self.hidden_size,))
+        if not self.has_attention:
+            return ShaRNNMemory(hidden, cell)
+        return AttendingShaRNNMemory(hidden, cell, WindowMemory.of(self.self_attn.config, self.layer_idx))
 
     def forward(
         self,
         hidden_states: torch.Tensor,
-        memory: torch.Tensor | None,
-        lstm_hidden: torch.Tensor,
-        lstm_cell: torch.Tensor,
-        *,
+        memory: ShaRNNMemory | AttendingShaRNNMemory,
         segment: SegmentLSTMContext,
-        past_key_values=None,
         **kwargs,
     ) -> LayerOutput:
-        inputs = (self.input_layernorm(hidden_states), lstm_hidden, lstm_cell, segment.stretches)
-        hidden_states, *states = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
-        new_memory = hidden_states = self.dropout(hidden_states)
-        if self.has_attention:
-            new_memory, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)
-            attn_output, _ = self.self_attn(
-                hidden_states,
-                memory,
-                key_states=new_memory,
-                segment=segment,
-                past_key_values=past_key_values,
-                **kwargs,
-            )
+        state = memory.lstm_hidden.read(), memory.lstm_cell.read()
+        inputs = (self.input_layernorm(hidden_states), *state, segment.stretches)
+        hidden_states, hidden, cell = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
+        memory.lstm_hidden.write(hidden)
+        memory.lstm_cell.write(cell)
+        hidden_states = self.dropout(hidden_states)
+        if isinstance(memory, AttendingShaRNNMemory):
+            key_states, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)
+            past = memory.inputs.unprojected()  # it was normalised when it was remembered
+            memory.inputs.write(key_states)
+            attn_output, _ = self.self_attn(hidden_states, past, memory.inputs, segment, key_states, **kwargs)
             hidden_states = hidden_states + self.dropout(attn_output)
-        elif past_key_values is not None:
-            past_key_values.update(*self.self_attn.project(hidden_states), self.layer_idx)
         mlp_output = self.mlp(self.mlp_layernorm(hidden_states))
-        return LayerOutput(self.residual_layernorm(hidden_states) + mlp_output, new_memory, tuple(states))
+        return LayerOutput(self.residual_layernorm(hidden_states) + mlp_output)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of SHA-RNN.")
@@ -103,7 +119,9 @@ class ShaRNNModel(ShaRNNPreTrainedModel, MemoryModel):
     layer_class = ShaRNNLayer
     positions_class = None
 
-    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> SegmentLSTMContext:
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> SegmentLSTMContext:
         parts = stretches(hidden_states.shape[1], segment.segment_mask, segment.episode)
         return SegmentLSTMContext(**vars(segment), stretches=parts)
 

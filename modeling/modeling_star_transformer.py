@@ -20,7 +20,9 @@ from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, begins
-from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory.layer_memory import LayerMemory
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import last
@@ -74,6 +76,12 @@ class StarTransformerLayerOutput(NamedTuple):
 
     satellites: torch.Tensor
     relay: torch.Tensor
+
+
+class RelayMemory(NamedTuple):
+    """The relay at the end of a segment, `(batch, hidden_size)`."""
+
+    relay: RecurrentMemory
 
 
 class StarTransformerLayer(GradientCheckpointingLayer):
@@ -131,15 +139,19 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
     positions_class = StarTransformerPositions
     output_class = StarTransformerModelOutput
 
+    def layer_memories(self) -> list[LayerMemory]:
+        return []  # one relay is handed on, not one per layer
+
+    def own_memories(self) -> RelayMemory:
+        return RelayMemory(RecurrentMemory((self.config.hidden_size,)))
+
     @capture_outputs
     def _run(
         self,
         hidden_states: torch.Tensor,
         segment_mask: torch.Tensor | None,
         episode: torch.Tensor | None,
-        past_key_values: MemoryCache | None,
-        mems: tuple[torch.Tensor, ...] | None,
-        mems_mask: torch.Tensor | None,
+        memory: ModelMemory,
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
@@ -150,7 +162,8 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
                 "relay, so no document can begin inside of it. Cut the text there, and hand in `reset` of shape (batch,)."
             )
         embeddings = self.dropout(self.positions(hidden_states, segment_mask))
-        ((handed_on,),) = self.states_of(past_key_values, mems, embeddings)
+        memory.open(embeddings, segment_mask, None)
+        handed_on = memory.own.relay.read()
         is_first = begins(embeddings.shape[:2], segment_mask, embeddings.device)
         satellites, relay = embeddings, mean_of_tokens(embeddings, segment_mask) + handed_on
         shown = self.order_shown(order, **kwargs)
@@ -162,14 +175,8 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
             satellites, relay = self.norm(satellites), self.norm(relay)
         if segment_mask is not None:  # a row without tokens hears nothing new
             relay = torch.where(segment_mask.any(dim=1, keepdim=True), relay, handed_on)
-        new_mems = None
-        if past_key_values is not None:
-            past_key_values.update_states([(relay,)])
-        elif self.config.mem_len > 0:
-            new_mems = (relay.detach(),)
-        return self.output_in_order(
-            order, last_hidden_state=satellites, past_key_values=past_key_values, mems=new_mems, relay=relay
-        )
+        memory.own.relay.write(relay)
+        return self.output_in_order(order, last_hidden_state=satellites, relay=relay)
 
 
 def mean_of_tokens(states: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:

@@ -38,8 +38,8 @@ class TensorizedTransformerPreTrainedModel(MemoryPreTrainedModel):
 class TensorizedTransformerModel(TensorizedTransformerPreTrainedModel, MemoryModel):
     layer_class = TensorizedTransformerLayer
 
-    def position_embeddings(self, hidden_states, num_keys, past_key_values) -> PositionEmbeddings | None:
-        return super().position_embeddings(hidden_states, self.config.attention_window, past_key_values)
+    def position_embeddings(self, hidden_states, num_keys, memory) -> PositionEmbeddings | None:
+        return super().position_embeddings(hidden_states, self.config.attention_window, memory)
 
 
 @auto_docstring(custom_intro="The Tensorized Transformer with a language modeling head.")

@@ -22,8 +22,9 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
-from transformers_xl.modeling.memory import MemoryCache, MemoryCacheLayer
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
 
@@ -71,10 +72,9 @@ class HaltingUnit(nn.Module):
 
 
 class StepOutput(NamedTuple):
-    """A `LayerOutput` without states, and the halting probability p_n of each position, `(batch, length)`."""
+    """The states `(batch, length, hidden_size)`, and the halting probability p_n of each position, `(batch, length)`."""
 
     hidden_states: torch.Tensor
-    new_memory: torch.Tensor
     halting_probability: torch.Tensor
 
 
@@ -95,11 +95,16 @@ class UniversalTransformerLayer(HaltingLayer):
         self.halting = HaltingUnit(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, *, signal: torch.Tensor, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        memory: AttentionMemory,
+        segment: SegmentContext,
+        signal: torch.Tensor,
+        **kwargs,
     ) -> StepOutput:
         inputs = hidden_states + signal
-        output = super().forward(inputs, memory, kept=hidden_states, **kwargs)
-        return StepOutput(output.hidden_states, output.new_memory, self.halting(inputs))
+        output = super().forward(inputs, memory, segment, kept=hidden_states, **kwargs)
+        return StepOutput(output.hidden_states, self.halting(inputs))
 
 
 class RepeatedLayer(nn.Module):
@@ -115,18 +120,6 @@ class RepeatedLayer(nn.Module):
 
     def __iter__(self) -> Iterator[nn.Module]:
         return repeat(self.shared, self.times)
-
-
-class StepMemory:
-    """What one step reads and writes of a cache: the layer that all steps share finds it in its own place, the first."""
-
-    def __init__(self, layer: MemoryCacheLayer):
-        self.layers = [layer]
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.layers[layer_idx].update(keys, values, **kwargs)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Universal Transformer.")
@@ -152,11 +145,8 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
     def run_layers(
         self,
         hidden_states: torch.Tensor,
-        memories: list[torch.Tensor | None],
-        states: list[tuple[torch.Tensor, ...]],
-        views: list[KeyView],
+        memory: ModelMemory,
         segment: SegmentContext,
-        past_key_values: MemoryCache | None = None,
         output_halting: bool = False,
         **kwargs,
     ) -> RunOutput:
@@ -173,22 +163,12 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
             running = torch.ones_like(hidden_states[..., 0], dtype=torch.bool)
         halting = torch.zeros_like(running, dtype=torch.long)
         spent = torch.zeros_like(running, dtype=torch.promote_types(dtype, torch.float32))  # p_1 + .. + p_(n-1)
-        ponder_cost, output, new_memories = spent, torch.zeros_like(hidden_states), []
+        ponder_cost, output = spent, torch.zeros_like(hidden_states)
         hidden_states = self.show(hidden_states, segment.shown)
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
-            hidden_states, new_memory, probability = layer(
-                hidden_states,
-                memories[step],
-                signal=signal,
-                running=running,
-                skip_halted=skip_halted,
-                past_key_values=None if past_key_values is None else StepMemory(past_key_values.layers[step]),
-                view=views[step],
-                segment=segment,
-                **kwargs,
-            )
+            known = {"signal": signal, "running": running, "skip_halted": skip_halted}
+            hidden_states, probability = layer(hidden_states, memory.layers[step], segment, **known, **kwargs)
             hidden_states = self.show(hidden_states, segment.shown)
-            new_memories.append(new_memory)
             reached = spent + probability >= self.config.halting_threshold
             halts = running & (reached | (step + 1 == num_steps))
             weight = torch.where(halts, 1 - spent, probability) * running
@@ -197,15 +177,13 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
             halting = halting + running
             spent = spent + probability * running
             running = running & ~halts
-        if past_key_values is not None:
-            # one layer projects the positions: what the first step has made of them also holds where nobody ran
-            for layer_memory in past_key_values.layers:
-                layer_memory.positions = past_key_values.layers[0].positions
+        for window in memory.windows:  # one layer projects the positions: this holds also where nobody ran
+            window.positions = memory.windows[0].positions
         extra_outputs = {
             "ponder_cost": ponder_cost if self.training or output_halting else None,
             "halting": halting if output_halting else None,
         }
-        return RunOutput(output, new_memories, states, extra_outputs)
+        return RunOutput(output, extra_outputs)
 
 
 @auto_docstring(

@@ -24,6 +24,8 @@ from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_l
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -42,16 +44,11 @@ class VanillaTransformerLayer(MemoryLayer):
             self.positions = SinusoidPositions(config.hidden_size)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        *,
-        segment: AbsolutePositionsContext,
-        **kwargs,
+        self, hidden_states: torch.Tensor, memory: AttentionMemory, segment: AbsolutePositionsContext, **kwargs
     ) -> LayerOutput:
         if self.positions is not None:
             hidden_states = hidden_states + self.positions(segment.places, hidden_states.dtype)
-        return super().forward(hidden_states, memory, segment=segment, **kwargs)
+        return super().forward(hidden_states, memory, segment, **kwargs)
 
 
 class AuxiliaryClassifiers(nn.Module):
@@ -84,7 +81,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
     layer_class = VanillaTransformerLayer
     positions_class = None
 
-    def segment_context(self, hidden_states: torch.Tensor, segment: SegmentContext) -> AbsolutePositionsContext:
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> AbsolutePositionsContext:
         batch, length = hidden_states.shape[:2]
         if length > self.config.segment_length:
             raise ValueError(

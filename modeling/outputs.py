@@ -11,14 +11,13 @@ from transformers.utils import ModelOutput
 class RunOutput(NamedTuple):
     """What the layers of a model made of a segment, before the final norm.
 
-    `hidden_states` (B, T, E); of each layer, `new_memories` (B, T, E) and `states` as in `LayerOutput`; `extra_outputs`,
-    the fields that the variant's output has beside those of [`MemoryModelOutput`].
+    `hidden_states` (B, T, E); `extra_outputs`, the fields that the variant's output has beside those of
+    [`MemoryModelOutput`]; `auxiliary_loss`, the sum of those of the layers.
     """
 
     hidden_states: torch.Tensor
-    new_memories: list[torch.Tensor]
-    states: list[tuple[torch.Tensor, ...]]
     extra_outputs: dict[str, Any] = {}
+    auxiliary_loss: torch.Tensor | None = None
 
 
 @dataclass
@@ -31,8 +30,8 @@ class MemoryModelOutput(ModelOutput):
             The memory as keys and values, where the call used a cache.
         mems (`tuple[torch.Tensor]`, *optional*):
             The memory as a value, where the call used no cache: the last `mem_len` inputs of each layer (of the stream that
-            its attention reads), `(batch, <=mem_len, hidden_size)`, newest last, detached; behind them, for variants that
-            remember more, the states of each layer (`config.layer_states`). To be handed to the next call.
+            its attention reads), `(batch, <=mem_len, hidden_size)`, newest last, detached; behind them, what a variant
+            remembers beside. `model.layout` names the tensors. To be handed to the next call.
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             Bool, which positions of `mems` are real; None when all are. To be handed on with `mems`.
         hidden_states (`tuple[torch.Tensor]`, *optional*):

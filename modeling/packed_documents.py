@@ -7,7 +7,6 @@ Shapes: B batch, T segment.
 import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.memory import MemoryCache
 from transformers_xl.modeling.ops.window import inverse, right_align, take
 
 
@@ -30,19 +29,6 @@ def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | Non
     if not torch.compiler.is_compiling() and not bool(starts.any()):
         return None
     return starts
-
-
-def rows_with_memory(
-    batch: int, cache: MemoryCache | None, mems: tuple[torch.Tensor, ...] | None, mems_mask: torch.Tensor | None
-) -> torch.Tensor | None:
-    """Rows (B,) bool that bring a memory along which is not empty; None when no row does."""
-    if cache is not None:
-        held, mask = cache.batch_size >= 0, cache.mask
-    else:
-        held, mask = any(memory.numel() for memory in mems or ()), mems_mask
-    if not held:
-        return None
-    return torch.ones(batch, dtype=torch.bool) if mask is None else mask.any(dim=1)
 
 
 def check_continued_rows(
@@ -101,4 +87,4 @@ def resets_of_documents(
     return starts if reset is None else starts | reset
 
 
-__all__ = ["document_starts", "resets_of_documents", "rows_with_memory"]
+__all__ = ["document_starts", "resets_of_documents"]

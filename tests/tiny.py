@@ -1,6 +1,7 @@
 """Small models of every variant, and the few steps that many tests share: reading in segments, and a row on its own."""
 
 import copy
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -9,6 +10,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import transformers_xl  # noqa: F401  registers the variants
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 
 VOCAB_SIZE = 37
 MEM_LEN = 8
@@ -46,7 +48,7 @@ def variants(
         and (memory is None or row.memory in memory)
         and croppable in (None, row.croppable)
         and (row.causal_lm_class is not None or not causal_lm)
-        and states in (None, bool(row.config_class().layer_states))
+        and states in (None, has_states(model_type))
         and recurrent in (None, row.recurrent)
     ]
 
@@ -112,15 +114,32 @@ def memory_value(
 ) -> tuple[torch.Tensor, ...]:
     """The `mems` of rows that remember `length` vectors of zeros per layer, or none where a layer remembers nothing, and
     zeros in the states of the variant."""
-    config = tiny_config(model_type, hidden_size=width, num_attention_heads=1)
-    shapes = [(length if mem_len else 0, width) for mem_len in config.layer_mem_lens[:layers]]
-    shapes += [*config.layer_states.values()] * layers
+    config = tiny_config(model_type, hidden_size=width, num_attention_heads=1, num_hidden_layers=layers)
+    layout = layout_of(model_type, config)
+    shapes = [tensor.shape for tensor in layout.tensors]
+    if layout.num_windows == len(config.layer_mem_lens):  # a window of its own: some layers may remember nothing
+        lengths = [length if mem_len else 0 for mem_len in config.layer_mem_lens]
+        shapes[: layout.num_windows] = [(columns, width) for columns in lengths]
+    shapes = [tuple(length if size is None else size for size in shape) for shape in shapes]
     return tuple(torch.zeros(batch, *shape, dtype=torch.float64) for shape in shapes)
+
+
+def layout_of(model_type: str, config) -> MemoryLayout:
+    """What a model of this config remembers."""
+    with torch.device("meta"):
+        return VARIANTS[model_type].model_class(config).layout
+
+
+@functools.cache
+def has_states(model_type: str) -> bool:
+    """Whether the variant remembers more than windows."""
+    layout = layout_of(model_type, tiny_config(model_type))
+    return layout.num_windows < len(layout.parts)
 
 
 def reach_of_states(model) -> int:
     """How many positions further back than its attention a layer sees by the windows that it remembers as states."""
-    return sum(shape[0] for shape in model.config.layer_states.values() if len(shape) == 2)
+    return getattr(model.config, "num_local_rnns", 0) * (getattr(model.config, "local_window", 1) - 1)
 
 
 def follows_same_length(model_type: str) -> bool:

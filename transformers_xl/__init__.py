@@ -18,7 +18,7 @@ if not (
 _NAMES = {
     "ByteTokenizer": "transformers_xl.tokenization.tokenization_bytes",
     "GTrXLForActorCritic": "transformers_xl.modeling.modeling_gtrxl",
-    "MemoryCache": "transformers_xl.modeling.memory",
+    "MemoryCache": "transformers_xl.modeling.memory_cache",
     "MemoryConfig": "transformers_xl.configuration.configuration_memory",
     "MemoryFeatureExtractionPipeline": "transformers_xl.modeling.feature_extraction",
     "MemoryTrainer": "transformers_xl.training.trainer",

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows
 from transformers_xl.evaluation.attention_plots import draw_atlas
 from transformers_xl.modeling.auto import VARIANTS, register
-from transformers_xl.modeling.memory import MemoryCache
+from transformers_xl.modeling.memory_cache import MemoryCache
 
 QUICKSTART = Path("build/quickstart/model")  # where `make quickstart` leaves it
 BEGINNING = "The import statement"

@@ -16,6 +16,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 from transformers_xl.modeling.ops.window import last
 
@@ -77,7 +78,7 @@ class AdaptiveSpanAttention(MemoryAttention):
         self.span_mask = SpanMask(config)
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, past_key_values=None
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor]:
         reach = min(num_keys, self.config.layer_windows[self.layer_idx]) - 1
         mask = self.span_mask(reach)

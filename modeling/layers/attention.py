@@ -9,10 +9,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
-from transformers_xl.modeling.layers.segment_context import ALL_VISIBLE, PLAIN_SEGMENT, KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import PLAIN_SEGMENT, SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.backends import relative_backend
+from transformers_xl.modeling.ops.key_view import KeyView
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
-from transformers_xl.modeling.ops.window import last, take
+from transformers_xl.modeling.ops.window import last
 
 
 class KeptProjection(NamedTuple):
@@ -65,7 +67,7 @@ class MemoryAttention(nn.Module):
         return self.split_heads(key), self.split_heads(value)
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, past_key_values=None
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The query that meets the keys, and what is added to their scaled scores, `(B, H, T, K)`."""
         return query, None
@@ -77,9 +79,8 @@ class MemoryAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        past_key_values=None,
-        view: KeyView = ALL_VISIBLE,
+        past: torch.Tensor | None = None,
+        memory: ColumnMemory | None = None,
         segment: SegmentContext = PLAIN_SEGMENT,
         key_states: torch.Tensor | None = None,
         **kwargs,
@@ -87,9 +88,10 @@ class MemoryAttention(nn.Module):
         """
         Args:
             hidden_states (`torch.Tensor` of shape `(B, T, E)`): the segment, normalised where the model is pre-norm.
-            memory (`torch.Tensor` of shape `(B, M, E)`, *optional*): newest last, normalised like the segment.
-            past_key_values (`MemoryCache`, *optional*): holds the projected memory instead.
-            view ([`KeyView`]): which columns of `[memory; segment]` the queries see; all when not given.
+            past (`torch.Tensor` of shape `(B, M, E)`, *optional*): columns of the memory that are not projected yet,
+                normalised like the segment.
+            memory ([`ColumnMemory`], *optional*): holds the others, and takes the segment's in; its `view` says which
+                columns of `[memory; segment]` the queries see. All see all when not given.
             segment ([`SegmentContext`]): padding, documents and positions.
             key_states (`torch.Tensor` of shape `(B, T, E)`, *optional*): what keys and values are made of, where it is not
                 what queries are made of; the memory is of its kind.
@@ -97,10 +99,10 @@ class MemoryAttention(nn.Module):
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, K)` where the attention function returns them.
         """
+        memory = ColumnMemory.of_view() if memory is None else memory
         query = self.queries(hidden_states)
-        new = hidden_states if key_states is None else key_states
-        key, value = self.keys_and_values(new, memory, past_key_values, view.order)
-        attn_output, attn_weights = self.attend(query, key, value, view, segment, past_key_values, **kwargs)
+        key, value = self.keys_and_values(hidden_states if key_states is None else key_states, past, memory)
+        attn_output, attn_weights = self.attend(query, key, value, memory, segment, **kwargs)
         return self.merge_heads(attn_output), attn_weights
 
     def merge_heads(self, attn_output: torch.Tensor) -> torch.Tensor:
@@ -108,30 +110,24 @@ class MemoryAttention(nn.Module):
         return self.o_proj(attn_output.flatten(-2))
 
     def keys_and_values(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, past_key_values, order: torch.Tensor | None
+        self, hidden_states: torch.Tensor, past: torch.Tensor | None, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of `[memory; segment]`, each `(B, H, K, D)`, packed by `order`. A cache takes the segment's in."""
-        if past_key_values is not None:
-            return past_key_values.update(*self.project(hidden_states), self.layer_idx, order=order)
-        key, value = self.project(hidden_states)
-        if memory is not None:  # apart from the segment: no gradient is computed for what needs none
-            projected = zip(self.project(memory), (key, value), strict=True)
-            key, value = (torch.cat(pair, dim=2) for pair in projected)
-        return take(key, order, dim=2), take(value, order, dim=2)
+        """Those of `[memory; segment]`, each `(B, H, K, D)`, packed. The memory takes the segment's in."""
+        key, value = memory.extend(self.project(hidden_states), None if past is None else self.project(past))
+        return key, value
 
     def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        view: KeyView,
+        memory: ColumnMemory,
         segment: SegmentContext,
-        past_key_values=None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`)."""
-        query, bias = self.score_terms(query, key.shape[-2], segment=segment, past_key_values=past_key_values)
-        return self.attend_with_bias(query, key, value, bias, view.visible, shown=segment.shown, **kwargs)
+        query, bias = self.score_terms(query, key.shape[-2], segment, memory)
+        return self.attend_with_bias(query, key, value, bias, memory.view.visible, shown=segment.shown, **kwargs)
 
     def attend_with_bias(
         self,
@@ -181,9 +177,9 @@ class RelativeAttention(MemoryAttention):
         self.kept_projection: KeptProjection | None = None
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, past_key_values=None
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.relative_scores(query, *self.relative_terms(num_keys, segment, past_key_values))
+        return self.relative_scores(query, *self.relative_terms(num_keys, segment, memory))
 
     def relative_scores(
         self, query: torch.Tensor, positions: torch.Tensor, bias: Biases, behind: torch.Tensor | None = None
@@ -193,17 +189,17 @@ class RelativeAttention(MemoryAttention):
         return query + bias.content_bias[:, None], position_scores(position_query, positions, behind)
 
     def relative_terms(
-        self, num_keys: int, segment: SegmentContext, past_key_values=None
+        self, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
         table, shared_bias = segment.position_embeddings
-        positions = last(self.project_positions(table, past_key_values), num_keys + 1)
+        positions = last(self.project_positions(table, memory), num_keys + 1)
         bias = shared_bias if self.bias is None else self.bias()
         return positions, bias  # type: ignore[return-value]  # what layers do not have of their own, the model has
 
-    def attend(self, query, key, value, view, segment, past_key_values=None, **kwargs):
-        terms = self.relative_terms(key.shape[-2], segment, past_key_values)
-        return self.attend_relative(query, key, value, *terms, view, shown=segment.shown, **kwargs)
+    def attend(self, query, key, value, memory, segment, **kwargs):
+        terms = self.relative_terms(key.shape[-2], segment, memory)
+        return self.attend_relative(query, key, value, *terms, memory.view, shown=segment.shown, **kwargs)
 
     def attend_relative(
         self,
@@ -235,17 +231,17 @@ class RelativeAttention(MemoryAttention):
         )
         return attn_output, None
 
-    def project_positions(self, table: torch.Tensor | None, past_key_values=None) -> torch.Tensor:
-        """r of every distance in `table`, `(heads, distances, head_dim)`. A cache keeps it, as it keeps keys and values;
-        without one, and without gradients, it is kept as long as the weight holds the same numbers."""
+    def project_positions(self, table: torch.Tensor | None, memory: ColumnMemory) -> torch.Tensor:
+        """r of every distance in `table`, `(heads, distances, head_dim)`. The memory of a cache keeps it, as it keeps keys
+        and values; otherwise, without gradients, it is kept as long as the weight holds the same numbers."""
         if table is None:
-            return past_key_values.layers[self.layer_idx].positions
+            return memory.positions  # type: ignore[return-value]  # there is no table only where it holds them
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.split_heads(self.r_proj(table))
-        if past_key_values is not None:
+        if memory.buffer is not None:
             self.kept_projection = None  # they are large: who reads on with a cache does not need them twice
             positions = self.projected_along_rows(table)
-            past_key_values.layers[self.layer_idx].keep_positions(positions)
+            memory.keep_positions(positions)
             return positions
         # a GPU would have to wait for the comparison
         if self.training or table.device.type != "cpu" or not _is_known_by_its_weight(self.r_proj):

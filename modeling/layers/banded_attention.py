@@ -8,8 +8,10 @@ from torch.nn import functional as F
 from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.band import Band
+from transformers_xl.modeling.ops.key_view import KeyView
 from transformers_xl.modeling.ops.window import PackedRows, visible_positions
 
 
@@ -21,6 +23,11 @@ class BandedView(KeyView):
     """
 
     rows: PackedRows = field(default_factory=PackedRows)
+
+    @property
+    def device(self) -> torch.device | None:
+        tensor = self.rows.valid if self.rows.episode is None else self.rows.episode
+        return None if tensor is None else tensor.device
 
 
 # B batch, T segment length, K = memory + T, H heads, D head dim, W window, d dilation of a head
@@ -46,12 +53,12 @@ class BandedAttention(RelativeAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        view: BandedView,
+        memory: ColumnMemory,
         segment: SegmentContext,
-        past_key_values=None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        projected, bias = self.relative_terms(view.window, segment, past_key_values)
+        view: BandedView = memory.view  # type: ignore[assignment]  # the model makes no others
+        projected, bias = self.relative_terms(view.window, segment, memory)
         near = projected[:, :-1]
         kwargs["shown"] = segment.shown
         if self.config._attn_implementation == "eager":

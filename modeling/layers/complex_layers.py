@@ -11,7 +11,8 @@ from transformers_xl.configuration.configuration_complex_order_transformer impor
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
 from transformers_xl.modeling.ops.token_order import as_shown
 
@@ -100,14 +101,15 @@ class ComplexAttention(MemoryAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        view: KeyView,
+        memory: ColumnMemory,
         segment: SegmentContext,
-        past_key_values=None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output `(B, T, 2, H D / 2)`, the two parts with the heads of each side by side, and weights `(B, H, T, K)`."""
         query = query * self.scaling
         real, imaginary = (part @ key.transpose(-1, -2) for part in (query, times_i(query)))
-        weights, attended = as_shown(masked_softmax(modulus(real, imaginary), view.visible), segment.shown, dim=2)
+        weights, attended = as_shown(
+            masked_softmax(modulus(real, imaginary), memory.view.visible), segment.shown, dim=2
+        )
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training) @ value
         return attended.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(-2), weights

@@ -9,8 +9,10 @@ import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.segment_context import ALL_VISIBLE, PLAIN_SEGMENT, KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory
 
 
 # B batch, T segment length, Q queries per row, N positions of the batch that run, F features
@@ -43,37 +45,29 @@ class HaltingAttention(RelativeAttention):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        memory: torch.Tensor | None = None,
+        past: torch.Tensor | None,
+        memory: ColumnMemory,
+        segment: SegmentContext,
         running: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `MemoryAttention`; with `running` (B, T) bool the output is that of the running positions, (N, E)."""
         if running is None:
-            return super().forward(hidden_states, memory, **kwargs)
-        return self.attend_running(hidden_states, memory, running, **kwargs), None
-
-    def attend_running(
-        self,
-        hidden_states: torch.Tensor,
-        memory: torch.Tensor | None,
-        running: torch.Tensor,
-        past_key_values=None,
-        view: KeyView = ALL_VISIBLE,
-        segment: SegmentContext = PLAIN_SEGMENT,
-        **kwargs,
-    ) -> torch.Tensor:
-        key, value = self.keys_and_values(hidden_states, memory, past_key_values, view.order)
+            return super().forward(hidden_states, past, memory, segment, **kwargs)
+        key, value = self.keys_and_values(hidden_states, past, memory)
         length, counts = running.shape[1], running.sum(dim=1)
         num_queries = int(counts.max())
-        places, behind = running, None
+        places, behind, view = running, None, memory.view
         if num_queries < length:  # the queries of each row move together
             places = torch.arange(num_queries, device=running.device) < counts[:, None]
             seen = gather(view.visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
             view = replace(view, visible=scatter(seen, places).transpose(1, 2), by_distance=False)
             behind = scatter(length - 1 - running.nonzero()[:, 1], places)
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
-        attn_output, _ = self.attend(query, key, value, view, segment, past_key_values, behind=behind, **kwargs)
-        return self.o_proj(gather(attn_output.flatten(-2), places))
+        terms = self.relative_terms(key.shape[-2], segment, memory)
+        kwargs |= {"behind": behind, "shown": segment.shown}
+        attn_output, _ = self.attend_relative(query, key, value, *terms, view, **kwargs)
+        return self.o_proj(gather(attn_output.flatten(-2), places)), None
 
 
 class HaltingLayer(MemoryLayer):
@@ -84,13 +78,11 @@ class HaltingLayer(MemoryLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        memory: torch.Tensor | None = None,
+        memory: AttentionMemory,
+        segment: SegmentContext,
         running: torch.Tensor | None = None,
         kept: torch.Tensor | None = None,
         skip_halted: bool = False,
-        *,
-        view: KeyView,
-        past_key_values=None,
         **kwargs,
     ) -> LayerOutput:
         """
@@ -100,18 +92,23 @@ class HaltingLayer(MemoryLayer):
             skip_halted: whether nothing is computed for halted positions but keys and values, which others read.
         """
         kept = hidden_states if kept is None else kept
-        kwargs |= {"view": view, "past_key_values": past_key_values}
         count = int(running.sum()) if skip_halted and running is not None else None
         if running is None or count == running.numel():
-            return super().forward(hidden_states, memory, **kwargs)
+            return super().forward(hidden_states, memory, segment, **kwargs)
         if not skip_halted:
-            output = super().forward(hidden_states, memory, **kwargs)
-            return output._replace(hidden_states=torch.where(running[..., None], output.hidden_states, kept))
-        if count == 0:  # nobody asks; a cache still wants keys and values, `mems` does not
-            if past_key_values is not None:
-                inputs = self.attention_input(hidden_states)
-                self.self_attn.keys_and_values(inputs, memory, past_key_values, view.order)
-            return LayerOutput(kept, hidden_states)
-        attn_output = self.attend(hidden_states, memory, running=running, **kwargs)
-        rows = self.after_attention(gather(hidden_states, running), attn_output, **kwargs)
-        return LayerOutput(scatter(rows, running, kept), hidden_states)
+            output = super().forward(hidden_states, memory, segment, **kwargs)
+            return LayerOutput(torch.where(running[..., None], output.hidden_states, kept))
+        if count == 0:  # nobody asks, and only a cache wants keys and values
+            self.remember(hidden_states, memory.inputs)
+            return LayerOutput(kept)
+        attn_output = self.attend(hidden_states, memory.inputs, segment, running=running, **kwargs)
+        rows = self.after_attention(gather(hidden_states, running), attn_output, segment, **kwargs)
+        return LayerOutput(scatter(rows, running, kept))
+
+    def remember(self, hidden_states: torch.Tensor, memory: ColumnMemory) -> None:
+        """Let the memory take a segment in that no position asks."""
+        past = memory.unprojected()
+        memory.write(hidden_states)
+        if memory.buffer is not None:
+            past = None if past is None else self.attention_input(past)
+            self.self_attn.keys_and_values(self.attention_input(hidden_states), past, memory)

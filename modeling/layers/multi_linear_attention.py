@@ -47,15 +47,15 @@ class MultiLinearAttention(RelativeAttention):
     def init_weights(self, config: TensorizedTransformerConfig) -> None:
         init.copy_(self.cores, torch.randn_like(self.cores).softmax(dim=-1))
 
-    def attend(self, query, key, value, view, segment, past_key_values=None, **kwargs):
-        projected, bias = self.relative_terms(self.window, segment, past_key_values)
+    def attend(self, query, key, value, memory, segment, **kwargs):
+        projected, bias = self.relative_terms(self.window, segment, memory)
         relative = projected[:, :-1].flip(1).transpose(0, 1)  # [W, H, D], of the distances 0 .. W-1
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]
         content_query, position_query = self.weighted_queries(query, bias)
         columns = window_columns(length, num_keys, self.window, key.device)
-        is_full = view.by_distance and num_keys - length >= self.window - 1
-        seen = None if is_full else seen_in_window(view.visible, columns)
+        is_full = memory.view.by_distance and num_keys - length >= self.window - 1
+        seen = None if is_full else seen_in_window(memory.view.visible, columns)
 
         size = max(1, PIECE // (batch * heads * self.window * max(self.window, width)))
         outputs = []
@@ -134,7 +134,7 @@ class NonCausalMultiLinearAttention(MultiLinearAttention):
             )
         query = self.split_heads(self.q_proj(hidden_states)).transpose(1, 2)
         key, value = (states.transpose(1, 2)[:, None] for states in self.project(inputs))
-        relative = self.project_positions(positions).transpose(0, 1)
+        relative = self.split_heads(self.r_proj(positions)).transpose(0, 1)
         return self.map_pairs(pair_features(*self.weighted_queries(query, bias), key, value, relative))
 
 

@@ -1,52 +1,14 @@
-"""What layers are told of a segment and of the columns that its queries may see."""
+"""What layers are told of a segment."""
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 import torch
 
 from transformers_xl.modeling.layers.positions import Biases
+from transformers_xl.modeling.ops.key_view import DeviceMovable
 from transformers_xl.modeling.ops.token_order import TokenOrder
 
 PositionEmbeddings = tuple[torch.Tensor | None, Biases | None] | torch.Tensor
-
-
-@dataclass(frozen=True)
-class DeviceMovable:
-    """A dataclass whose tensors follow a module to its device: Accelerate calls `to` of what it cannot look into."""
-
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Self:
-        """A copy with all tensors on `device`, also those inside of tuples and lists."""
-        moved = {each.name: _moved(getattr(self, each.name), device, non_blocking) for each in fields(self)}
-        return replace(self, **moved)
-
-
-def _moved(value: Any, device: torch.device | str | int, non_blocking: bool) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
-    if not isinstance(value, (tuple, list)):
-        return value
-    parts = [_moved(part, device, non_blocking) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-
-
-# B batch, T segment length, K packed columns of [memory; segment]
-@dataclass(frozen=True)
-class KeyView(DeviceMovable):
-    """Which of the K columns the queries of a layer see.
-
-    Args:
-        visible: `(B or 1, 1, T, K)` bool; None where all are.
-        by_distance: whether `visible` follows from the distances alone, the same for all rows: then a query sees what is
-            nearer than `window` (None: all up to itself).
-        window: positions that a query sees at most, itself included; None for all.
-        order: `(B, K)`, the column of `[memory; segment]` that stands at each packed column; None where no row has padding.
-    """
-
-    visible: torch.Tensor | None = None
-    by_distance: bool = False
-    window: int | None = None
-    order: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +28,6 @@ class SegmentContext(DeviceMovable):
     shown: TokenOrder | None = None
 
 
-ALL_VISIBLE, PLAIN_SEGMENT = KeyView(), SegmentContext()  # what an attention sees that is told nothing
+PLAIN_SEGMENT = SegmentContext()  # what a layer is told that nobody tells anything
 
-__all__ = ["ALL_VISIBLE", "PLAIN_SEGMENT", "KeyView", "SegmentContext"]
+__all__ = ["PLAIN_SEGMENT", "PositionEmbeddings", "SegmentContext"]

@@ -9,6 +9,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.relative_attention import attention_weights
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 
@@ -49,7 +50,7 @@ class ShawAttention(MemoryAttention):
         return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, past_key_values=None
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor]:
         by_distance = query * self.scaling @ self.key_table.transpose(-1, -2)  # [B, H, T, N]
         index = self.distances(query.shape[2], num_keys).expand(*query.shape[:3], num_keys)

@@ -80,11 +80,3 @@ class SingleHeadAttention(MemoryAttention):
         added = self.mix_proj(torch.cat([mixed, query.transpose(1, 2).flatten(-2)], dim=-1))
         mixed = self.mix_gate.sigmoid() * mixed + self.act_fn(added)
         return mixed.view_as(attn_output), attn_weights
-
-
-class NoAttention(nn.Module):
-    """The place of the attention in a block without one. A cache counts its positions; their keys have no features."""
-
-    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        nothing = hidden_states[:, None, :, :0]
-        return nothing, nothing

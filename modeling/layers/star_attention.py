@@ -9,7 +9,6 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 
 
@@ -86,5 +85,5 @@ class RelayAttention(MemoryAttention):
         query = self.split_heads(self.q_proj(relay[:, None]))
         key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
         visible = None if real is None else nn.functional.pad(real, (1, 0), value=True)[:, None, None]
-        attn_output, _ = self.attend(query, key, value, KeyView(visible), SegmentContext())
+        attn_output, _ = self.attend_with_bias(query, key, value, None, visible)
         return self.o_proj(attn_output.flatten(-2)).squeeze(1)

@@ -11,25 +11,28 @@ from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeA
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.layer_memory import LayerMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory, WindowMemory
 
 
 class LayerOutput(NamedTuple):
     """What a layer returns: a NamedTuple, in which Accelerate and pytree find the tensors.
 
-    `hidden_states` (B, T, E); `new_memory` (B, T, E), what its memory gets of the segment; `states`, those of
-    `config.layer_states` after the segment.
+    `hidden_states` (B, T, E); `auxiliary_loss`, what training minimises beside the loss of the head, None where there is
+    nothing.
     """
 
     hidden_states: torch.Tensor
-    new_memory: torch.Tensor
-    states: tuple[torch.Tensor, ...] = ()
+    auxiliary_loss: torch.Tensor | None = None
 
 
 class MemoryLayer(GradientCheckpointingLayer):
     """The Transformer-XL layer, pre- or post-norm: what the papers after it change.
 
-    It remembers the stream that its attention read, before the norm. `attention_input`
-    makes the attention's input of it, for the segment and for the memory alike.
+    It remembers the stream that its attention read, before the norm. `attention_input` makes the attention's input of it,
+    for the segment and for the memory alike.
     """
 
     attention_class: type[MemoryAttention] = RelativeAttention
@@ -46,20 +49,38 @@ class MemoryLayer(GradientCheckpointingLayer):
     def attention_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.input_layernorm.before(hidden_states)
 
-    def attend(self, hidden_states: torch.Tensor, memory: torch.Tensor | None, **kwargs) -> torch.Tensor:
-        memory = None if memory is None else self.attention_input(memory)
-        attn_output, _ = self.self_attn(self.attention_input(hidden_states), memory, **kwargs)
+    def memories(self) -> LayerMemory:
+        """What the layer remembers, a NamedTuple of new memories."""
+        return AttentionMemory(WindowMemory.of(self.self_attn.config, self.self_attn.layer_idx))
+
+    def attend(
+        self, hidden_states: torch.Tensor, memory: ColumnMemory, segment: SegmentContext, **kwargs
+    ) -> torch.Tensor:
+        past = memory.unprojected()
+        past = None if past is None else self.attention_input(past)
+        memory.write(hidden_states)
+        attn_output, _ = self.self_attn(self.attention_input(hidden_states), past, memory, segment, **kwargs)
         return self.dropout(attn_output)
 
-    def feed_forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
+    def feed_forward(self, hidden_states: torch.Tensor, segment: SegmentContext, **kwargs) -> torch.Tensor:
         return self.mlp(hidden_states)
 
-    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor | None = None, **kwargs) -> LayerOutput:
-        attn_output = self.attend(hidden_states, memory, **kwargs)
-        return LayerOutput(self.after_attention(hidden_states, attn_output, **kwargs), hidden_states)
+    def forward(
+        self, hidden_states: torch.Tensor, memory: AttentionMemory, segment: SegmentContext, **kwargs
+    ) -> LayerOutput:
+        """
+        Args:
+            hidden_states: the segment `(B, T, E)`.
+            memory: what `memories()` declares; it takes the segment in.
+            segment: padding, documents and positions.
+        """
+        attn_output = self.attend(hidden_states, memory.inputs, segment, **kwargs)
+        return LayerOutput(self.after_attention(hidden_states, attn_output, segment, **kwargs))
 
-    def after_attention(self, hidden_states: torch.Tensor, attn_output: torch.Tensor, **kwargs) -> torch.Tensor:
+    def after_attention(
+        self, hidden_states: torch.Tensor, attn_output: torch.Tensor, segment: SegmentContext, **kwargs
+    ) -> torch.Tensor:
         """The residual sums and the feed-forward."""
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
-        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), **kwargs)
+        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), segment, **kwargs)
         return self.post_attention_layernorm.after(hidden_states + mlp_output)

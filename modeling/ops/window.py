@@ -88,6 +88,64 @@ def pack_rows(
     return PackedRows(order, valid, episode)
 
 
+class SegmentPacking:
+    """How the rows of a call are packed: made once, and shared by all that remembers equally much.
+
+    Args:
+        memory_mask: (B, M) bool, real columns of the memory; None when all are.
+        segment_mask: (B, T) bool, real tokens, whose padding stands on the left; None when all are.
+        episode: (B, T) number of the document of each token, 0 for that of the memory; None when all are one.
+        current: (B,) number of the document at the end of the segment, where the last column does not say it.
+
+    Attributes:
+        limit: how many columns are still wanted at the end of the call; None: as many as a memory keeps.
+        wanted: (B, K) bool, which of the packed columns are, where rows differ.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        length: int,
+        device: torch.device,
+        memory_mask: torch.Tensor | None = None,
+        segment_mask: torch.Tensor | None = None,
+        episode: torch.Tensor | None = None,
+        current: torch.Tensor | None = None,
+    ):
+        self.batch, self.length, self.device = batch, length, device
+        self.memory_mask, self.segment_mask, self.episode, self.current = memory_mask, segment_mask, episode, current
+        self.limit: int | None = None
+        self.wanted: torch.Tensor | None = None
+        self._rows: dict[tuple[int, int], PackedRows] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all rows are alike: nothing is padded, and no document begins inside."""
+        return self.memory_mask is None and self.segment_mask is None and self.episode is None
+
+    def rows(self, kept: int, added: int | None = None) -> PackedRows:
+        """The last `kept` columns of the memory and `added` of the segment (all), packed."""
+        added = self.length if added is None else added
+        if (kept, added) not in self._rows:
+            shape = (self.batch, kept, added)
+            self._rows[kept, added] = pack_rows(shape, self.memory_mask, self.segment_mask, self.episode)
+        return self._rows[kept, added]
+
+    def lengths(self, kept: int, length: int) -> tuple[int, int]:
+        """How many columns of a memory and of the segment are worth copying, where `length` are remembered: padding and
+        documents may leave room for more of the old ones."""
+        kept = min(kept, max(length - self.length, 0) if self.is_plain else length)
+        return kept, self.length if self.episode is not None else min(self.length, length)
+
+    def remembered(self, rows: PackedRows, length: int) -> torch.Tensor | None:
+        """Which of the last `length` of the packed columns are worth remembering, (B, <=length) bool; None when all are."""
+        valid = remembered(rows, length, self.current)
+        if self.wanted is None:
+            return valid
+        wanted = last(self.wanted, length if valid is None else valid.shape[1])
+        return wanted if valid is None else valid & wanted
+
+
 def visible_positions(
     rows: PackedRows, length: int, num_keys: int, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
@@ -111,11 +169,13 @@ def visible_positions(
     return visible
 
 
-def remembered(rows: PackedRows, mem_len: int) -> torch.Tensor | None:
-    """Which of the last `mem_len` packed columns are worth remembering, (B, <=mem_len) bool; None when all are."""
+def remembered(rows: PackedRows, mem_len: int, current: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Which of the last `mem_len` packed columns are worth remembering, (B, <=mem_len) bool; None when all are.
+
+    Only those of the `current` (B,) document are, which is that of the last column where it is not given."""
     valid = rows.valid
     if rows.episode is not None:
-        current = rows.episode == rows.episode[:, -1:]
+        current = rows.episode == (rows.episode[:, -1:] if current is None else current[:, None])
         valid = current if valid is None else valid & current
     return None if valid is None else last(valid, mem_len)
 

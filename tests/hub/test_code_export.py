@@ -65,9 +65,9 @@ def get_relative_imports_of(text: str) -> set[str]:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("import transformers_xl.modeling.memory", "from transformers_xl.modeling.memory import"),
+        ("import transformers_xl.modeling.memory_cache", "from transformers_xl.modeling.memory_cache import"),
         ("import transformers_xl", "cannot be exported"),
-        ("from transformers_xl.modeling.memory import *", "name what is imported"),
+        ("from transformers_xl.modeling.memory_cache import *", "name what is imported"),
         ("from torch import *", "name what is imported"),
         ("from transformers_xl.modeling import memory", "not from a package"),
         ("from transformers_xl import MemoryCache", "not from a package"),
@@ -76,7 +76,7 @@ def get_relative_imports_of(text: str) -> set[str]:
         ("import importlib.util", "dynamic imports"),
         ("from importlib import import_module", "dynamic imports"),
         ("def f():\n    return __import__('torch')", "dynamic imports"),
-        ("from transformers_xl.modeling.memory \\\n    import MemoryCache", "on one line"),
+        ("from transformers_xl.modeling.memory_cache \\\n    import MemoryCache", "on one line"),
         ("def f():\n    from transformers_xl.absent import x", "not from a package"),
     ],
 )

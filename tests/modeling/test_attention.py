@@ -74,7 +74,7 @@ def test_attention_layer(fields, memory_length, attention, dtype, tolerance):
     model = build(fields, attention, dtype)
     layer = model.model.layers[-1].self_attn
     calls = []
-    layer.register_forward_hook(lambda module, args, output: calls.append((*args, output[0])))
+    layer.register_forward_hook(lambda module, args, output: calls.append((*args[:2], output[0])))
     mems = memory_for(model, 3, memory_length)
     model(tokens(3, LENGTH), mems=None if mems is None else tuple(mems))
     [(segment, memory, output)] = calls

@@ -21,6 +21,7 @@ from tiny import (
     variants,
 )
 
+from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.ops.window import last
 
 CARRYING = variants(memory=("exact", "own"))
@@ -320,8 +321,14 @@ def test_an_episode_may_begin_at_a_pad(model_type, use_cache):
 def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_length, mem_len):
     model = tiny_model(model_type, mem_len=mem_len, same_length=same_length)
     new: list[torch.Tensor] = []
+
+    def note(module, arguments, output) -> None:
+        windows = [memory for memory in arguments[1] if isinstance(memory, WindowMemory)]
+        new.extend(window.new for window in windows)
+
     for layer in set(model.layers):  # one may run in several places
-        layer.register_forward_hook(lambda module, arguments, output: new.append(output.new_memory))
+        layer.register_forward_hook(note)
+    lengths = [window.length for window in model.build_memory().windows]
     memory, inputs = {}, None
     for segment, length in enumerate((2, 1, 5, 20, 1)):
         new.clear()
@@ -333,7 +340,7 @@ def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_len
         assert output.mems_mask is None
         assert isinstance(output.mems, tuple)
         assert len(output.mems) == len(memory_value(model_type))
-        for remembered, expected, kept in zip(output.mems, inputs, model.config.layer_mem_lens, strict=False):
+        for remembered, expected, kept in zip(output.mems, inputs, lengths, strict=False):
             assert not remembered.requires_grad
             torch.testing.assert_close(remembered, last(expected, kept).detach(), **EXACT)
 
@@ -351,7 +358,7 @@ def test_memory_is_detached_capped_and_batch_first(model_type, same_length):
     assert sizes == [state.shape for state in model(tokens(3, 7), **memory).mems]
     cache = model(tokens(3, 30), use_cache=True).past_key_values
     assert not any(rows.requires_grad for rows in held_by(cache))
-    assert all(layer.keys.shape[-2] <= MEM_LEN for layer in cache.layers if layer.is_initialized)
+    assert all(layer.keys is None or layer.keys.shape[-2] <= MEM_LEN for layer in cache.layers)
 
 
 @pytest.mark.parametrize("model_type", WINDOWED)
@@ -417,13 +424,13 @@ def test_a_cache_given_as_mems_is_copied(model_type):
 def test_the_layout_names_every_tensor(model_type):
     model = tiny_model(model_type)
     mems = model(tokens(2, 11)).mems
-    layers = model.layout.split(mems)
-    assert sum(map(len, layers)) == len(mems) == len(model.layout.tensors)
+    layers, own = model.layout.split(mems)
+    assert sum(map(len, layers)) + len(own) == len(mems) == len(model.layout.tensors)
     for (layer, name, shape), tensor in zip(model.layout.tensors, mems, strict=True):
-        assert layers[layer][name] is tensor
+        assert (own if layer is None else layers[layer])[name] is tensor
         assert len(tensor.shape) == len(shape) + 1
         assert all(size in (None, given) for size, given in zip(shape, tensor.shape[1:], strict=True))
-    joined = model.layout.join(model.layout.inputs(mems), model.layout.states(mems))
+    joined = model.layout.join(list(model.layout.grouped(mems)))
     assert all(ours is theirs for ours, theirs in zip(joined, mems, strict=True))
     with pytest.raises(ValueError, match="`mems` is a tuple of length"):
         model.layout.split((*mems, mems[0]))

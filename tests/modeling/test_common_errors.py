@@ -57,8 +57,8 @@ def test_mems(model_type):
     model, memory = tiny_model(model_type), partial(memory_value, model_type)
     for make_arguments, names in (
         (lambda memory: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
-        (lambda memory: {"mems": memory() + memory()[:1]}, ["mems", "one per layer"]),
-        (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .* one per layer"]),
+        (lambda memory: {"mems": memory() + memory()[:1]}, ["mems", "inputs"]),
+        (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .*inputs"]),
         (lambda memory: {"mems": memory(width=40)}, ["mems", "hidden_size", "40"]),
         (lambda memory: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
         (lambda memory: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
@@ -94,7 +94,8 @@ def test_mems_longer_than_mem_len(model_type):
     """Handed to a model whose `mem_len` was made smaller, the oldest positions are forgotten: by both forms."""
     model = tiny_model(model_type)
     mems = tuple(torch.randn_like(state) for state in memory_value(model_type, length=MEM_LEN + 4))
-    expected = model(tokens(2, 5), mems=(*(layer[:, 4:] for layer in mems[:2]), *mems[2:]))
+    windows = model.layout.windows(mems)
+    expected = model(tokens(2, 5), mems=(*(window[:, 4:] for window in windows), *mems[len(windows) :]))
     for use_cache in (None, True):
         output = model(tokens(2, 5), mems=mems, use_cache=use_cache)
         torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state)

@@ -32,7 +32,6 @@ from transformers import (
 )
 
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.memory import MemoryCache
 
 AUTO_CLASSES = {
     "model": AutoModel,
@@ -409,10 +408,10 @@ def test_a_static_cache_is_promised_where_there_is_one(model_type):
     """`_can_compile_fullgraph` is how transformers asks a class whether it generates with a static cache."""
     model = tiny_model(model_type)
     if model._can_compile_fullgraph:
-        MemoryCache(model.config, static=True)
+        model.make_cache(None, None, torch.empty(0), static=True)
     else:
         with pytest.raises(ValueError, match="static|mem_len"):
-            MemoryCache(model.config, static=True)
+            model.make_cache(None, None, torch.empty(0), static=True)
 
 
 def assert_compiles(model_type: str, lengths: list[int], **options) -> None:

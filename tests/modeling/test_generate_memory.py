@@ -277,7 +277,7 @@ def test_endless_generation_holds_constant_memory(model_type):
     sizes = []
 
     def note_size(module, args, output):
-        states = [state for layer in output.past_key_values.layers for state in (layer.keys, layer.values)]
+        states = [state for window in output.past_key_values.memory.windows for state in window.buffer.tensors]
         sizes.append(sum(state.untyped_storage().nbytes() for state in states))
 
     hook = model.model.register_forward_hook(note_size)
@@ -307,7 +307,7 @@ def test_window_moves_in_its_buffers(model_type, length):
             output = model(part, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             logits.append(output.logits)
-            addresses.append(cache.longest.keys.untyped_storage().data_ptr())
+            addresses.append(cache.memory.longest.held.untyped_storage().data_ptr())
             if step in (20, 21, 40):
                 branches[step] = cache.copy()
         torch.testing.assert_close(torch.cat(logits, dim=1), expected, **EXACT)
@@ -330,7 +330,7 @@ def test_endless_memory_is_handed_on_call_after_call(model_type):
         result = greedy(model, following, new=10, mems=mems, return_dict_in_generate=True)
         text = torch.cat([text, new_tokens(result.sequences, following)], dim=1)
         mems, following = result.mems, result.sequences[:, -1:]
-        assert all(layer.keys.shape[-2] <= MEM_LEN for layer in mems.layers)
+        assert all(window.num_held <= MEM_LEN for window in mems.memory.windows)
     assert torch.equal(text, expected)
 
 

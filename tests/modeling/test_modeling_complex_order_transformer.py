@@ -208,11 +208,9 @@ def test_positions_run_on(use_cache):
     reset[3, 2] = True
     first = model(ids, attention_mask=mask, reset=reset, use_cache=use_cache)
     memory = memory_of(first)
-    counts = memory["mems"][2:] if use_cache is None else [
-        layer.states["tokens_read"] for layer in memory["past_key_values"].layers
-    ]  # fmt: skip
-    assert [count.tolist() for count in counts] == [[6, 4, 3, 4]] * 2
-    assert all(count.dtype == torch.long for count in counts)
+    count = memory["mems"][2] if use_cache is None else memory["past_key_values"].memory.own.tokens_read.read()
+    assert count.tolist() == [6, 4, 3, 4]
+    assert count.dtype == torch.long
     model(ids[:, :1], reset=torch.tensor([False, False, True, False]), **memory)
     waves = model.embed_tokens(ids)
     expected = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 1, 1, 2, 3, 4], [1, 1, 1, 1, 2, 3], [1, 2, 1, 2, 3, 4]])
@@ -268,8 +266,8 @@ def test_a_text_far_on_is_read_as_in_float64(use_cache):
     results = []
     for dtype in (torch.float32, torch.float64):
         model = tiny_model(MODEL, dtype=torch.float32).to(dtype)
-        *memories, _, _ = model(tokens(1, 6)).mems
-        mems = (*memories, *(torch.tensor([1_000_000]) for _ in model.layers))
+        *memories, _ = model(tokens(1, 6)).mems
+        mems = (*memories, torch.tensor([1_000_000]))
         output = model(tokens(1, 9, seed=1), mems=mems, use_cache=use_cache)
         if use_cache is None:
             assert output.mems[2].tolist() == [1_000_009]
@@ -283,7 +281,7 @@ def test_a_bfloat16_model_counts_every_token():
     mems = model(tokens(1, 300)).mems
     for use_cache in (None, True):
         output = model(tokens(1, 1), mems=mems, use_cache=use_cache)
-        count = output.mems[2] if use_cache is None else output.past_key_values.layers[0].states["tokens_read"]
+        count = output.mems[2] if use_cache is None else output.past_key_values.memory.own.tokens_read.read()
         assert count.tolist() == [301]
 
 

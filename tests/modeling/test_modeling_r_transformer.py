@@ -80,11 +80,12 @@ def test_memory_holds_the_last_inputs_of_each_local_rnn(rnn_type):
         for local in layer.local_rnns:
             local.register_forward_pre_hook(lambda module, arguments: inputs.append(module.norm.before(arguments[0])))
     mems = model(tokens(2, 9)).mems
-    assert [state.shape for state in mems[2:]] == [(2, 3, 32)] * 4
-    for state, expected in zip(mems[2:], inputs, strict=True):
+    assert [state.shape for state in mems[2:]] == [(2, 2, 3, 32)] * 2  # of each layer: rows, networks, positions
+    tails = [tail for layer in mems[2:] for tail in layer.unbind(1)]
+    for state, expected in zip(tails, inputs, strict=True):
         torch.testing.assert_close(state, expected[:, -3:], **EXACT)
     short = model(tokens(2, 2)).mems
-    assert all((state[:, 0] == 0).all() and (state[:, 1:] != 0).any() for state in short[2:])
+    assert all((state[:, :, 0] == 0).all() and (state[:, :, 1:] != 0).any() for state in short[2:])
 
 
 def test_without_positions_or_local_rnn_order_is_lost():

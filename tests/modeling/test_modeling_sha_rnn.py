@@ -99,7 +99,7 @@ def test_the_model_is_its_equations(num_hidden_layers, num_attention_heads, fiel
     expected, memory = model_by_hand(model, ids[0])
     output = model(ids)
     torch.testing.assert_close(output.last_hidden_state[0], expected, **EXACT)
-    torch.testing.assert_close(output.mems[num_hidden_layers - 2][0], memory[-5:].detach(), **EXACT)
+    torch.testing.assert_close(output.mems[0][0], memory[-5:].detach(), **EXACT)
 
     direction, parameters = torch.randn_like(expected), list(model.parameters())
     by_hand, ours = (
@@ -128,11 +128,11 @@ def test_keys_and_values_are_the_memory_times_a_vector_each():
     for gate in (attention.query_gate, attention.key_gate, attention.value_gate):
         nn.init.normal_(gate)
     mems = model(tokens(2, 12)).mems
-    assert [tuple(memory.shape[1:]) for memory in mems] == [(0, 32), (0, 32), (MEM_LEN, 32), (0, 32)] + [(32,)] * 8
+    assert [tuple(memory.shape[1:]) for memory in mems] == [(MEM_LEN, 32)] + [(32,)] * 8
     layers = model(tokens(2, 12), use_cache=True).past_key_values.layers
-    assert [layer.keys.numel() for layer in layers] == [0, 0, 2 * (MEM_LEN - 1) * 32, 0]
+    assert [layer.keys is None for layer in layers] == [True, True, False, True]
 
-    memory = mems[2][:, 1:]  # the engine keeps what the next token sees besides itself
+    memory = mems[0][:, 1:]  # the engine keeps what the next token sees besides itself
     key_gate = attention.key_gate.sigmoid()
     content, gate = attention.overparameterization.proj(attention.value_gate.sigmoid()).chunk(2)
     torch.testing.assert_close(layers[2].keys[:, 0], (key_gate * memory), **EXACT)
@@ -161,7 +161,7 @@ def test_the_lstms_carry_what_the_attention_does_not_see():
     here, there = (model(ids[:, -1:], **memory).last_hidden_state for memory in memories)
     assert not torch.allclose(here, there, atol=1e-6)
     for memory in memories:
-        memory["mems"] = (*memory["mems"][:2], *(torch.zeros_like(state) for state in memory["mems"][2:]))
+        memory["mems"] = (memory["mems"][0], *(torch.zeros_like(state) for state in memory["mems"][1:]))
     here, there = (model(ids[:, -1:], **memory).last_hidden_state for memory in memories)
     torch.testing.assert_close(here, there, **EXACT)
 
@@ -264,7 +264,7 @@ def test_the_trainer_carries_the_states(tmp_path):
         return torch.stack(found).detach()
 
     torch.testing.assert_close(losses(slice(None)), logged, atol=1e-4, rtol=0)  # logs are rounded
-    for forgetful in (slice(0, 2), slice(2, None)):
+    for forgetful in (slice(0, 1), slice(1, None)):
         assert not torch.allclose(losses(forgetful), logged, atol=1e-3)
 
 

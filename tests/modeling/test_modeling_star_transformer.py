@@ -236,9 +236,9 @@ def test_an_episode_cannot_begin_inside_of_a_segment():
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ({"mems": ()}, "`mems` is a tuple of length 0: it must be a tuple of 1 tensors, relay"),
+        ({"mems": ()}, "`mems` is a tuple of length 0: it must be a tuple of 1 tensors .relay."),
         ({"mems": (torch.zeros(2, 32),) * 2}, "`mems` is a tuple of length 2"),
-        ({"mems": (torch.zeros(3, 32),)}, r"`mems`\[0\], `relay` of layer 0, has shape \(3, 32\): it must be \(2, 32\)"),
+        ({"mems": (torch.zeros(3, 32),)}, r"`mems`\[0\], `relay` of the model, has shape \(3, 32\): it must be \(2, 32\)"),
         ({"mems": (torch.zeros(2, 4, 32),)}, r"`mems`\[0\], `relay` .* shape \(2, 4, 32\): it must be \(2, 32\)"),
         ({"mems": (torch.zeros(2, 32).long(),)}, r"`mems`\[0\] has type torch.int64"),
         ({"mems": (torch.zeros(2, 32),), "mems_mask": torch.ones(2, 4, dtype=torch.bool)}, "`mems_mask`.*no positions"),

@@ -10,7 +10,10 @@ from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_m
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter
 from transformers_xl.modeling.layers.positions import RelativeBias
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory
+from transformers_xl.modeling.ops.key_view import KeyView
 
 FIELDS = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
@@ -157,7 +160,7 @@ def test_all_halted_is_an_early_stop_that_later_tokens_do_not_notice(use_cache):
     assert counts == {"q_proj": 12, "fc1": 12, "k_proj": 12 if use_cache is None else 60}
     if use_cache:
         assert all(memory.keys.shape[-2] == 6 for memory in first.past_key_values.layers)
-        assert first.past_key_values.num_positions > 0  # projected once, for the steps that nobody ran too
+        assert first.past_key_values.memory.num_positions > 0  # projected once, for the steps that nobody ran too
     second = model(inputs_embeds=embeds[:, 6:], **memory_of(first))
     states = torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1)
     torch.testing.assert_close(states, expected.last_hidden_state, **EXACT)
@@ -207,13 +210,14 @@ def test_a_layer_leaves_halted_positions_as_they_are(skip_halted):
     states, kept = torch.randn(2, 3, 6, 32, dtype=torch.float64)
     running = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    arguments = {"view": KeyView(visible), "segment": SegmentContext(position_embeddings=(table, bias))}
-    everywhere = layer(states, **arguments).hidden_states
+    memory = AttentionMemory(ColumnMemory.of_view(KeyView(visible)))
+    arguments = (memory, SegmentContext(position_embeddings=(table, bias)))
+    everywhere = layer(states, *arguments).hidden_states
     for others in (None, kept):
-        output, new_memory, _ = layer(states, running=running, kept=others, skip_halted=skip_halted, **arguments)
+        output = layer(states, *arguments, running=running, kept=others, skip_halted=skip_halted).hidden_states
         torch.testing.assert_close(output[running], everywhere[running], **EXACT)
         assert torch.equal(output[~running], (states if others is None else kept)[~running])
-        assert torch.equal(new_memory, states)
+        assert memory.inputs.new is states
 
 
 # --- the loss

@@ -63,8 +63,9 @@ def test_a_memory_from_before_is_handed_on(model_type: str, mem_len: int):
     ids = tokens(2, 18, seed=1)
     results, after = read(model, ids, [6, 6, 6], memory=memory)
     torch.testing.assert_close(results, read(fresh, ids, [6, 6, 6], memory=memory)[0], **EXACT)
-    attended = after["mems"][: len(model.config.layer_mem_lens)]
-    assert [mem.shape[1] for mem in attended] == model.config.layer_mem_lens
+    windows = model.build_memory().windows
+    lengths = [memory.shape[1] for memory in model.layout.windows(after["mems"])]
+    assert lengths == [window.length for window in windows]
 
 
 @pytest.mark.parametrize("same_length", [True, False])

@@ -12,6 +12,7 @@ from transformers_xl import CausalLongformerConfig
 from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops import band
 
 
@@ -53,6 +54,5 @@ def attend(fields: dict, case: Case, implementation: str, inputs: list[torch.Ten
     for parameter in (attention.r_proj.weight, *positions.parameters()):
         torch.nn.init.zeros_(parameter)  # the case has no positions
     table = positions(max(length, config.layer_windows[0]), inputs[0]), positions.bias
-    return attention.attend(
-        *inputs, BandedView(window=config.layer_windows[0]), SegmentContext(position_embeddings=table)
-    )
+    memory = ColumnMemory.of_view(BandedView(window=config.layer_windows[0]))
+    return attention.attend(*inputs, memory, SegmentContext(position_embeddings=table))

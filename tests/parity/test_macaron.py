@@ -11,9 +11,12 @@ from golden import Case
 from transformers_xl import MacaronConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.layers.segment_context import KeyView
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.modeling_macaron import HalfStepFeedForward, MacaronLayer
+from transformers_xl.modeling.ops.key_view import KeyView
 
 NAMES = {
     "self_attn.out_proj": "self_attn.o_proj",
@@ -49,12 +52,13 @@ class ReadsEncoder:
         super().__init__(config, layer_idx)
         self.encoder_attn, self.encoder_layernorm = MemoryAttention(config, layer_idx), SublayerLayerNorm(config)
 
-    def after_attention(self, hidden_states, attn_output, encoded, encoded_visible, **kwargs):
+    def after_attention(self, hidden_states, attn_output, segment, encoded, encoded_visible, **kwargs):
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
         queries = self.encoder_layernorm.before(hidden_states)
-        attended, self.encoder_weights = self.encoder_attn(queries, key_states=encoded, view=KeyView(encoded_visible))
+        memory = ColumnMemory.of_view(KeyView(encoded_visible))
+        attended, self.encoder_weights = self.encoder_attn(queries, None, memory, key_states=encoded)
         hidden_states = self.encoder_layernorm.after(hidden_states + attended)
-        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states))
+        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), segment)
         return self.post_attention_layernorm.after(hidden_states + mlp_output)
 
 
@@ -126,9 +130,8 @@ def test_values_and_gradients(case: Case):
         context["encoded"] = inputs["encoder_out"].transpose(0, 1)
         padding = case.inputs.get("encoder_padding_mask")
         context["encoded_visible"] = None if padding is None else ~padding.bool()[:, None, None, :]
-    y = layer(inputs["x"].transpose(0, 1), view=KeyView(visible_pairs(case)), **context)[0].transpose(
-        0, 1
-    )  # time-major there
+    memory = AttentionMemory(ColumnMemory.of_view(KeyView(visible_pairs(case))))
+    y = layer(inputs["x"].transpose(0, 1), memory, SegmentContext(), **context)[0].transpose(0, 1)  # time-major there
     case.check("y", y)
     if "encoder_out" in inputs:
         case.check("encoder_attn_weights", layer.encoder_weights.mean(dim=1))

@@ -6,8 +6,10 @@ from golden import Case
 
 from transformers_xl import ShaRNNConfig, ShaRNNForCausalLM
 from transformers_xl.modeling.layers.boom import Boom
-from transformers_xl.modeling.layers.segment_context import KeyView, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.single_head_attention import Overparameterization, SingleHeadAttention
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.ops.key_view import KeyView
 
 NAMES = {
     "encoder.weight": "model.embed_tokens.weight",
@@ -78,11 +80,12 @@ def config_of(case: Case, attention: str, **fields) -> ShaRNNConfig:
     )
 
 
-def cut(mems: tuple[torch.Tensor, ...] | None, layer: int, length: int) -> tuple[torch.Tensor, ...] | None:
-    """The last `length` positions of a layer's memory, before which that code forgets; states stay."""
+def cut(mems: tuple[torch.Tensor, ...] | None, length: int) -> tuple[torch.Tensor, ...] | None:
+    """The last `length` positions of the attention's memory, before which that code forgets; states stay."""
     if mems is None:
         return None
-    return tuple(m[:, max(0, m.shape[1] - length) :] if i == layer else m for i, m in enumerate(mems))
+    window, *states = mems
+    return (window[:, max(0, window.shape[1] - length) :], *states)
 
 
 @golden.cases("sha_rnn", kind="model")
@@ -103,7 +106,7 @@ def test_model(case: Case):
     objective, mems = 0.0, None
     for segment, length in enumerate(lengths):
         # the memory and the segment fill the positions of that code
-        mems = cut(mems, layer, hyper["max_positions"] - length)
+        mems = cut(mems, hyper["max_positions"] - length)
         output = model(case.inputs[f"x_seg{segment}"].long().T, mems=mems, output_hidden_states=True)
         mems, states = output.mems, output.hidden_states[-1]
         case.check(f"h_seg{segment}", states.transpose(0, 1))
@@ -118,9 +121,9 @@ def test_model(case: Case):
 
 def check_memory(case: Case, segment: int, mems: tuple[torch.Tensor, ...], layer: int) -> None:
     """The end of what that code keeps, which is all that it ever uses; and the states of the networks."""
-    ours = mems[layer].transpose(0, 1)
+    ours = mems[0].transpose(0, 1)
     case.check(f"mem_seg{segment}.{layer}", ours, lambda kept: kept[len(kept) - len(ours) :])
-    states = mems[case.hyper["nlayers"] :]
+    states = mems[1:]
     for block in range(case.hyper["nlayers"]):
         for state, kind in zip(states[2 * block : 2 * block + 2], "hc", strict=True):
             case.check(f"lstm_{kind}_seg{segment}.{block}", state[None])
@@ -132,7 +135,7 @@ def attend(attention: SingleHeadAttention, query: torch.Tensor, key: torch.Tenso
     length, num_keys = query.shape[1], key.shape[1]
     visible = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)[None, None]
     projected = attention.queries(query), attention.project(key)[0], attention.project(value)[1]
-    mixed, weights = attention.attend(*projected, KeyView(visible), SegmentContext())
+    mixed, weights = attention.attend(*projected, ColumnMemory.of_view(KeyView(visible)), SegmentContext())
     return mixed.flatten(-2).transpose(0, 1), weights
 
 

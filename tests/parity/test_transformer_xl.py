@@ -75,8 +75,8 @@ class BiasedShawAttention(ShawAttention):
         self.content_bias = torch.nn.Parameter(torch.empty(self.num_heads, self.head_dim))
         self.distance_bias = torch.nn.Parameter(torch.empty(self.key_table.shape[:2]))
 
-    def score_terms(self, query: torch.Tensor, num_keys: int, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        _, by_distance = super().score_terms(query, num_keys, **kwargs)
+    def score_terms(self, query: torch.Tensor, num_keys: int, *args) -> tuple[torch.Tensor, torch.Tensor]:
+        _, by_distance = super().score_terms(query, num_keys, *args)
         biases = self.distance_bias[:, self.distances(query.shape[2], num_keys)]
         return query + self.content_bias[:, None], by_distance + self.scaling * biases
 

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.segment_context import KeyView
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.modeling_universal_transformer import HaltingUnit
+from transformers_xl.modeling.ops.key_view import KeyView
 
 THRESHOLD = 0.9  # of that code
 
@@ -122,7 +123,8 @@ class ReleasedLayer(nn.Module):
         length = states.shape[1]
         visible = torch.ones(1, 1, length, length, dtype=torch.bool)
         visible = visible.tril() if self.is_causal else visible
-        states = states + self.attentions["self"](self.norms["self"](states), view=KeyView(visible))[0]
+        memory = ColumnMemory.of_view(KeyView(visible))
+        states = states + self.attentions["self"](self.norms["self"](states), memory=memory)[0]
         if self.is_decoder:
             queries = self.norms["encoder"](states)
             states = states + self.attentions["encoder"](queries, key_states=encoded)[0]

@@ -1,0 +1,1 @@
+"""What a model remembers, one kind of memory a file."""

@@ -1,0 +1,91 @@
+"""A tensor of each row that is made anew by every segment: the state of an LSTM, a matrix, vectors that a layer learned."""
+
+from collections.abc import Callable
+
+import torch
+
+from transformers_xl.modeling.memory.layer_memory import Memory, Shape
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.ops.window import SegmentPacking, reset_state
+
+
+class RecurrentMemory(Memory):
+    """A state `(batch, *shape)`, zeros in fresh rows, or what the layer learned that they start with.
+
+        read(start) -> state before the segment        write(state after it)
+
+    Args:
+        shape: without the batch.
+        has_learned_start: whether `read` gets the state of fresh rows. Which rows have begun is remembered too, so that
+            the start has a gradient wherever a row is fresh.
+    """
+
+    dtype: torch.dtype | None = None  # that of the model
+
+    def __init__(self, shape: tuple[int, ...], has_learned_start: bool = False):
+        self.shape = shape
+        self.has_learned_start = has_learned_start
+        self.state: torch.Tensor | None = None
+        self.begun: torch.Tensor | None = None  # (batch,) bool, rows that have read a token
+        self.new: torch.Tensor | None = None
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {"": self.shape, "_begun": ()} if self.has_learned_start else {"": self.shape}
+
+    @property
+    def num_rows(self) -> int:
+        return -1 if self.state is None else len(self.state)
+
+    def start(self, batch: int, like: torch.Tensor) -> None:
+        state = torch.zeros(batch, *self.shape, dtype=self.dtype or like.dtype, device=like.device)
+        begun = torch.zeros(batch, dtype=torch.bool, device=like.device)
+        self.load((state, begun) if self.has_learned_start else (state,), like)
+
+    def load(self, tensors: Tensors, like: torch.Tensor) -> None:
+        self.state, self.new = tensors[0].to(self.dtype or like.dtype), None
+        self.begun = tensors[1] if self.has_learned_start else None
+
+    def read(self, start: torch.Tensor | None = None) -> torch.Tensor:
+        """The state before the segment; `start` `(*shape,)` in fresh rows, where it is learned."""
+        assert self.state is not None, "start() or load() comes first"
+        if self.begun is None or start is None:
+            return self.state
+        return torch.where(self.begun.view(-1, *[1] * start.dim()), self.state, start.to(self.state.dtype))
+
+    def write(self, state: torch.Tensor) -> None:
+        """Note the state after the segment."""
+        self.new = state
+
+    def value(self, packing: SegmentPacking | None) -> Tensors:
+        assert self.state is not None, "start() or load() comes first"
+        state = self.state if self.new is None else self.new.detach().to(self.state.dtype).contiguous()
+        return (state,) if self.begun is None else (state, rows_begun(self.begun, packing))
+
+    def close(self, packing: SegmentPacking) -> None:
+        self.state, *begun = self.value(packing)
+        self.begun, self.new = begun[0] if begun else None, None
+
+    def reset_rows(self, reset: torch.Tensor) -> None:
+        if self.state is not None:
+            self.state = reset_state(self.state, reset.to(self.state.device))
+            self.begun = None if self.begun is None else self.begun & ~reset.to(self.begun.device)
+
+    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.state = None if self.state is None else function(self.state)
+        self.begun = None if self.begun is None else function(self.begun)
+
+    def clear(self) -> None:
+        self.state = self.begun = self.new = None
+
+
+def rows_begun(begun: torch.Tensor, packing: SegmentPacking | None) -> torch.Tensor:
+    """Which rows have read a token after the segment."""
+    if packing is None:
+        return begun
+    if packing.segment_mask is None:
+        return torch.ones_like(begun)
+    return begun | packing.segment_mask.any(dim=1).to(begun.device)
+
+
+__all__ = ["RecurrentMemory"]

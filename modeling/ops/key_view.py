@@ -1,0 +1,58 @@
+"""Which columns of `[memory; segment]` the queries of a segment see."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+
+
+@dataclass(frozen=True)
+class DeviceMovable:
+    """A dataclass whose tensors follow a module to its device: Accelerate calls `to` of what it cannot look into."""
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Self:
+        """A copy with all tensors on `device`, also those inside of tuples and lists."""
+        moved = {each.name: _moved(getattr(self, each.name), device, non_blocking) for each in fields(self)}
+        return replace(self, **moved)
+
+
+def _moved(value: Any, device: torch.device | str | int, non_blocking: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    if not isinstance(value, (tuple, list)):
+        return value
+    parts = [_moved(part, device, non_blocking) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+# B batch, T segment length, K packed columns of [memory; segment]
+@dataclass(frozen=True)
+class KeyView(DeviceMovable):
+    """What the queries of a layer see of its K columns.
+
+    Args:
+        visible: `(B or 1, 1, T, K)` bool; None where all are.
+        by_distance: whether `visible` follows from the distances alone, the same for all rows: then a query sees what is
+            nearer than `window` (None: all up to itself).
+        window: positions that a query sees at most, itself included; None for all.
+        order: `(B, K)`, the column of `[memory; segment]` that stands at each packed column; None where no row has padding.
+        distance: `(B or 1, T, K)` integers, how far each column lies behind each query; None: columns are distances, the
+            query of column K - T + t is at distance 0 of its own.
+    """
+
+    visible: torch.Tensor | None = None
+    by_distance: bool = False
+    window: int | None = None
+    order: torch.Tensor | None = None
+    distance: torch.Tensor | None = None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its tensors are; None: there are none."""
+        tensor = self.order if self.visible is None else self.visible
+        return None if tensor is None else tensor.device
+
+
+ALL_VISIBLE = KeyView()  # what an attention sees that is told nothing
+
+__all__ = ["ALL_VISIBLE", "DeviceMovable", "KeyView"]
