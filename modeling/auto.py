@@ -12,6 +12,7 @@ from transformers_xl.modeling import (
     modeling_adaptive_span,
     modeling_causal_longformer,
     modeling_complex_order_transformer,
+    modeling_compressive_transformer,
     modeling_depth_adaptive_transformer,
     modeling_gtrxl,
     modeling_macaron,
@@ -200,6 +201,15 @@ VARIANTS: dict[str, Variant] = {
             idea="A stack of LSTMs, of which one also attends, with a single head, to the memory of its outputs.",
             croppable=False,
             recurrent=True,
+        ),
+        _variant(
+            modeling_compressive_transformer,
+            paper="Compressive Transformers for Long-Range Sequence Modelling",
+            authors="Rae et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1911.05507",
+            idea="What leaves the memory is compressed into a second one, which reaches several times as far.",
+            croppable=False,
         ),
         _variant(
             modeling_causal_longformer,

@@ -76,8 +76,12 @@ class ColumnMemory(Memory):
             self.buffer = (StaticRollingBuffer if is_static else RollingBuffer)(self.reach)
 
     def start(self, batch: int, like: torch.Tensor) -> None:
-        length = self.length if self.starts_with_zeros else 0
-        self.inputs, self.new = like.new_zeros(batch, length, self.width), None
+        self.inputs, self.new = like.new_zeros(batch, self.num_started, self.width), None
+
+    @property
+    def num_started(self) -> int:
+        """Number of columns that a fresh row remembers: zeros."""
+        return self.length if self.starts_with_zeros else 0
 
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:
         self.inputs, self.new = tensors[0].to(like.dtype), None
@@ -130,17 +134,21 @@ class ColumnMemory(Memory):
         if packing is None or self.new is None:
             return (self.inputs,)
         kept, added = packing.lengths(self.inputs.shape[1], self.length)
-        order = packing.rows(kept, added).order
+        order, length = packing.rows(kept, added).order, packing.limited(self.length)
         both = torch.cat([last(self.inputs, kept).to(self.new), last(self.new, added)], dim=1)  # on the layer's device
-        return (last(take(both, None if order is None else last(order, self.length)), self.length).detach(),)
+        return (last(take(both, None if order is None else last(order, length)), length).detach(),)
 
     def value_mask(self, packing: SegmentPacking) -> torch.Tensor | None:
         """Which columns of the value are real, `(B, <= length)` bool; None: all."""
         assert self.inputs is not None, "start() or load() comes first"
-        return packing.remembered(packing.rows(*packing.lengths(self.inputs.shape[1], self.length)), self.length)
+        return packing.remembered(
+            packing.rows(*packing.lengths(self.inputs.shape[1], self.length)), packing.limited(self.length)
+        )
 
     def close(self, packing: SegmentPacking) -> None:
         self.new, self.view = None, ALL_VISIBLE
+        if packing.limit is not None and self.buffer is not None:
+            self.buffer.keep(packing.limit)
 
     def reset_rows(self, reset: torch.Tensor) -> None:
         if not self.starts_with_zeros:
@@ -149,7 +157,7 @@ class ColumnMemory(Memory):
             self.inputs = self.inputs.masked_fill(reset[:, None, None].to(self.inputs.device), 0)
         elif self.buffer is not None and self.buffer.tensors:
             kept = self.buffer.tensors[0]
-            self.inputs, self.restarted = kept.new_zeros(kept.shape[0], self.reach, self.width), reset
+            self.inputs, self.restarted = kept.new_zeros(kept.shape[0], self.num_held, self.width), reset
 
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.inputs = None if self.inputs is None else function(self.inputs)

@@ -6,12 +6,12 @@ from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 
 
 class CounterMemory(RecurrentMemory):
-    """An integer of each row, `(batch,)`, 0 in fresh ones."""
+    """An integer of each row, `(batch,)`, `initial` in fresh ones."""
 
     dtype = torch.long
 
-    def __init__(self):
-        super().__init__(())
+    def __init__(self, initial: int = 0):
+        super().__init__((), initial)
 
 
 __all__ = ["CounterMemory"]

@@ -125,18 +125,20 @@ class ModelMemory:
         assert packing is not None, "open() comes first"
         if self.windows:
             num_columns = self.num_before + packing.length
-            self.note_columns(packing.remembered(packing.rows(self.num_before), num_columns))
+            self.note_columns(
+                packing.remembered(packing.rows(self.num_before), num_columns), packing.limited(self.longest.reach)
+            )
         for memory in self.memories:
             memory.close(packing)
         self.packing = None
 
-    def note_columns(self, valid: torch.Tensor | None) -> None:
-        """Note which of the columns (B, C) that the segment saw, its own included, are worth remembering."""
+    def note_columns(self, valid: torch.Tensor | None, kept: int) -> None:
+        """Note which of the `kept` newest columns are worth remembering, of those (B, C) that the segment saw and its own."""
         window = self.longest
         if self.is_static:
-            self.mask.copy_(last(valid, window.reach))  # type: ignore[union-attr, arg-type]  # both exist where it is static
+            self.mask.copy_(last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static
         elif window.buffer is None or not window.buffer.records_past:
-            self.mask = None if valid is None else none_if_all(last(valid, window.reach))
+            self.mask = None if valid is None else none_if_all(last(valid, kept))
         elif valid is not None:
             pushed_out = window.num_held - valid.shape[1]
             before = valid.new_ones(valid.shape[0], pushed_out) if self.mask is None else self.mask[:, :pushed_out]
@@ -148,11 +150,12 @@ class ModelMemory:
             memory.reset_rows(reset)
         if not self.windows or self.longest.num_held == 0:
             return
-        if self.longest.starts_with_zeros:
-            self.mask = None if self.mask is None else self.mask | reset[:, None]
-        else:
-            mask = reset.new_ones(len(reset), self.longest.num_held) if self.mask is None else self.mask
-            self.mask = mask & ~reset[:, None]
+        held, fresh = self.longest.num_held, self.longest.num_started
+        if self.mask is None and held <= fresh:
+            return  # all columns of all rows are real
+        mask = reset.new_ones(len(reset), held) if self.mask is None else self.mask
+        columns = torch.arange(mask.shape[1], device=mask.device)
+        self.mask = torch.where(reset[:, None], columns >= mask.shape[1] - fresh, mask)
 
     def rows_with_memory(self, batch: int) -> torch.Tensor | None:
         """Rows (B,) bool that remember something; None when no row does."""

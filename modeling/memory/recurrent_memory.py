@@ -10,20 +10,21 @@ from transformers_xl.modeling.ops.window import SegmentPacking, reset_state
 
 
 class RecurrentMemory(Memory):
-    """A state `(batch, *shape)`, zeros in fresh rows, or what the layer learned that they start with.
+    """A state `(batch, *shape)`. Fresh rows have `initial` in it, or what the layer learned that they start with.
 
         read(start) -> state before the segment        write(state after it)
 
     Args:
         shape: without the batch.
+        initial: the number that fresh rows are filled with.
         has_learned_start: whether `read` gets the state of fresh rows. Which rows have begun is remembered too, so that
             the start has a gradient wherever a row is fresh.
     """
 
     dtype: torch.dtype | None = None  # that of the model
 
-    def __init__(self, shape: tuple[int, ...], has_learned_start: bool = False):
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], initial: float = 0, has_learned_start: bool = False):
+        self.shape, self.initial = shape, initial
         self.has_learned_start = has_learned_start
         self.state: torch.Tensor | None = None
         self.begun: torch.Tensor | None = None  # (batch,) bool, rows that have read a token
@@ -38,7 +39,8 @@ class RecurrentMemory(Memory):
         return -1 if self.state is None else len(self.state)
 
     def start(self, batch: int, like: torch.Tensor) -> None:
-        state = torch.zeros(batch, *self.shape, dtype=self.dtype or like.dtype, device=like.device)
+        size, kind = (batch, *self.shape), {"dtype": self.dtype or like.dtype, "device": like.device}
+        state = torch.full(size, self.initial, **kind)
         begun = torch.zeros(batch, dtype=torch.bool, device=like.device)
         self.load((state, begun) if self.has_learned_start else (state,), like)
 
@@ -68,7 +70,7 @@ class RecurrentMemory(Memory):
 
     def reset_rows(self, reset: torch.Tensor) -> None:
         if self.state is not None:
-            self.state = reset_state(self.state, reset.to(self.state.device))
+            self.state = reset_state(self.state, reset.to(self.state.device), self.initial)
             self.begun = None if self.begun is None else self.begun & ~reset.to(self.begun.device)
 
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:

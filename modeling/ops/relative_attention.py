@@ -48,6 +48,22 @@ def position_scores(query: torch.Tensor, positions: torch.Tensor, behind: torch.
     return scores.gather(-1, columns.clamp(max=num_keys).expand(-1, scores.shape[1], -1, -1))
 
 
+def position_scores_at(query: torch.Tensor, positions: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+    """The position term where columns are not distances: `query_i . r` of the `distance` of every query and key.
+
+    Args:
+        query (`torch.Tensor` of shape `(B, H, T, D)`): `(q + v)`, scaled.
+        positions (`torch.Tensor` of shape `(H, N, D)`): projected positions of the distances N-2 .. -1.
+        distance (`torch.Tensor` of shape `(B or 1, T, S)`): integers; what lies outside of the table must not be visible.
+
+    Returns:
+        `torch.Tensor` of shape `(B, H, T, S)`.
+    """
+    by_distance = torch.einsum("bhtd,hnd->bhtn", query, positions)
+    index = (positions.shape[1] - 2 - distance).clamp(0, positions.shape[1] - 1)[:, None]
+    return by_distance.gather(-1, index.expand(*by_distance.shape[:3], -1))
+
+
 def attention_weights(
     query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:

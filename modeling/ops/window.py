@@ -137,6 +137,10 @@ class SegmentPacking:
         kept = min(kept, max(length - self.length, 0) if self.is_plain else length)
         return kept, self.length if self.episode is not None else min(self.length, length)
 
+    def limited(self, length: int) -> int:
+        """How many columns are kept of a memory that may have `length`."""
+        return length if self.limit is None else min(length, self.limit)
+
     def remembered(self, rows: PackedRows, length: int) -> torch.Tensor | None:
         """Which of the last `length` of the packed columns are worth remembering, (B, <=length) bool; None when all are."""
         valid = remembered(rows, length, self.current)
@@ -180,9 +184,9 @@ def remembered(rows: PackedRows, mem_len: int, current: torch.Tensor | None = No
     return None if valid is None else last(valid, mem_len)
 
 
-def reset_state(state: torch.Tensor, reset: torch.Tensor) -> torch.Tensor:
-    """`state` (B, ...) with zeros in the rows of `reset` (B,) bool: what a fresh row remembers."""
-    return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), 0)
+def reset_state(state: torch.Tensor, reset: torch.Tensor, initial: float = 0) -> torch.Tensor:
+    """`state` (B, ...) with `initial` in the rows of `reset` (B,) bool: what a fresh row remembers."""
+    return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), initial)
 
 
 def none_if_all(mask: torch.Tensor | None) -> torch.Tensor | None:

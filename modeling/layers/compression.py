@@ -1,0 +1,144 @@
+"""Compression of old memories, and attention to both: Rae et al., 2019, https://arxiv.org/abs/1911.05507, section 3."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
+from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.compressed_memory import Blocks, CompressiveMemory
+from transformers_xl.modeling.ops.relative_attention import (
+    attention_weights,
+    masked_softmax,
+    position_scores,
+    position_scores_at,
+)
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.ops.token_order import as_shown
+from transformers_xl.modeling.ops.window import last
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressiveContext(SegmentContext):
+    """`blocks`: what the segment compresses."""
+
+    blocks: Blocks
+
+
+# B batch, T segment, N blocks of c positions, K uncompressed and S compressed columns, H heads, D head dim, E hidden size
+class Compression(nn.Module):
+    """f_c: `c` positions become one. Section 3.2."""
+
+    def __init__(self, config: CompressiveTransformerConfig):
+        super().__init__()
+        self.rate, self.function = config.compression_rate, config.compression_function
+        size = config.hidden_size
+        self.conv = nn.Conv1d(size, size, self.rate, stride=self.rate) if self.function == "conv" else None
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """`(B, N c, E)` -> `(B, N, E)`."""
+        if states.shape[1] == 0:
+            return states
+        if self.conv is not None:
+            return self.conv(states.transpose(1, 2)).transpose(1, 2)
+        blocks = states.unflatten(1, (-1, self.rate))
+        return blocks.mean(dim=2) if self.function == "mean" else blocks.amax(dim=2)
+
+
+class CompressiveAttention(RelativeAttention):
+    """Relative attention to `[compressed; uncompressed; segment]`, in plain steps whatever `attn_implementation` says.
+
+    The scores of both parts are computed apart and meet in the softmax: no keys are copied.
+    """
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        keys: Tensors,
+        values: Tensors,
+        memory: CompressiveMemory,
+        segment: SegmentContext,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            hidden_states: the segment `(B, T, E)`, normalised where the model is pre-norm.
+            keys, values: of what is compressed `(B, H, S, D)`, and of the rest `(B, H, K, D)`.
+            memory: what the queries see of both.
+
+        Returns:
+            The output `(B, T, E)` and the weights `(B, H, T, S + K)`.
+        """
+        query = self.queries(hidden_states)
+        positions = self.project_positions(segment.position_embeddings[0], memory.inputs)
+        bias = segment.position_embeddings[1] if self.bias is None else self.bias()
+        content_query = query + bias.content_bias[:, None]
+        position_query = (query + bias.position_bias[:, None]) * self.scaling
+        by_position = (
+            position_scores_at(position_query, positions, memory.compressed.view.distance),
+            position_scores(position_query, last(positions, keys[1].shape[-2] + 1)),
+        )
+        scores = [
+            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.view.visible)
+            for key, added, part in zip(keys, by_position, (memory.compressed, memory.inputs), strict=True)
+        ]
+        weights, attended = as_shown(masked_softmax(torch.cat(scores, dim=-1), None), segment.shown, dim=2)
+        attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
+        parts = attended.split([key.shape[-2] for key in keys], dim=-1)
+        attn_output = sum(part @ value for part, value in zip(parts, values, strict=True))
+        return self.merge_heads(attn_output.transpose(1, 2)), weights
+
+
+def visible_scores(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
+    """Scores `(B, H, T, K)`, -inf where a query does not see a column."""
+    return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
+
+
+def without_learning(module: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """`module(states)`, whose gradient goes to `states` alone."""
+    return functional_call(module, {name: weight.detach() for name, weight in module.named_parameters()}, (states,))
+
+
+def reconstruction_loss(
+    attention: CompressiveAttention,
+    inputs: torch.Tensor,
+    old: torch.Tensor,
+    compressed: torch.Tensor,
+    segment: CompressiveContext,
+) -> torch.Tensor:
+    """Mean squared difference of what tokens attend to in old memories and in what these were compressed to, by content
+    alone. Algorithm 2: only what was compressed gets a gradient.
+
+    Args:
+        attention: gives the projections.
+        inputs: those of the segment's tokens `(B, T, E)`.
+        old, compressed: `(B, N c, E)` and `(B, N, E)`, normalised like the inputs.
+
+    Differs from the original: the mean square, where the paper writes a norm.
+    """
+    query = attention.split_heads(without_learning(attention.q_proj, inputs.detach()))
+
+    def attend(memory: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+        key, value = (attention.split_heads(without_learning(m, memory)) for m in (attention.k_proj, attention.v_proj))
+        real = None if real is None else real[:, None, None, :]
+        return attention_weights(query, key, real, attention.scaling) @ value
+
+    is_block = segment.blocks.is_block
+    with torch.no_grad():
+        rate = old.shape[1] // compressed.shape[1]
+        target = attend(old, None if is_block is None else is_block.repeat_interleave(rate, dim=1))
+    difference = (attend(compressed, is_block) - target).square().mean(dim=(1, 3))
+    if is_block is None:
+        return difference.mean()
+    counted = is_block.any(dim=1, keepdim=True).expand_as(difference)
+    if segment.segment_mask is not None:
+        counted = counted & segment.segment_mask
+    if segment.episode is not None:  # what leaves belongs to the text that goes on
+        counted = counted & (segment.episode == segment.episode[:, -1:])
+    return (difference * counted).sum() / counted.sum().clamp(min=1)
+
+
+__all__ = ["Compression", "CompressiveAttention", "CompressiveContext", "reconstruction_loss", "without_learning"]

@@ -1,0 +1,171 @@
+"""Memories that are compressed when they leave the window: Rae et al., 2019, https://arxiv.org/abs/1911.05507, section 3.
+
+    | compressed, a vector of every c positions | not compressed yet, the window at its end | segment |
+
+Blocks of c positions are counted from the beginning of a text, and a token sees a block when all of it lies behind its
+window: nothing depends on how the text is cut (with `same_length`).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
+from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.ops.window import (
+    PackedRows,
+    SegmentPacking,
+    last,
+    none_if_all,
+    right_align,
+    take,
+)
+
+
+class UncompressedMemory(WindowMemory):
+    """The window, and fewer than c inputs that have left it. `extend` takes the inputs beside keys and values."""
+
+    def __init__(self, config: CompressiveTransformerConfig):
+        length = config.mem_len + config.compression_rate - 1
+        zeros = config.initial_memory == "zeros"
+        super().__init__(length, config.hidden_size, length + 1, config.same_length, zeros)
+        self.nearest = config.mem_len if config.same_length else None
+        self.window = config.mem_len
+
+    @property
+    def num_started(self) -> int:
+        return self.window if self.starts_with_zeros else 0
+
+
+class CompressedMemory(ColumnMemory):
+    """The compressed vectors, one column for every c positions; `blocks` says which the segment brings."""
+
+    blocks: SegmentPacking
+
+    def __init__(self, config: CompressiveTransformerConfig):
+        zeros = config.initial_memory == "zeros"
+        super().__init__(config.compressed_mem_len, config.hidden_size, starts_with_zeros=zeros)
+
+    def value(self, packing: SegmentPacking | None) -> Tensors:
+        return super().value(None if packing is None else self.blocks)
+
+    def close(self, packing: SegmentPacking) -> None:
+        super().close(self.blocks)
+
+
+class CompressiveMemory(NamedTuple):
+    """What a layer of the Compressive Transformer remembers."""
+
+    inputs: UncompressedMemory
+    compressed: CompressedMemory
+
+
+class CompressedCount(NamedTuple):
+    """How many compressed vectors each row has, the same in all layers."""
+
+    num_compressed: CounterMemory
+
+
+# B batch, T segment, K = uncompressed + T columns, N blocks of a call, c compression rate, S = compressed + N columns
+class Blocks(NamedTuple):
+    """What a call compresses, and what its tokens see of all that is compressed.
+
+    Args:
+        columns: `(B or 1, N c)`, those of `[uncompressed; segment]` that are compressed, block after block.
+        is_block: `(B, N)` bool, whether a row has such a block; None: all have.
+        packing: that of `[compressed; blocks]`.
+        view: what the queries see of its S columns, and how far they lie.
+    """
+
+    columns: torch.Tensor
+    is_block: torch.Tensor | None
+    packing: SegmentPacking
+    view: KeyView
+
+
+def plan_blocks(
+    config: CompressiveTransformerConfig, tokens: SegmentPacking, before: int, held: int, counter: CounterMemory
+) -> Blocks:
+    """Plan what a segment compresses, once for all layers; `counter`, and what `tokens` keeps, follow.
+
+    Args:
+        tokens: the packing of `[uncompressed; segment]`.
+        before: columns that are not compressed yet.
+        held: columns of the compressed memory; `counter` says how many of them are real.
+    """
+    rate, num_columns = config.compression_rate, before + tokens.length
+    most = max(num_columns - config.mem_len, 0) // rate
+    text, place, size = texts(tokens, before)
+    ends, is_block = torch.arange(1, most + 1, device=tokens.device)[None] * rate - 1, None
+    if text is not None:
+        is_end = (place % rate == rate - 1) & (place < size - config.mem_len) & (text >= 0)
+        ends = last(right_align(is_end), most)
+        is_block = take(is_end, ends)
+    columns, count = torch.arange(held, device=tokens.device) - held, counter.read()
+    known = none_if_all(-columns <= count[:, None])  # rows may have compressed unequally much
+    of_text, current = (None, None) if text is None else (take(text, ends), text[:, -1])
+    packing = SegmentPacking(tokens.batch, most, tokens.device, known, is_block, of_text, current)
+    number = place.expand(len(ends), -1).gather(1, ends) // rate
+    number = torch.cat([columns.expand(len(ends), -1), number], dim=1)
+    view = view_of_blocks(config, packing.rows(held), number, place, text, tokens.length)
+
+    new_count = count + most
+    if text is None:
+        tokens.limit = num_columns - most * rate
+    else:
+        packed, now = packing.rows(held), text[:, -1:]
+        new_count = (packed.valid & ((packed.episode == now) | ((now < 0) & (packed.episode == 0)))).sum(1)
+        left = (size[:, -1:] - rate * (is_block & (of_text == now)).sum(1, keepdim=True)).where(now >= 0, 0)
+        tokens.wanted = torch.arange(num_columns, device=tokens.device) >= num_columns - left
+    counter.write(new_count.clamp(max=config.compressed_mem_len))
+    leaving = (ends[..., None] + torch.arange(1 - rate, 1, device=tokens.device)).flatten(1).clamp(min=0)
+    return Blocks(leaving, is_block, packing, view)
+
+
+def texts(tokens: SegmentPacking, before: int) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """Of each packed column of `[uncompressed; segment]`: the number of its text (-1: padding; None: all rows are one text
+    each), its place there, and how many columns the text has, `(B or 1, K)` each."""
+    columns = torch.arange(before + tokens.length, device=tokens.device)[None]
+    if tokens.is_plain:
+        return None, columns, torch.full_like(columns, columns.shape[1])
+    rows = tokens.rows(before)
+    text = columns.new_zeros(tokens.batch, columns.shape[1]) if rows.episode is None else rows.episode
+    text = text if rows.valid is None else text.masked_fill(~rows.valid, -1)
+    changes = text[:, 1:] != text[:, :-1]
+    begins, ends = nn.functional.pad(changes, (1, 0), value=True), nn.functional.pad(changes, (0, 1), value=True)
+    place = columns - (columns * begins).cummax(dim=1).values
+    end = columns.where(ends, columns.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+    return text, place, place + end - columns + 1
+
+
+def view_of_blocks(
+    config: CompressiveTransformerConfig,
+    packed: PackedRows,
+    number: torch.Tensor,
+    place: torch.Tensor,
+    text: torch.Tensor | None,
+    length: int,
+) -> KeyView:
+    """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not compressed
+    before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
+    number, mine = take(number, packed.order), last(place, length)
+    if config.same_length:
+        window = torch.full_like(mine, config.mem_len)
+        passed = (mine + 1 - config.mem_len).clamp(min=0) // config.compression_rate
+    else:  # all that is not compressed is seen
+        window, passed = mine + 1, torch.zeros_like(mine)
+    rank = passed[..., None] - 1 - number[:, None]
+    visible = (rank >= 0) & (rank < config.compressed_mem_len)
+    if packed.valid is not None:
+        visible = visible & packed.valid[:, None]
+    if text is not None:
+        visible = visible & (packed.episode[:, None] == last(text, length)[..., None])
+    return KeyView(visible[:, None], order=packed.order, distance=window[..., None] + rank)
+
+
+__all__ = ["Blocks", "CompressedCount", "CompressedMemory", "CompressiveMemory", "UncompressedMemory", "plan_blocks"]

@@ -1,0 +1,184 @@
+"""Compressive Transformer: Rae et al., 2019, https://arxiv.org/abs/1911.05507. No code of the authors is public.
+
+The oldest memories of a Transformer-XL are not forgotten: `compression_rate` of them become one of a second memory.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.compression import (
+    Compression,
+    CompressiveAttention,
+    CompressiveContext,
+    reconstruction_loss,
+    without_learning,
+)
+from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, SegmentContext
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.memory.compressed_memory import (
+    CompressedCount,
+    CompressedMemory,
+    CompressiveMemory,
+    UncompressedMemory,
+    plan_blocks,
+)
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.ops.window import take
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
+
+
+@dataclass
+class CompressiveTransformerModelOutput(MemoryModelOutput):
+    """
+    Args:
+        compression_loss (`torch.Tensor`, *optional*):
+            In training mode: the attention-reconstruction loss, summed over layers.
+        attentions (`tuple[torch.Tensor]`, *optional*):
+            Weights of each layer, `(batch, heads, length, keys)`, the keys being those of `[compressed; memory; segment]`.
+    """
+
+    compression_loss: torch.Tensor | None = None
+
+
+@dataclass
+class CompressiveTransformerHeadOutput(MemoryHeadOutput):
+    """`compression_loss` and `attentions` as in [`CompressiveTransformerModelOutput`]."""
+
+    compression_loss: torch.Tensor | None = None
+
+
+class CompressiveTransformerLayer(MemoryLayer):
+    """Attention over `[compressed memory; memory; segment]` and a feed-forward. Algorithm 1.
+
+    Differs from the original: blocks are counted from the beginning of a text and seen when all of a block lies behind the
+    window, so that the cut into segments changes nothing; the memory of a fresh row is empty (`initial_memory="zeros"`: as in
+    the paper). A compressed vector stands for one step of distance, which the paper leaves open.
+    """
+
+    attention_class = CompressiveAttention
+
+    def __init__(self, config: CompressiveTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.compression = Compression(config)
+
+    def memories(self) -> CompressiveMemory:
+        config = self.self_attn.config
+        return CompressiveMemory(UncompressedMemory(config), CompressedMemory(config))
+
+    def project(self, states: torch.Tensor | None) -> Tensors | None:
+        return None if states is None else self.self_attn.project(self.attention_input(states))
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: CompressiveMemory, segment: CompressiveContext, **kwargs
+    ) -> LayerOutput:
+        past = memory.inputs.unprojected()
+        memory.inputs.write(hidden_states)
+        before = None if past is None else (*self.project(past), past[:, None])
+        key, value, inputs = memory.inputs.extend((*self.project(hidden_states), hidden_states[:, None]), before)
+
+        leaving = segment.blocks.columns.expand(len(hidden_states), -1)
+        old = take(inputs[:, 0].detach(), leaving)
+        compressed = self.compression(old)
+        past = memory.compressed.unprojected()
+        memory.compressed.write(compressed.detach())
+        far_key, far_value = memory.compressed.extend(self.project(compressed.detach()), self.project(past))
+
+        queries = self.attention_input(hidden_states)
+        attn_output, _ = self.self_attn(queries, (far_key, key), (far_value, value), memory, segment, **kwargs)
+        hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs)
+        if not self.training or compressed.shape[1] == 0:
+            return LayerOutput(hidden_states)
+        if self.input_layernorm.norm_position == "pre":
+            old, compressed = (without_learning(self.input_layernorm, each) for each in (old, compressed))
+        return LayerOutput(hidden_states, reconstruction_loss(self.self_attn, queries, old, compressed, segment))
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Compressive Transformer.")
+class CompressiveTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: CompressiveTransformerConfig
+    _no_split_modules = ["CompressiveTransformerLayer"]
+    _is_stateful = True
+    _can_compile_fullgraph = False  # a static cache has no place for what is compressed
+
+
+@auto_docstring(custom_intro="The Compressive Transformer without a head.")
+class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryModel):
+    layer_class = CompressiveTransformerLayer
+    output_class = CompressiveTransformerModelOutput
+    auxiliary_loss_coef = "reconstruction_loss_coef"
+
+    def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:
+        return outputs["compression_loss"]
+
+    def own_memories(self) -> CompressedCount:
+        zeros = self.config.initial_memory == "zeros"
+        return CompressedCount(CounterMemory(self.config.compressed_mem_len if zeros else 0))
+
+    def position_embeddings(
+        self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
+    ) -> PositionEmbeddings | None:
+        """Compressed vectors lie behind the window."""
+        return super().position_embeddings(hidden_states, num_keys + self.config.compressed_mem_len, memory)
+
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> CompressiveContext:
+        counter, held = memory.own.num_compressed, memory.layers[0].compressed.num_seen
+        blocks = plan_blocks(self.config, memory.packing, memory.num_before, held, counter)
+        for layer in memory.layers:
+            layer.compressed.view, layer.compressed.blocks = blocks.view, blocks.packing
+        return CompressiveContext(**vars(segment), blocks=blocks)
+
+    def run_layers(self, *args, **kwargs) -> RunOutput:
+        output = super().run_layers(*args, **kwargs)
+        loss = output.auxiliary_loss
+        if loss is None and self.training:
+            loss = output.hidden_states.new_zeros(())  # nothing left the window
+        return output._replace(extra_outputs={"compression_loss": loss})
+
+
+@auto_docstring(
+    custom_intro="""
+    The Compressive Transformer with a language modeling head. In training mode its loss has the attention-reconstruction
+    loss, from which the compression learns; in evaluation it is nats per token alone.
+    """
+)
+class CompressiveTransformerForCausalLM(CompressiveTransformerPreTrainedModel, MemoryForCausalLM):
+    model_class = CompressiveTransformerModel
+    output_class = CompressiveTransformerHeadOutput
+
+
+@auto_docstring(custom_intro="The Compressive Transformer with a classification head on the last real token.")
+class CompressiveTransformerForSequenceClassification(
+    CompressiveTransformerPreTrainedModel, MemoryForSequenceClassification
+):
+    model_class = CompressiveTransformerModel
+    output_class = CompressiveTransformerHeadOutput
+
+
+@auto_docstring(custom_intro="The Compressive Transformer with a classification head on every token.")
+class CompressiveTransformerForTokenClassification(
+    CompressiveTransformerPreTrainedModel, MemoryForTokenClassification
+):
+    model_class = CompressiveTransformerModel
+    output_class = CompressiveTransformerHeadOutput
+
+
+__all__ = [
+    "CompressiveTransformerForCausalLM",
+    "CompressiveTransformerForSequenceClassification",
+    "CompressiveTransformerForTokenClassification",
+    "CompressiveTransformerModel",
+    "CompressiveTransformerPreTrainedModel",
+]
