@@ -133,7 +133,7 @@ class ModelMemory:
         self.packing = None
 
     def note_columns(self, valid: torch.Tensor | None, kept: int) -> None:
-        """Note which of the `kept` newest columns are worth remembering, of those (B, C) that the segment saw and its own."""
+        """Note which of the `kept` newest columns are worth remembering; `valid` (B, C) is of all, the segment included."""
         window = self.longest
         if self.is_static:
             self.mask.copy_(last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static
