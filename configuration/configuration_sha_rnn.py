@@ -2,14 +2,14 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 
 
 @strict
-class ShaRNNConfig(MemoryConfig):
+class ShaRNNConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of SHA-RNN. Further fields are those of [`MemoryConfig`]; there are no positions, so `clamp_len` and
-    `share_relative_bias` have no meaning, and the norms have places of their own: `norm_position` is always `"pre"`.
+    Configuration of SHA-RNN. Further fields are those of [`AdaptiveSoftmaxConfig`]; there are no positions, and the
+    norms have places of their own: `norm_position` is always `"pre"`.
 
     Args:
         num_hidden_layers (`int`, *optional*, defaults to 6):

@@ -5,6 +5,7 @@ from torch import nn
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring, can_return_tuple
 
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.fused_head import OwnLoss
@@ -68,16 +69,17 @@ class MemoryHead(MemoryPreTrainedModel):
 class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     """Language modeling head."""
 
+    config: AdaptiveSoftmaxConfig
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     further_targets = 0  # columns that `shift_labels` may have behind the segment
 
-    def build_head(self, config: MemoryConfig) -> None:
+    def build_head(self, config: AdaptiveSoftmaxConfig) -> None:
         self.vocab_size = config.vocab_size
         self.lm_head = self.build_classifier(config)
         if config.is_adaptive:
             self._tied_weights_keys = tied_weights(config)
 
-    def build_classifier(self, config: MemoryConfig) -> nn.Module:
+    def build_classifier(self, config: AdaptiveSoftmaxConfig) -> nn.Module:
         """What turns hidden states into logits."""
         return output_layer(config, bias=config.lm_head_bias)
 

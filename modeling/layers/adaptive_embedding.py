@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 
@@ -21,7 +22,7 @@ class Projection(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, width))
 
-    def init_weights(self, config: MemoryConfig) -> None:
+    def init_weights(self, config: AdaptiveSoftmaxConfig) -> None:
         init.normal_(self.weight, std=config.proj_initializer_range)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
@@ -38,7 +39,7 @@ class AdaptiveEmbedding(nn.Module):
     as wide as the model.
     """
 
-    def __init__(self, config: MemoryConfig):
+    def __init__(self, config: AdaptiveSoftmaxConfig):
         super().__init__()
         self.embedding_dim, self.starts = config.token_width, [0, *config.cutoffs]
         self.tables = nn.ModuleList()
@@ -69,4 +70,6 @@ class AdaptiveEmbedding(nn.Module):
 
 def token_embedding(config: MemoryConfig) -> nn.Module:
     """What turns ids into vectors: a table, or one for each cluster."""
-    return AdaptiveEmbedding(config) if config.is_adaptive else ScaledEmbedding(config)
+    if isinstance(config, AdaptiveSoftmaxConfig) and config.is_adaptive:
+        return AdaptiveEmbedding(config)
+    return ScaledEmbedding(config)

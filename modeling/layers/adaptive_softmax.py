@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.modeling.layers.adaptive_embedding import Projection
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
@@ -38,7 +38,7 @@ class TiedLinear(nn.Module):
     def out_features(self) -> int:
         return self.weight.shape[0]
 
-    def init_weights(self, config: MemoryConfig) -> None:
+    def init_weights(self, config: AdaptiveSoftmaxConfig) -> None:
         init.normal_(self.weight, mean=0.0, std=config.initializer_range)
         if self.bias is not None:
             init.zeros_(self.bias)
@@ -60,7 +60,7 @@ class TiedLinear(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Hidden states `(batch, length, hidden_size)` to log-probabilities `(batch, length, vocab_size)` in nats."""
 
-    def __init__(self, config: MemoryConfig, bias: bool):
+    def __init__(self, config: AdaptiveSoftmaxConfig, bias: bool):
         super().__init__()
         layer = TiedLinear if config.tie_word_embeddings else nn.Linear
         self.clusters = nn.ModuleList([layer(width, size, bias=bias) for size, width in config.clusters])
@@ -145,14 +145,14 @@ def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def output_layer(config: MemoryConfig, bias: bool) -> nn.Module:
+def output_layer(config: AdaptiveSoftmaxConfig, bias: bool) -> nn.Module:
     """What turns hidden states into logits: a linear map, or an adaptive softmax."""
     if config.is_adaptive:
         return AdaptiveSoftmax(config, bias)
     return nn.Linear(config.token_width, config.vocab_size, bias=bias)
 
 
-def tied_weights(config: MemoryConfig) -> dict[str, str]:
+def tied_weights(config: AdaptiveSoftmaxConfig) -> dict[str, str]:
     """The weights of a language model's adaptive softmax that are those of its embedding: name -> name."""
     count = len(config.clusters)
     tied_projs = config.tie_projs if isinstance(config.tie_projs, list) else [config.tie_projs] * count
