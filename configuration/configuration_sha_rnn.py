@@ -25,7 +25,7 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
         boom_shortcut (`bool`, *optional*, defaults to `True`):
             Whether the Boom layer ends with a sum of chunks of `hidden_size` features; with `False`, with a second matrix.
         collapsed_gate (`bool`, *optional*, defaults to `False`):
-            Whether the gate of the values is a vector, no longer over-parameterised. `finish_training()` sets it.
+            Whether the gate of the values is a vector, no longer over-parameterised. `prepare_for_inference()` sets it.
         intermediate_size (`int`, *optional*, defaults to 2048):
             Inner width of the Boom layer, in features. With `boom_shortcut` at least `hidden_size`; features behind the
             last whole chunk are not used.

@@ -30,24 +30,24 @@ class TextScore:
         ValueError: it is not a number, or infinite.
 
     Attributes:
-        nats_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
+        losses_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
         tokens_by_position: tokens predicted at each position of a segment `(segment_length,)`.
         bytes: bytes that the predicted tokens stand for.
         seconds: how long [`score_text`] took; None where it was not measured.
     """
 
-    nats_by_position: np.ndarray
+    losses_by_position: np.ndarray
     tokens_by_position: np.ndarray
     bytes: int
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not np.isfinite(self.nats_by_position).all():
+        if not np.isfinite(self.losses_by_position).all():
             raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
 
     @property
     def nats(self) -> float:
-        return float(self.nats_by_position.sum())
+        return float(self.losses_by_position.sum())
 
     @property
     def tokens(self) -> int:
@@ -63,7 +63,7 @@ class TextScore:
         nan at positions where nothing was predicted."""
         bytes_by_position = self.tokens_by_position * (self.bytes / self.tokens)
         with np.errstate(invalid="ignore"):
-            return self.nats_by_position / math.log(2) / bytes_by_position
+            return self.losses_by_position / math.log(2) / bytes_by_position
 
 
 class ScoreSums:

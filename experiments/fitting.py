@@ -98,14 +98,14 @@ def fit(
     if not progress:
         trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    finish_training(model)
+    prepare_for_inference(model)
     return trainer
 
 
-def finish_training(model) -> None:
+def prepare_for_inference(model) -> None:
     """Drop what exists in training only; models of transformers have nothing of the kind."""
-    if hasattr(model, "finish_training"):
-        model.finish_training()
+    if hasattr(model, "prepare_for_inference"):
+        model.prepare_for_inference()
 
 
-__all__ = ["build_model", "finish_training", "fit", "processes", "read_texts"]
+__all__ = ["build_model", "fit", "prepare_for_inference", "processes", "read_texts"]

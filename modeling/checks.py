@@ -121,11 +121,12 @@ def check_targets(
     inputs_embeds: torch.Tensor | None,
     labels: torch.Tensor | None,
     shift_labels: torch.Tensor | None,
-    further: int,
+    num_extra_targets: int,
 ) -> None:
-    """Check that every token of a segment has a place in the targets; `shift_labels` may have `further` columns."""
+    """Check that every token of a segment has a place in the targets; `shift_labels` may have
+    `num_extra_targets` columns more."""
     inputs = input_ids if inputs_embeds is None else inputs_embeds
-    for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, further)):
+    for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, num_extra_targets)):
         if inputs is None or targets is None:
             continue
         batch, length = inputs.shape[:2]

@@ -71,9 +71,9 @@ class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Words have frequencies and phases too."""
-        further = self.get_input_embeddings().word_tables()
+        word_tables = self.get_input_embeddings().word_tables()
         resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        for table in further:
+        for table in word_tables:
             self._get_resized_embeddings(table, resized.num_embeddings, mean_resizing=mean_resizing)
         return resized
 

@@ -117,7 +117,9 @@ class AdaptiveSoftmax(nn.Module):
             tail = self.tail(index, hidden_states) + head[..., frequent + index - 1, None]
             yield tail.to(hidden_states.dtype)
 
-    def nats(self, hidden_states: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    def cross_entropy(
+        self, hidden_states: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100
+    ) -> torch.Tensor:
         """`-log p` of `targets` `(batch, length)`, in their order, float32 at least; 0 at `ignore_index`.
 
         Only the tokens of a cluster pay for its words: no tensor has a row per token and a column per word.
@@ -132,13 +134,13 @@ class AdaptiveSoftmax(nn.Module):
             in_cluster.append((index, start, here.nonzero().squeeze(-1)))
             column = torch.where(here, frequent + index - 1, column)
             start += cluster.out_features
-        nats = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
+        losses = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
         for index, start, here in in_cluster:
             # also for no rows: every process of many has a gradient for every weight
             for rows in [here] if torch.is_grad_enabled() else here.split(ROWS):
                 tail = self.tail(index, hidden_states[rows]).gather(-1, (words[rows] - start)[:, None]).squeeze(-1)
-                nats = nats.index_add(0, rows, -tail)
-        return nats.new_zeros(flat.shape).masked_scatter(is_target, nats).view(targets.shape)
+                losses = losses.index_add(0, rows, -tail)
+        return losses.new_zeros(flat.shape).masked_scatter(is_target, losses).view(targets.shape)
 
 
 def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
@@ -166,19 +168,19 @@ def tied_weights(config: AdaptiveSoftmaxConfig) -> dict[str, str]:
     return ties
 
 
-def token_nats(
+def linear_cross_entropy(
     classifier: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`-log p` of `targets` `(batch, length)` by what `classifier` makes of the hidden states (`logits`, where they are
     known), float32 at least; 0 where the target is -100."""
     if logits is None and isinstance(classifier, AdaptiveSoftmax):
-        return classifier.nats(hidden_states, targets)
+        return classifier.cross_entropy(hidden_states, targets)
     logits = classifier(hidden_states) if logits is None else logits
     return token_cross_entropy(logits, targets)
 
 
-def mean_nats(
-    nats: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+def mean_loss(
+    token_losses: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """Their mean over the tokens that have a target, or over the number of a whole batch, as the library's loss has it."""
-    return nats.sum() / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+    return token_losses.sum() / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)

@@ -61,20 +61,20 @@ class WaveEmbedding:
         return rows, 1 if sharing == "word" else self.embedding_dim
 
     def word_tables(self) -> list[nn.Embedding]:
-        """Those of the further tables that have a row per word."""
+        """Those of the tables of frequencies and phases that have a row per word."""
         tables = (self.frequency, self.phase)
         return [table for table in tables if table is not None and table.num_embeddings == self.num_embeddings]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         amplitude = super().forward(input_ids)
         per_word = self.word_tables()
-        further = [
+        frequency_and_phase = [
             torch.zeros_like(amplitude)
             if table is None
             else (table(input_ids) if table in per_word else table.weight).expand_as(amplitude)
             for table in (self.frequency, self.phase)
         ]
-        return torch.cat([amplitude, *further], dim=-1)
+        return torch.cat([amplitude, *frequency_and_phase], dim=-1)
 
 
 class ComplexOrderEmbedding(WaveEmbedding, ScaledEmbedding):

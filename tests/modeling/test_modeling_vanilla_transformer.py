@@ -124,7 +124,7 @@ def test_what_exists_in_training_only_can_be_left_behind(tmp_path):
     again = VanillaTransformerForCausalLM.from_pretrained(tmp_path / "training")
     assert len(again.auxiliary.second_token) == 2  # training goes on where it stopped
     torch.testing.assert_close(again.auxiliary.state_dict(), model.auxiliary.state_dict(), atol=0, rtol=0)
-    again.finish_training()
+    again.prepare_for_inference()
     assert again.num_parameters() == size - 3 * (32 * 37 + 37)
     again.save_pretrained(tmp_path / "finished")
     finished, report = VanillaTransformerForCausalLM.from_pretrained(tmp_path / "finished", output_loading_info=True)
