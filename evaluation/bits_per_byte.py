@@ -167,13 +167,13 @@ def score_moving_window(
     tokens = torch.as_tensor(ids).long()
     # the first windows are padded on the left, with any token
     contexts = F.pad(tokens[:-1], (window - 1, 0)).unfold(0, window, 1)
-    real = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)
+    attention_mask = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)
     sums = ScoreSums(1, model.device)
     with evaluating(model), torch.inference_mode():
         starts = range(0, len(contexts), batch_size)
         for start in tqdm(starts, desc="evaluating, moving window", disable=not progress):
             here = slice(start, start + batch_size)
-            mask = None if real[here].all() else real[here].to(model.device)
+            mask = None if attention_mask[here].all() else attention_mask[here].to(model.device)
             outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
             targets = tokens[1:][here].to(model.device)
             sums.add(outputs.logits, targets[:, None])

@@ -273,10 +273,10 @@ class MemoryForSequenceClassification(MemoryHead):
             # the library's loss of numbers, or of several labels, is a mean in any case
             loss = loss * (targets.sum() / num_items_in_batch).to(loss.device)
         length = outputs.last_hidden_state.shape[1]
-        real = (
+        mask = (
             targets.new_ones(len(targets), length) if attention_mask is None else last(attention_mask, length).bool()
         )
-        targets_per_token = real * targets[:, None] / real.sum(1, keepdim=True).clamp(min=1)
+        targets_per_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
         return self.with_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)
 
 

@@ -321,9 +321,9 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
         of a length of 1, for `halting="sequence"`. Sections 3.1 and 3.2."""
         embeds, *behind = outputs.hidden_states
-        real = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
-        real = real.to(embeds.dtype)[..., None]
-        mean = (embeds * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+        mask = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
+        mask = mask.to(embeds.dtype)[..., None]
+        mean = (embeds * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
         return self.halting.log_probs([mean, *map(self.readable, behind[:-1])])
 
     def exit_loss(

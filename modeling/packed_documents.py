@@ -23,9 +23,9 @@ def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | Non
     starts = torch.zeros_like(position_ids, dtype=torch.bool)
     starts[:, 1:] = position_ids.diff(dim=1) != 1
     if segment_mask is not None:
-        real = take(segment_mask, order)
-        starts[:, 1:] &= real[:, :-1]  # the first real token continues the memory, whatever the padding before it
-        starts = take(starts & real, inverse(order))
+        mask = take(segment_mask, order)
+        starts[:, 1:] &= mask[:, :-1]  # the first real token continues the memory, whatever the padding before it
+        starts = take(starts & mask, inverse(order))
     if not torch.compiler.is_compiling() and not bool(starts.any()):
         return None
     return starts
@@ -50,8 +50,8 @@ def check_continued_rows(
     """
     if remembers is None or torch.compiler.is_compiling():
         return
-    real = torch.ones_like(position_ids, dtype=torch.bool) if segment_mask is None else segment_mask
-    is_first = real & (real.long().cumsum(dim=1) == 1)
+    mask = torch.ones_like(position_ids, dtype=torch.bool) if segment_mask is None else segment_mask
+    is_first = mask & (mask.long().cumsum(dim=1) == 1)
     begins = (is_first & (position_ids == 0)).any(dim=1) & remembers.to(position_ids.device)
     if reset is not None:
         begins &= ~(is_first & (reset.long().cumsum(dim=1) > 0)).any(dim=1)

@@ -44,16 +44,16 @@ def split_chunks(length: int, segment_mask: torch.Tensor | None, episode: torch.
     """
     if segment_mask is None and episode is None:
         return [LSTMChunk(slice(0, length))]
-    real = torch.ones_like(episode, dtype=torch.bool) if segment_mask is None else segment_mask
-    number = real.new_zeros(real.shape, dtype=torch.long) if episode is None else episode.masked_fill(~real, 0)
+    mask = torch.ones_like(episode, dtype=torch.bool) if segment_mask is None else segment_mask
+    number = mask.new_zeros(mask.shape, dtype=torch.long) if episode is None else episode.masked_fill(~mask, 0)
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
     if torch.compiler.is_compiling():
-        return [LSTMChunk(slice(i, i + 1), real[:, i], begins[:, i]) for i in range(length)]
+        return [LSTMChunk(slice(i, i + 1), mask[:, i], begins[:, i]) for i in range(length)]
     changes = begins.any(0)
-    changes[1:] |= (real[:, 1:] != real[:, :-1]).any(0)
+    changes[1:] |= (mask[:, 1:] != mask[:, :-1]).any(0)
     starts = changes.nonzero().flatten().tolist()
     edges = sorted({0, length, *starts})
-    return [LSTMChunk(slice(start, end), real[:, start], begins[:, start]) for start, end in pairwise(edges)]
+    return [LSTMChunk(slice(start, end), mask[:, start], begins[:, start]) for start, end in pairwise(edges)]
 
 
 # B batch, T segment length, E hidden size

@@ -13,11 +13,11 @@ from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 
 
 # B batch, T segment length, H heads, D head dim, E hidden size
-def begins(shape: tuple[int, int], real: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Where each row begins, (B or 1, T) bool, for rows whose padding stands on the left; `real` (B, T) is None without."""
-    if real is None:
+def begins(shape: tuple[int, int], segment_mask: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Where each row begins, (B or 1, T) bool, for rows (B, T) whose padding stands on the left."""
+    if segment_mask is None:
         return torch.arange(shape[1], device=device)[None] == 0
-    return real & ~nn.functional.pad(real[:, :-1], (1, 0))
+    return segment_mask & ~nn.functional.pad(segment_mask[:, :-1], (1, 0))
 
 
 class RingAttention(MemoryAttention):
@@ -80,10 +80,10 @@ class RingAttention(MemoryAttention):
 class RelayAttention(MemoryAttention):
     """The relay attends to itself and to all satellites: `s = attention(s, [s, h_1, .., h_n])`."""
 
-    def forward(self, relay: torch.Tensor, satellites: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-        """`relay` (B, E), `satellites` (B, T, E), `real` (B, T) bool or None without padding; returns (B, E)."""
+    def forward(self, relay: torch.Tensor, satellites: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
+        """`relay` (B, E), `satellites` (B, T, E), `segment_mask` (B, T) bool or None without padding; returns (B, E)."""
         query = self.split_heads(self.q_proj(relay[:, None]))
         key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
-        visible = None if real is None else nn.functional.pad(real, (1, 0), value=True)[:, None, None]
+        visible = None if segment_mask is None else nn.functional.pad(segment_mask, (1, 0), value=True)[:, None, None]
         attn_output, _ = self.attend_with_bias(query, key, value, None, visible)
         return self.o_proj(attn_output.flatten(-2)).squeeze(1)
