@@ -19,7 +19,7 @@ MAX_LAYERS = 4096  # a typing error, or a hostile file, must not be built
 
 
 @strict
-class MemoryConfig(ConfigWithCode, PreTrainedConfig):
+class MemoryConfig(ConfigWithCode):
     r"""
     Base configuration of the models in this package. A variant adds its paper's fields and changes defaults.
 

@@ -5,11 +5,11 @@ from torch import nn
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring, can_return_tuple
 
-from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.fused_head import OwnLoss
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
+from transformers_xl.modeling.layers.adaptive_embedding import uses_adaptive_softmax
 from transformers_xl.modeling.layers.adaptive_softmax import (
     linear_cross_entropy,
     mean_loss,
@@ -74,22 +74,21 @@ class MemoryHead(MemoryPreTrainedModel):
 class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     """Language modeling head."""
 
-    config: AdaptiveSoftmaxConfig
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     num_extra_targets = 0  # columns that `shift_labels` may have behind the segment
 
-    def build_head(self, config: AdaptiveSoftmaxConfig) -> None:
+    def build_head(self, config: MemoryConfig) -> None:
         self.vocab_size = config.vocab_size
         self.lm_head = self.build_classifier(config)
-        if config.is_adaptive:
+        if uses_adaptive_softmax(config):
             self._tied_weights_keys = tied_weights(config)
 
-    def build_classifier(self, config: AdaptiveSoftmaxConfig) -> nn.Module:
+    def build_classifier(self, config: MemoryConfig) -> nn.Module:
         """What turns hidden states into logits."""
         return output_layer(config, bias=config.lm_head_bias)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        if all_submodels or not self.config.is_adaptive:
+        if all_submodels or not uses_adaptive_softmax(self.config):
             return super().get_expanded_tied_weights_keys(all_submodels)
         return dict(self._tied_weights_keys)  # without asking whether words are tied: projections may be without them
 
@@ -130,7 +129,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
 
     def returns_logits(self, targets: torch.Tensor | None) -> bool:
         """Whether a call makes logits: an adaptive softmax learns without them."""
-        return not (self.training and targets is not None and self.config.is_adaptive)
+        return not (self.training and targets is not None and uses_adaptive_softmax(self.config))
 
     def compute_logits(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
         """Logits of the tokens to keep, `(batch, kept, vocab_size)`."""

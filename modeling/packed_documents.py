@@ -18,11 +18,10 @@ def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | Non
         segment_mask: (B, T) bool, real tokens; None when all are.
     """
     order = None if segment_mask is None else right_align(segment_mask)
-    if segment_mask is not None:
-        position_ids = take(position_ids, order)
+    position_ids = take(position_ids, order)
     starts = torch.zeros_like(position_ids, dtype=torch.bool)
     starts[:, 1:] = position_ids.diff(dim=1) != 1
-    if segment_mask is not None:
+    if segment_mask is not None and order is not None:
         mask = take(segment_mask, order)
         starts[:, 1:] &= mask[:, :-1]  # the first real token continues the memory, whatever the padding before it
         starts = take(starts & mask, inverse(order))

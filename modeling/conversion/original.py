@@ -2,6 +2,7 @@
 format, or a plain state dict, for which what no shape tells must be given."""
 
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers_xl.modeling.conversion.torch_module import TorchFile, is_state
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLForCausalLM
 
 # the hyper-parameters of a checkpoint under their original names, with what their values are
-HYPER_PARAMETERS: dict[str, type | tuple[type, ...]] = {
+HYPER_PARAMETERS: dict[str, type | UnionType] = {
     "n_token": int,
     "n_layer": int,
     "n_head": int,
@@ -31,8 +32,8 @@ HYPER_PARAMETERS: dict[str, type | tuple[type, ...]] = {
     "same_length": bool,
     "attn_type": int,
     "sample_softmax": int,
-    "dropout": (float, int),
-    "dropatt": (float, int),
+    "dropout": float | int,
+    "dropatt": float | int,
 }
 # of these no weight tells
 NOT_IN_WEIGHTS = ("mem_len", "clamp_len", "same_length", "pre_lnorm")
@@ -103,12 +104,13 @@ def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"`{name}`={shown(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
             )
+        items = value if kind is list else [value]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            expected = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+            expected = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
             raise ValueError(f"`{name}`={shown(value)} must be of type {expected}.")
-        if kind is list and (len(value) > 64 or any(type(item) is not int for item in value)):
+        if kind is list and (len(items) > 64 or any(type(item) is not int for item in items)):
             raise ValueError(f"`{name}` must hold integers alone, at most 64.")
-        if any(type(number) is int and abs(number) >= 2**31 for number in (value if kind is list else [value])):
+        if any(type(number) is int and abs(number) >= 2**31 for number in items):
             raise ValueError(f"`{name}` holds {shown(value)}, more than any such model has.")
     return given
 
@@ -230,11 +232,13 @@ def _hyper_of_weights(weights: dict[str, torch.Tensor], where: str) -> dict[str,
     inner = weights.get("layers.0.pos_ff.CoreNet.0.bias")
     bias = weights.get("r_w_bias")
     norm = weights.get(f"{first}.layer_norm.weight")
-    vectors, matrices = (norm, inner), (bias, *tables)
     if (
-        any(vector is None or vector.dim() != 1 for vector in vectors)
-        or any(matrix is None or matrix.dim() != 2 for matrix in matrices)
+        norm is None
+        or inner is None
+        or bias is None
         or not tables
+        or any(vector.dim() != 1 for vector in (norm, inner))
+        or any(matrix.dim() != 2 for matrix in (bias, *tables))
     ):
         raise refusal(where, "its biases, norms or embeddings are missing, or of no such shape")
     ends = torch.tensor([len(table) for table in tables]).cumsum(0).tolist()

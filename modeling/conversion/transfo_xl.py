@@ -1,6 +1,7 @@
 """Folders and repositories that transformers 1 to 4 wrote for `transfo-xl`, through the Auto classes: they load, run and
 generate, and are saved in our format. Code: huggingface/transformers 4.35.2, `models/deprecated/transfo_xl`."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def _file(name: str, filename: str, hub: dict[str, Any]) -> str | None:
     )
 
 
-def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def legacy_arguments(name: str | os.PathLike | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments with which the library's `from_pretrained(None)` makes the model of a `transfo-xl` folder or
     repository; None for any other. `kwargs` are those that the user gave, `cluster_order` among them.
 
@@ -44,7 +45,7 @@ def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None
     """
     if name is None or kwargs.get("state_dict") is not None or kwargs.get("gguf_file") is not None:
         return None
-    hub = _hub_arguments(kwargs)
+    name, hub = os.fspath(name), _hub_arguments(kwargs)
     try:
         described, _ = PreTrainedConfig.get_config_dict(name, **hub)
     except OSError:

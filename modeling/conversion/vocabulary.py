@@ -68,7 +68,8 @@ def _fields(value: Any) -> dict:
 
 
 def _checked(fields: dict) -> dict[str, Any]:
-    symbols, ids = fields.get("idx2sym"), fields.get("sym2idx")
+    symbols: Any = fields.get("idx2sym")
+    ids = fields.get("sym2idx")
     if not isinstance(ids, dict):
         if any(type(symbol) is not str for symbol in symbols):
             raise ValueError("a symbol of `idx2sym` is no string")
@@ -90,7 +91,7 @@ def _checked(fields: dict) -> dict[str, Any]:
         raise ValueError("its `idx2sym` and `sym2idx` disagree")
     checked: dict[str, Any] = {"sym2idx": ids, "idx2sym": by_id}
     for name, kind in FIELDS.items():
-        value = fields.get(name)
+        value: Any = fields.get(name)
         if value is None:
             continue
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

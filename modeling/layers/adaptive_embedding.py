@@ -5,6 +5,7 @@ Ids are sorted by frequency and cut into clusters at `config.cutoffs`. The words
 """
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -55,7 +56,7 @@ class AdaptiveEmbedding(nn.Module):
 
     @property
     def num_embeddings(self) -> int:
-        return sum(table.num_embeddings for table in self.tables)
+        return sum(int(table.num_embeddings) for table in self.tables)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         embeddings = input_ids.new_zeros((), dtype=self.tables[0].weight.dtype)
@@ -68,8 +69,11 @@ class AdaptiveEmbedding(nn.Module):
         return embeddings * math.sqrt(self.embedding_dim)
 
 
+def uses_adaptive_softmax(config: MemoryConfig) -> TypeGuard[AdaptiveSoftmaxConfig]:
+    """Whether the model has clusters of words, or words that are narrower than the model."""
+    return isinstance(config, AdaptiveSoftmaxConfig) and config.is_adaptive
+
+
 def token_embedding(config: MemoryConfig) -> nn.Module:
     """What turns ids into vectors: a table, or one for each cluster."""
-    if isinstance(config, AdaptiveSoftmaxConfig) and config.is_adaptive:
-        return AdaptiveEmbedding(config)
-    return ScaledEmbedding(config)
+    return AdaptiveEmbedding(config) if uses_adaptive_softmax(config) else ScaledEmbedding(config)

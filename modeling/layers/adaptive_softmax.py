@@ -17,7 +17,8 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
-from transformers_xl.modeling.layers.adaptive_embedding import Projection
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.layers.adaptive_embedding import Projection, uses_adaptive_softmax
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
@@ -69,8 +70,13 @@ class AdaptiveSoftmax(nn.Module):
         self.projections = nn.ModuleList([Projection(width, config.token_width) for width in widths])
 
     @property
+    def sizes(self) -> list[int]:
+        """Words of each cluster."""
+        return [int(cluster.out_features) for cluster in self.clusters]
+
+    @property
     def out_features(self) -> int:
-        return sum(cluster.out_features for cluster in self.clusters)
+        return sum(self.sizes)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> None:
         """Let the last cluster have `size` words, by the library's `resized`, which resizes linear layers."""
@@ -110,7 +116,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def parts(self, hidden_states: torch.Tensor) -> Iterator[torch.Tensor]:
         """Log-probabilities of the words of each cluster in turn."""
-        frequent = self.clusters[0].out_features
+        frequent = self.sizes[0]
         head = self.head(hidden_states)
         yield head[..., :frequent].to(hidden_states.dtype)
         for index in range(1, len(self.clusters)):
@@ -124,16 +130,16 @@ class AdaptiveSoftmax(nn.Module):
 
         Only the tokens of a cluster pay for its words: no tensor has a row per token and a column per word.
         """
-        frequent = self.clusters[0].out_features
+        frequent, *rare = self.sizes
         flat, is_target = targets.flatten(), targets.flatten() != ignore_index
         hidden_states = hidden_states.flatten(0, -2)[is_target]
         words = flat[is_target]
         start, in_cluster, column = frequent, [], words
-        for index, cluster in enumerate(self.clusters[1:], start=1):
-            here = (words >= start) & (words < start + cluster.out_features)
+        for index, size in enumerate(rare, start=1):
+            here = (words >= start) & (words < start + size)
             in_cluster.append((index, start, here.nonzero().squeeze(-1)))
             column = torch.where(here, frequent + index - 1, column)
-            start += cluster.out_features
+            start += size
         losses = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
         for index, start, here in in_cluster:
             # also for no rows: every process of many has a gradient for every weight
@@ -147,9 +153,9 @@ def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def output_layer(config: AdaptiveSoftmaxConfig, bias: bool) -> nn.Module:
+def output_layer(config: MemoryConfig, bias: bool) -> nn.Module:
     """What turns hidden states into logits: a linear map, or an adaptive softmax."""
-    if config.is_adaptive:
+    if uses_adaptive_softmax(config):
         return AdaptiveSoftmax(config, bias)
     return nn.Linear(config.token_width, config.vocab_size, bias=bias)
 

@@ -43,15 +43,18 @@ class Phases(nn.Embedding):
         init.uniform_(self.weight, -math.pi, math.pi)
 
 
-class WaveEmbedding:
+class WaveEmbedding(nn.Module):
     """The waves of words, `(batch, length)` ids to `(batch, length, 3 hidden_size / 2)`: see `at_positions`. A mixin of the
     embedding that gives amplitudes `(batch, length, hidden_size / 2)`.
 
     Frequencies and phases have a row per word or one for all, a column per dimension or one for all.
     """
 
+    num_embeddings: int
+    embedding_dim: int
+
     def __init__(self, config: ComplexOrderTransformerConfig):
-        super().__init__(config)  # type: ignore[call-arg]  # a mixin in front of an embedding
+        super().__init__(config)
         self.frequency = Frequencies(*self.table_size(config.frequency_per))
         self.phase = None if config.phase_per == "none" else Phases(*self.table_size(config.phase_per))
 
