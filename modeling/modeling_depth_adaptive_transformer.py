@@ -124,8 +124,8 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
             kwargs["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
-            hidden_states = self.show(output.hidden_states, segment.shown)
+            layer_output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
+            hidden_states = self.show(layer_output.hidden_states, segment.shown)
             if count == 0:
                 continue
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)

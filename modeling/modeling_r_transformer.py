@@ -49,7 +49,8 @@ class RTransformerLayer(MemoryLayer):
         self.local_rnns = nn.ModuleList([LocalRNN(config) for _ in range(config.num_local_rnns)])
 
     def memories(self) -> RTransformerMemory:
-        return RTransformerMemory(*super().memories(), RecurrentMemory(self.tails_shape))
+        (inputs,) = super().memories()
+        return RTransformerMemory(inputs, RecurrentMemory(self.tails_shape))
 
     def forward(
         self, hidden_states: torch.Tensor, memory: RTransformerMemory, segment: LocalRNNContext, **kwargs

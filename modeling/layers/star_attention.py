@@ -80,7 +80,9 @@ class RingAttention(MemoryAttention):
 class RelayAttention(MemoryAttention):
     """The relay attends to itself and to all satellites: `s = attention(s, [s, h_1, .., h_n])`."""
 
-    def forward(self, relay: torch.Tensor, satellites: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, relay: torch.Tensor, satellites: torch.Tensor, segment_mask: torch.Tensor | None
+    ) -> torch.Tensor:
         """`relay` (B, E), `satellites` (B, T, E), `segment_mask` (B, T) bool or None without padding; returns (B, E)."""
         query = self.split_heads(self.q_proj(relay[:, None]))
         key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
