@@ -35,9 +35,9 @@ from transformers_xl.modeling.ops.key_view import KeyView
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 from transformers_xl.modeling.ops.window import (
     SegmentPacking,
+    gather_columns,
     none_if_all,
     rows_ending_afresh,
-    take,
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput, RunOutput
@@ -214,9 +214,9 @@ class MemoryModel(MemoryPreTrainedModel):
         # padding stands on the left inside, whatever the side it came from
         order = TokenOrder.of(segment_mask)
         outputs = self._run(
-            take(inputs_embeds, order.pack),
-            None if segment_mask is None else take(segment_mask, order.pack),
-            None if reset is None else take(reset.long().cumsum(1), order.pack),
+            gather_columns(inputs_embeds, order.pack),
+            None if segment_mask is None else gather_columns(segment_mask, order.pack),
+            None if reset is None else gather_columns(reset.long().cumsum(1), order.pack),
             memory,
             order,
             **(kwargs | {"return_dict": True}),
@@ -283,7 +283,7 @@ class MemoryModel(MemoryPreTrainedModel):
         """The output, with what it says of tokens where the caller put them."""
         for name in self.token_outputs:
             if fields.get(name) is not None:
-                fields[name] = take(fields[name], order.unpack)
+                fields[name] = gather_columns(fields[name], order.unpack)
         return self.output_class(**fields)
 
     def order_shown(self, order: TokenOrder, **kwargs) -> TokenOrder | None:

@@ -7,7 +7,7 @@ Shapes: B batch, T segment.
 import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.ops.window import inverse, right_align, take
+from transformers_xl.modeling.ops.window import gather_columns, inverse, right_align
 
 
 def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -18,13 +18,13 @@ def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | Non
         segment_mask: (B, T) bool, real tokens; None when all are.
     """
     order = None if segment_mask is None else right_align(segment_mask)
-    position_ids = take(position_ids, order)
+    position_ids = gather_columns(position_ids, order)
     starts = torch.zeros_like(position_ids, dtype=torch.bool)
     starts[:, 1:] = position_ids.diff(dim=1) != 1
     if segment_mask is not None and order is not None:
-        mask = take(segment_mask, order)
+        mask = gather_columns(segment_mask, order)
         starts[:, 1:] &= mask[:, :-1]  # the first real token continues the memory, whatever the padding before it
-        starts = take(starts & mask, inverse(order))
+        starts = gather_columns(starts & mask, inverse(order))
     if not torch.compiler.is_compiling() and not bool(starts.any()):
         return None
     return starts

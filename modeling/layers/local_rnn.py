@@ -10,7 +10,7 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
-from transformers_xl.modeling.ops.window import PackedRows, last, remembered, take
+from transformers_xl.modeling.ops.window import PackedRows, gather_columns, last, remembered
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
 
@@ -51,7 +51,7 @@ class LocalRNN(nn.Module):
             The output `(B, T, E)`, and the tail of the next segment.
         """
         batch, length = hidden_states.shape[:2]
-        inputs = take(torch.cat([tail, self.norm.before(hidden_states)], dim=1), rows.order)
+        inputs = gather_columns(torch.cat([tail, self.norm.before(hidden_states)], dim=1), rows.order)
         windows = inputs.unfold(1, self.window, 1).transpose(2, 3)  # [B, T, M, E]
         if rows.episode is not None:
             episodes = rows.episode.unfold(1, self.window, 1)

@@ -8,7 +8,7 @@ import torch
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
 from transformers_xl.modeling.ops.key_view import ALL_VISIBLE, KeyView
 from transformers_xl.modeling.ops.rolling_buffer import RollingBuffer, StaticRollingBuffer, Tensors
-from transformers_xl.modeling.ops.window import SegmentPacking, last, take
+from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, last
 
 
 # B batch, C columns of the memory, T of the segment, E width, H heads, D head dim
@@ -110,7 +110,7 @@ class ColumnMemory(Memory):
         if self.buffer is None:
             if past is not None:  # apart from the segment: no gradient is computed for what needs none
                 new = tuple(torch.cat(pair, dim=-2) for pair in zip(past, new, strict=True))
-            return tuple(take(each, order, dim=-2) for each in new)
+            return tuple(gather_columns(each, order, dim=-2) for each in new)
         if past is not None:
             self.project_into(self.buffer, past)
         self.inputs = self.restarted = None
@@ -136,7 +136,7 @@ class ColumnMemory(Memory):
         kept, added = packing.lengths(self.inputs.shape[1], self.length)
         order, length = packing.rows(kept, added).order, packing.limited(self.length)
         both = torch.cat([last(self.inputs, kept).to(self.new), last(self.new, added)], dim=1)  # on the layer's device
-        return (last(take(both, None if order is None else last(order, length)), length).detach(),)
+        return (last(gather_columns(both, None if order is None else last(order, length)), length).detach(),)
 
     def value_mask(self, packing: SegmentPacking) -> torch.Tensor | None:
         """Which columns of the value are real, `(B, <= length)` bool; None: all."""

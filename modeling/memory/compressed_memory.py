@@ -20,10 +20,10 @@ from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import (
     PackedRows,
     SegmentPacking,
+    gather_columns,
     last,
     none_if_all,
     right_align,
-    take,
 )
 
 
@@ -105,10 +105,10 @@ def plan_blocks(
     if text is not None:
         is_end = (place % rate == rate - 1) & (place < size - config.mem_len) & (text >= 0)
         ends = last(right_align(is_end), most)
-        is_block = take(is_end, ends)
+        is_block = gather_columns(is_end, ends)
     columns, count = torch.arange(held, device=tokens.device) - held, counter.read()
     known = none_if_all(-columns <= count[:, None])  # rows may have compressed unequally much
-    of_text, current = (None, None) if text is None else (take(text, ends), text[:, -1])
+    of_text, current = (None, None) if text is None else (gather_columns(text, ends), text[:, -1])
     packing = SegmentPacking(tokens.batch, most, tokens.device, known, is_block, of_text, current)
     number = place.expand(len(ends), -1).gather(1, ends) // rate
     number = torch.cat([columns.expand(len(ends), -1), number], dim=1)
@@ -153,7 +153,7 @@ def view_of_blocks(
 ) -> KeyView:
     """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not compressed
     before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
-    number, mine = take(number, packed.order), last(place, length)
+    number, mine = gather_columns(number, packed.order), last(place, length)
     if config.same_length:
         window = torch.full_like(mine, config.mem_len)
         passed = (mine + 1 - config.mem_len).clamp(min=0) // config.compression_rate

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from transformers_xl.modeling.ops.window import last, take
+from transformers_xl.modeling.ops.window import gather_columns, last
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -66,7 +66,7 @@ class RollingBuffer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What a segment sees of one tensor, and what is kept of it afterwards."""
         memory = last(kept, self.size, dim=-2)
-        seen = take(torch.cat([memory, new], dim=-2), order, dim=-2)
+        seen = gather_columns(torch.cat([memory, new], dim=-2), order, dim=-2)
         if not self.records_past:
             return seen, last(seen, self.size, dim=-2).detach()
         pushed_out = kept.narrow(-2, 0, kept.shape[-2] - memory.shape[-2])
@@ -164,7 +164,7 @@ class StaticRollingBuffer(RollingBuffer):
     def concatenate(
         self, kept: torch.Tensor, new: torch.Tensor, order: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = take(torch.cat([kept, new], dim=-2), order, dim=-2)
+        seen = gather_columns(torch.cat([kept, new], dim=-2), order, dim=-2)
         return seen, last(seen, self.size, dim=-2)
 
     def grows_in_place(self, length: int) -> bool:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from transformers_xl.modeling.ops.window import inverse, right_align, take
+from transformers_xl.modeling.ops.window import gather_columns, inverse, right_align
 
 
 class TokenOrder(NamedTuple):
@@ -30,5 +30,5 @@ def as_shown(states: torch.Tensor, shown: TokenOrder | None, dim: int = 1) -> tu
     gradient. Nothing is done where nobody asked (`shown` is None)."""
     if shown is None or shown.pack is None:
         return states, states
-    unpacked = take(states, shown.unpack, dim)
-    return unpacked, take(unpacked, shown.pack, dim)
+    unpacked = gather_columns(states, shown.unpack, dim)
+    return unpacked, gather_columns(unpacked, shown.pack, dim)

@@ -44,7 +44,7 @@ def rows_ending_afresh(reset: torch.Tensor, valid: torch.Tensor) -> torch.Tensor
     return episode[:, -1] > episode.masked_fill(~valid, 0).amax(dim=1)
 
 
-def take(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
+def gather_columns(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
     """`rows` with the columns of dimension `dim` in the `order` (B, n) of their batch row."""
     if order is None:
         return rows
@@ -82,9 +82,9 @@ def pack_rows(
         segment_mask = real.expand(batch, length) if segment_mask is None else last(segment_mask, length)
         valid = torch.cat([memory_mask, segment_mask], dim=1)
         order = right_align(valid)
-        valid = take(valid, order)
+        valid = gather_columns(valid, order)
     if episode is not None:
-        episode = take(torch.cat([episode.new_zeros(batch, memory_length), episode], dim=1), order)
+        episode = gather_columns(torch.cat([episode.new_zeros(batch, memory_length), episode], dim=1), order)
     return PackedRows(order, valid, episode)
 
 
