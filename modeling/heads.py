@@ -19,7 +19,7 @@ from transformers_xl.modeling.layers.adaptive_softmax import (
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -219,7 +219,7 @@ class MemoryForSequenceClassification(MemoryHead):
         if attention_mask is None:
             return hidden_states[:, -1]
         columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-        newest = (last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
+        newest = (keep_last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
         return hidden_states[torch.arange(len(newest), device=newest.device), newest]
 
     @can_return_tuple
@@ -273,7 +273,9 @@ class MemoryForSequenceClassification(MemoryHead):
             loss = loss * (targets.sum() / num_items_in_batch).to(loss.device)
         length = outputs.last_hidden_state.shape[1]
         mask = (
-            targets.new_ones(len(targets), length) if attention_mask is None else last(attention_mask, length).bool()
+            targets.new_ones(len(targets), length)
+            if attention_mask is None
+            else keep_last(attention_mask, length).bool()
         )
         targets_per_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
         return self.with_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)

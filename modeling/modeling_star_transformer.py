@@ -25,7 +25,7 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.token_order import TokenOrder
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -198,7 +198,7 @@ class StarTransformerForSequenceClassification(StarTransformerPreTrainedModel, M
         satellites = outputs.last_hidden_state
         if attention_mask is None:
             return (outputs.relay + satellites.amax(dim=1)) / 2
-        real = last(attention_mask, satellites.shape[1]).bool()[..., None]
+        real = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
         largest = satellites.masked_fill(~real, -torch.inf).amax(dim=1).masked_fill(~real.any(dim=1), 0.0)
         return (outputs.relay + largest) / 2
 

@@ -14,7 +14,7 @@ from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.key_view import KeyView
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 
 
 class KeptProjection(NamedTuple):
@@ -193,7 +193,7 @@ class RelativeAttention(MemoryAttention):
     ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
         table, shared_bias = segment.position_embeddings
-        positions = last(self.project_positions(table, memory), num_keys + 1)
+        positions = keep_last(self.project_positions(table, memory), num_keys + 1)
         bias = shared_bias if self.bias is None else self.bias()
         return positions, bias  # type: ignore[return-value]  # what layers do not have of their own, the model has
 

@@ -18,7 +18,7 @@ from transformers_xl.modeling.ops.relative_attention import (
 )
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.token_order import as_shown
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class CompressiveAttention(RelativeAttention):
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         by_position = (
             position_scores_at(position_query, positions, memory.compressed.view.distance),
-            position_scores(position_query, last(positions, keys[1].shape[-2] + 1)),
+            position_scores(position_query, keep_last(positions, keys[1].shape[-2] + 1)),
         )
         scores = [
             visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.view.visible)

@@ -8,7 +8,7 @@ import torch
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
 from transformers_xl.modeling.ops.key_view import ALL_VISIBLE, KeyView
 from transformers_xl.modeling.ops.rolling_buffer import RollingBuffer, StaticRollingBuffer, Tensors
-from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, last
+from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, keep_last
 
 
 # B batch, C columns of the memory, T of the segment, E width, H heads, D head dim
@@ -95,7 +95,7 @@ class ColumnMemory(Memory):
 
     def unprojected(self) -> torch.Tensor | None:
         """The columns `(B, <= reach, E)` that `extend` wants projected beside those of the segment; None: none."""
-        memory = None if self.inputs is None else last(self.inputs, self.reach)
+        memory = None if self.inputs is None else keep_last(self.inputs, self.reach)
         return None if memory is None or memory.shape[1] == 0 else memory
 
     def write(self, inputs: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ class ColumnMemory(Memory):
         """Keep what an attention projected of the relative positions, `(H, distances, D)`."""
         if self.buffer is not None and self.buffer.is_static:
             # those of one token to come: a graph would be made anew for every length of a prompt
-            positions = last(positions, self.reach + 2).mT.contiguous().mT
+            positions = keep_last(positions, self.reach + 2).mT.contiguous().mT
         self.positions = positions
 
     def value(self, packing: SegmentPacking | None) -> Tensors:
@@ -135,8 +135,10 @@ class ColumnMemory(Memory):
             return (self.inputs,)
         kept, added = packing.lengths(self.inputs.shape[1], self.length)
         order, length = packing.rows(kept, added).order, packing.limited(self.length)
-        both = torch.cat([last(self.inputs, kept).to(self.new), last(self.new, added)], dim=1)  # on the layer's device
-        return (last(gather_columns(both, None if order is None else last(order, length)), length).detach(),)
+        both = torch.cat(
+            [keep_last(self.inputs, kept).to(self.new), keep_last(self.new, added)], dim=1
+        )  # on the layer's device
+        return (keep_last(gather_columns(both, None if order is None else keep_last(order, length)), length).detach(),)
 
     def value_mask(self, packing: SegmentPacking) -> torch.Tensor | None:
         """Which columns of the value are real, `(B, <= length)` bool; None: all."""

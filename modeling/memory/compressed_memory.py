@@ -21,7 +21,7 @@ from transformers_xl.modeling.ops.window import (
     PackedRows,
     SegmentPacking,
     gather_columns,
-    last,
+    keep_last,
     none_if_all,
     right_align,
 )
@@ -104,7 +104,7 @@ def plan_blocks(
     ends, is_block = torch.arange(1, most + 1, device=tokens.device)[None] * rate - 1, None
     if text is not None:
         is_end = (place % rate == rate - 1) & (place < size - config.mem_len) & (text >= 0)
-        ends = last(right_align(is_end), most)
+        ends = keep_last(right_align(is_end), most)
         is_block = gather_columns(is_end, ends)
     columns, count = torch.arange(held, device=tokens.device) - held, counter.read()
     known = none_if_all(-columns <= count[:, None])  # rows may have compressed unequally much
@@ -153,7 +153,7 @@ def view_of_blocks(
 ) -> KeyView:
     """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not compressed
     before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
-    number, mine = gather_columns(number, packed.order), last(place, length)
+    number, mine = gather_columns(number, packed.order), keep_last(place, length)
     if config.same_length:
         window = torch.full_like(mine, config.mem_len)
         passed = (mine + 1 - config.mem_len).clamp(min=0) // config.compression_rate
@@ -164,7 +164,7 @@ def view_of_blocks(
     if packed.valid is not None:
         visible = visible & packed.valid[:, None]
     if text is not None:
-        visible = visible & (packed.episode[:, None] == last(text, length)[..., None])
+        visible = visible & (packed.episode[:, None] == keep_last(text, length)[..., None])
     return KeyView(visible[:, None], order=packed.order, distance=window[..., None] + rank)
 
 

@@ -9,7 +9,7 @@ from transformers_xl.modeling.memory.layer_memory import LayerMemory, Memory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.ops.rolling_buffer import mark_static_address
-from transformers_xl.modeling.ops.window import SegmentPacking, last, none_if_all
+from transformers_xl.modeling.ops.window import SegmentPacking, keep_last, none_if_all
 
 
 class ModelMemory:
@@ -92,7 +92,7 @@ class ModelMemory:
             real = (
                 torch.ones(batch, held, dtype=torch.bool, device=device)
                 if self.mask is None
-                else last(self.mask, held)
+                else keep_last(self.mask, held)
             )
             self.mask = torch.cat([real.new_zeros(batch, columns - held), real], dim=1)
             mark_static_address(self.mask)
@@ -136,9 +136,9 @@ class ModelMemory:
         """Note which of the `kept` newest columns are worth remembering, of those (B, C) that the segment saw and its own."""
         window = self.longest
         if self.is_static:
-            self.mask.copy_(last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static
+            self.mask.copy_(keep_last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static
         elif window.buffer is None or not window.buffer.records_past:
-            self.mask = None if valid is None else none_if_all(last(valid, kept))
+            self.mask = None if valid is None else none_if_all(keep_last(valid, kept))
         elif valid is not None:
             pushed_out = window.num_held - valid.shape[1]
             before = valid.new_ones(valid.shape[0], pushed_out) if self.mask is None else self.mask[:, :pushed_out]
@@ -173,7 +173,7 @@ class ModelMemory:
         """Take the newest `removed` tokens back, and keep of the others what the windows reach."""
         if self.mask is not None and not self.is_static:
             whole = self.mask.narrow(1, 0, self.mask.shape[1] - removed)
-            self.mask = last(whole, self.longest.reach)
+            self.mask = keep_last(whole, self.longest.reach)
         for memory in self.memories:
             memory.crop(removed)
 

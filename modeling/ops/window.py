@@ -53,7 +53,7 @@ def gather_columns(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1)
     return rows.take_along_dim(order.view(shape).to(rows.device), dim=dim)
 
 
-def last(columns: torch.Tensor, count: int, dim: int = 1) -> torch.Tensor:
+def keep_last(columns: torch.Tensor, count: int, dim: int = 1) -> torch.Tensor:
     """The last `count` columns, also for a count of zero, where `columns[-0:]` would keep everything."""
     length = columns.shape[dim]
     kept = min(count, length)
@@ -78,8 +78,10 @@ def pack_rows(
     if memory_mask is not None or segment_mask is not None:
         device = (memory_mask if memory_mask is not None else segment_mask).device
         real = torch.ones(1, 1, dtype=torch.bool, device=device)
-        memory_mask = real.expand(batch, memory_length) if memory_mask is None else last(memory_mask, memory_length)
-        segment_mask = real.expand(batch, length) if segment_mask is None else last(segment_mask, length)
+        memory_mask = (
+            real.expand(batch, memory_length) if memory_mask is None else keep_last(memory_mask, memory_length)
+        )
+        segment_mask = real.expand(batch, length) if segment_mask is None else keep_last(segment_mask, length)
         valid = torch.cat([memory_mask, segment_mask], dim=1)
         order = right_align(valid)
         valid = gather_columns(valid, order)
@@ -146,7 +148,7 @@ class SegmentPacking:
         valid = remembered(rows, length, self.current)
         if self.wanted is None:
             return valid
-        wanted = last(self.wanted, length if valid is None else valid.shape[1])
+        wanted = keep_last(self.wanted, length if valid is None else valid.shape[1])
         return wanted if valid is None else valid & wanted
 
 
@@ -181,7 +183,7 @@ def remembered(rows: PackedRows, mem_len: int, current: torch.Tensor | None = No
     if rows.episode is not None:
         current = rows.episode == (rows.episode[:, -1:] if current is None else current[:, None])
         valid = current if valid is None else valid & current
-    return None if valid is None else last(valid, mem_len)
+    return None if valid is None else keep_last(valid, mem_len)
 
 
 def reset_state(state: torch.Tensor, reset: torch.Tensor, initial: float = 0) -> torch.Tensor:

@@ -22,7 +22,7 @@ from tiny import (
 )
 
 from transformers_xl.modeling.memory.window_memory import WindowMemory
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 
 CARRYING = variants(memory=("exact", "own"))
 WINDOWED = variants(memory=("exact",))
@@ -342,7 +342,7 @@ def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_len
         assert len(output.mems) == len(memory_value(model_type))
         for remembered, expected, kept in zip(output.mems, inputs, lengths, strict=False):
             assert not remembered.requires_grad
-            torch.testing.assert_close(remembered, last(expected, kept).detach(), **EXACT)
+            torch.testing.assert_close(remembered, keep_last(expected, kept).detach(), **EXACT)
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
