@@ -35,8 +35,8 @@ from transformers_xl.modeling.ops.key_view import KeyView
 from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
 from transformers_xl.modeling.ops.window import (
     SegmentPacking,
+    drop_full_mask,
     gather_columns,
-    none_if_all,
     rows_ending_afresh,
     visible_positions,
 )
@@ -383,7 +383,7 @@ def real_tokens(
     attention_mask: torch.Tensor | None, cache: MemoryCache | None, batch: int, length: int
 ) -> torch.Tensor | None:
     """Which tokens of a segment are read, (B, T) bool, None where all are: no padding, and no row that has ended."""
-    mask = None if attention_mask is None else none_if_all(attention_mask[:, -length:].bool())
+    mask = None if attention_mask is None else drop_full_mask(attention_mask[:, -length:].bool())
     if cache is None or cache.ended is None:
         return mask
     going_on = ~cache.ended[:, None].expand(batch, length)

@@ -20,9 +20,9 @@ from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import (
     PackedRows,
     SegmentPacking,
+    drop_full_mask,
     gather_columns,
     keep_last,
-    none_if_all,
     right_align,
 )
 
@@ -107,7 +107,7 @@ def plan_blocks(
         ends = keep_last(right_align(is_end), most)
         is_block = gather_columns(is_end, ends)
     columns, count = torch.arange(held, device=tokens.device) - held, counter.read()
-    known = none_if_all(-columns <= count[:, None])  # rows may have compressed unequally much
+    known = drop_full_mask(-columns <= count[:, None])  # rows may have compressed unequally much
     of_text, current = (None, None) if text is None else (gather_columns(text, ends), text[:, -1])
     packing = SegmentPacking(tokens.batch, most, tokens.device, known, is_block, of_text, current)
     number = place.expand(len(ends), -1).gather(1, ends) // rate

@@ -9,7 +9,7 @@ from transformers_xl.modeling.memory.layer_memory import LayerMemory, Memory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.ops.rolling_buffer import mark_static_address
-from transformers_xl.modeling.ops.window import SegmentPacking, keep_last, none_if_all
+from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, keep_last
 
 
 class ModelMemory:
@@ -80,7 +80,7 @@ class ModelMemory:
 
     def load(self, mems: Sequence[torch.Tensor], mems_mask: torch.Tensor | None, like: torch.Tensor) -> None:
         """Remember a value."""
-        self.mask = none_if_all(mems_mask)
+        self.mask = drop_full_mask(mems_mask)
         for memory, tensors in zip(self.memories, self.layout.grouped(mems), strict=True):
             memory.load(tensors, like)
 
@@ -117,7 +117,7 @@ class ModelMemory:
             return mems, self.mask
         lengths = [memory.shape[1] for memory in self.layout.windows(mems)]
         longest = self.windows[lengths.index(max(lengths))]
-        return mems, none_if_all(longest.value_mask(self.packing))
+        return mems, drop_full_mask(longest.value_mask(self.packing))
 
     def close(self) -> None:
         """Go on from what the segment wrote: at the end of a call with a cache."""
@@ -138,7 +138,7 @@ class ModelMemory:
         if self.is_static:
             self.mask.copy_(keep_last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static
         elif window.buffer is None or not window.buffer.records_past:
-            self.mask = None if valid is None else none_if_all(keep_last(valid, kept))
+            self.mask = None if valid is None else drop_full_mask(keep_last(valid, kept))
         elif valid is not None:
             pushed_out = window.num_held - valid.shape[1]
             before = valid.new_ones(valid.shape[0], pushed_out) if self.mask is None else self.mask[:, :pushed_out]

@@ -191,7 +191,7 @@ def reset_state(state: torch.Tensor, reset: torch.Tensor, initial: float = 0) ->
     return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), initial)
 
 
-def none_if_all(mask: torch.Tensor | None) -> torch.Tensor | None:
+def drop_full_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     """None for a mask that hides nothing, so that unpadded batches take the plain path. A compiled graph cannot ask."""
     if mask is None or torch.compiler.is_compiling():
         return mask
