@@ -37,7 +37,7 @@ from transformers_xl.modeling.ops.window import (
     SegmentPacking,
     drop_full_mask,
     gather_columns,
-    rows_ending_afresh,
+    rows_reset_at_end,
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput, RunOutput
@@ -209,7 +209,7 @@ class MemoryModel(MemoryPreTrainedModel):
         segment_mask = real_tokens(attention_mask, cache, batch, length)
         reset = self.forget(reset, position_ids, segment_mask, memory)
         # a document that begins behind a row's last token is the one that the next call continues
-        begun = None if reset is None or segment_mask is None else rows_ending_afresh(reset, segment_mask)
+        begun = None if reset is None or segment_mask is None else rows_reset_at_end(reset, segment_mask)
 
         # padding stands on the left inside, whatever the side it came from
         order = TokenOrder.of(segment_mask)

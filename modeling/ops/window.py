@@ -38,7 +38,7 @@ def inverse(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).scatter_(-1, order, columns)
 
 
-def rows_ending_afresh(reset: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def rows_reset_at_end(reset: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Rows (B,) bool whose last `reset` (B, T) stands behind their last real token in `valid` (B, T)."""
     episode = reset.long().cumsum(dim=1)
     return episode[:, -1] > episode.masked_fill(~valid, 0).amax(dim=1)
