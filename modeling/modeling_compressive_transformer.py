@@ -62,8 +62,8 @@ class CompressiveTransformerLayer(MemoryLayer):
     """Attention over `[compressed memory; memory; segment]` and a feed-forward. Algorithm 1.
 
     Differs from the original: blocks are counted from the beginning of a text and seen when all of a block lies behind the
-    window, so that the cut into segments changes nothing; the memory of a fresh row is empty (`initial_memory="zeros"`: as in
-    the paper). A compressed vector stands for one step of distance, which the paper leaves open.
+    window, so that the cut into segments changes nothing; the memory of a fresh row is empty (`initial_memory="zeros"`: as
+    in the paper). A compressed vector stands for one step of distance, which the paper leaves open.
     """
 
     attention_class = CompressiveAttention

@@ -10,7 +10,7 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
-from transformers_xl.modeling.ops.window import PackedRows, gather_columns, keep_last, remembered
+from transformers_xl.modeling.ops.window import PackedRows, gather_columns, keep_last, next_memory_mask
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
 
@@ -59,7 +59,7 @@ class LocalRNN(nn.Module):
         outputs, _ = call_with_weight_dropout(self.rnn, self.weight_dropout, windows.flatten(0, 1))
         local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
 
-        tail, kept = keep_last(inputs, self.window - 1), remembered(rows, self.window - 1)
+        tail, kept = keep_last(inputs, self.window - 1), next_memory_mask(rows, self.window - 1)
         if kept is not None:
             tail = tail * kept[..., None]
         return self.norm.after(hidden_states + local), tail

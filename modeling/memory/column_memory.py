@@ -143,7 +143,7 @@ class ColumnMemory(Memory):
     def value_mask(self, packing: SegmentPacking) -> torch.Tensor | None:
         """Which columns of the value are real, `(B, <= length)` bool; None: all."""
         assert self.inputs is not None, "start() or load() comes first"
-        return packing.remembered(
+        return packing.next_memory_mask(
             packing.rows(*packing.lengths(self.inputs.shape[1], self.length)), packing.limited(self.length)
         )
 

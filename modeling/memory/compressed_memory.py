@@ -151,8 +151,8 @@ def view_of_blocks(
     text: torch.Tensor | None,
     length: int,
 ) -> KeyView:
-    """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not compressed
-    before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
+    """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not
+    compressed before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
     number, mine = gather_columns(number, packed.order), keep_last(place, length)
     if config.same_length:
         window = torch.full_like(mine, config.mem_len)

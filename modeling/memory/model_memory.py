@@ -126,14 +126,15 @@ class ModelMemory:
         if self.windows:
             num_columns = self.num_before + packing.length
             self.note_columns(
-                packing.remembered(packing.rows(self.num_before), num_columns), packing.limited(self.longest.reach)
+                packing.next_memory_mask(packing.rows(self.num_before), num_columns),
+                packing.limited(self.longest.reach),
             )
         for memory in self.memories:
             memory.close(packing)
         self.packing = None
 
     def note_columns(self, valid: torch.Tensor | None, kept: int) -> None:
-        """Note which of the `kept` newest columns are worth remembering, of those (B, C) that the segment saw and its own."""
+        """Note which of the `kept` newest columns are worth remembering, of those (B, C) that the segment saw and made."""
         window = self.longest
         if self.is_static:
             self.mask.copy_(keep_last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static

@@ -143,9 +143,9 @@ class SegmentPacking:
         """How many columns are kept of a memory that may have `length`."""
         return length if self.limit is None else min(length, self.limit)
 
-    def remembered(self, rows: PackedRows, length: int) -> torch.Tensor | None:
+    def next_memory_mask(self, rows: PackedRows, length: int) -> torch.Tensor | None:
         """Which of the last `length` of the packed columns are worth remembering, (B, <=length) bool; None when all are."""
-        valid = remembered(rows, length, self.current)
+        valid = next_memory_mask(rows, length, self.current)
         if self.wanted is None:
             return valid
         wanted = keep_last(self.wanted, length if valid is None else valid.shape[1])
@@ -175,7 +175,7 @@ def visible_positions(
     return visible
 
 
-def remembered(rows: PackedRows, mem_len: int, current: torch.Tensor | None = None) -> torch.Tensor | None:
+def next_memory_mask(rows: PackedRows, mem_len: int, current: torch.Tensor | None = None) -> torch.Tensor | None:
     """Which of the last `mem_len` packed columns are worth remembering, (B, <=mem_len) bool; None when all are.
 
     Only those of the `current` (B,) document are, which is that of the last column where it is not given."""
