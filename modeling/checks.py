@@ -90,7 +90,7 @@ def check_inputs(
         )
     if reset is not None and reset.dim() == 2 and config.initial_memory == "zeros":
         raise ValueError(
-            "`reset` of shape (batch, length) needs `initial_memory`='empty': an episode that starts inside a segment "
+            "`reset` of shape (batch, length) needs `initial_memory`='empty': a document that starts inside a segment "
             "cannot begin with a memory of zeros. Use `reset` of shape (batch,) at segment starts."
         )
     if position_ids is not None and (

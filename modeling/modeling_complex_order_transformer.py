@@ -105,9 +105,9 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
     ) -> RunOutput:
-        before, segment_mask, episode = memory.own.tokens_read.read(), segment.segment_mask, segment.episode
-        of_text = before[:, None] if episode is None else before[:, None] * (episode == 0)
-        places = positions_in_row(hidden_states.shape[:2], segment_mask, episode, hidden_states.device)
+        before, segment_mask, document_ids = memory.own.tokens_read.read(), segment.segment_mask, segment.document_ids
+        of_text = before[:, None] if document_ids is None else before[:, None] * (document_ids == 0)
+        places = positions_in_row(hidden_states.shape[:2], segment_mask, document_ids, hidden_states.device)
         positions = of_text + places + 1
         # the padding of a row stands on its left: where the last column is padding, there is no token
         tokens_read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)

@@ -105,7 +105,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         means = hidden_states
         if isinstance(memory.own, MeanEmbeddingMemory):
             before = (memory.own.mean_embedding.read(), memory.own.num_embeddings.read())
-            means, numbers = read_mean(hidden_states, before, segment.segment_mask, segment.episode)
+            means, numbers = read_mean(hidden_states, before, segment.segment_mask, segment.document_ids)
             memory.own.mean_embedding.write(means[:, -1])
             memory.own.num_embeddings.write(numbers[:, -1])
         if exit_rule is None:

@@ -183,7 +183,7 @@ class MemoryModel(MemoryPreTrainedModel):
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
-            Bool. Rows that start afresh with this segment, or tokens that begin an episode: what came before is not seen.
+            Bool. Rows that start afresh with this segment, or tokens that begin a document: what came before is not seen.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Says where packed documents begin: a position that does not continue that of the real token before it acts as
             `reset`. The numbers themselves change nothing: the model counts distances.
@@ -258,14 +258,14 @@ class MemoryModel(MemoryPreTrainedModel):
         self,
         hidden_states: torch.Tensor,
         segment_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
         memory: ModelMemory,
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
         """The layers, on a segment whose padding stands on the left; what is said of tokens goes out in their `order`."""
         hidden_states = self.dropout(hidden_states)
-        packing = memory.open(hidden_states, segment_mask, episode)
+        packing = memory.open(hidden_states, segment_mask, document_ids)
         views: dict[tuple, KeyView] = {}  # layers that see equally far share it: all do, in most models
         for window in memory.windows:
             reach = (window.num_seen, window.sliding_window)
@@ -273,7 +273,7 @@ class MemoryModel(MemoryPreTrainedModel):
                 views[reach] = self.key_view(window, packing)
             window.view = views[reach]
         positions = self.position_embeddings(hidden_states, memory.num_seen + packing.length, memory)
-        segment = SegmentContext(segment_mask, episode, positions, self.order_shown(order, **kwargs))
+        segment = SegmentContext(segment_mask, document_ids, positions, self.order_shown(order, **kwargs))
         segment = self.segment_context(hidden_states, segment, memory)
         output = self.run_layers(hidden_states, memory, segment, **kwargs)
         hidden_states = output.hidden_states if self.norm is None else self.norm(output.hidden_states)
@@ -304,7 +304,7 @@ class MemoryModel(MemoryPreTrainedModel):
         rows, num_keys = packing.rows(window.num_seen), window.num_seen + packing.length
         return KeyView(
             visible=visible_positions(rows, packing.length, num_keys, window.nearest, packing.device),
-            by_distance=rows.valid is None and rows.episode is None,
+            by_distance=rows.valid is None and rows.document_ids is None,
             window=window.nearest,
             order=rows.order,
         )

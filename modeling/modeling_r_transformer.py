@@ -80,7 +80,7 @@ class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> LocalRNNContext:
         shape = (*hidden_states.shape[:1], self.config.local_window - 1, hidden_states.shape[1])
-        rows = pack_rows(shape, None, segment.segment_mask, segment.episode)
+        rows = pack_rows(shape, None, segment.segment_mask, segment.document_ids)
         return LocalRNNContext(**vars(segment), local_rows=rows)
 
 

@@ -122,7 +122,7 @@ class ShaRNNModel(ShaRNNPreTrainedModel, MemoryModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentLSTMContext:
-        chunks = split_chunks(hidden_states.shape[1], segment.segment_mask, segment.episode)
+        chunks = split_chunks(hidden_states.shape[1], segment.segment_mask, segment.document_ids)
         return SegmentLSTMContext(**vars(segment), chunks=chunks)
 
 

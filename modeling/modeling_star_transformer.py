@@ -150,13 +150,13 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         self,
         hidden_states: torch.Tensor,
         segment_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
         memory: ModelMemory,
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
         """The rounds, on a segment whose padding stands on the left."""
-        if episode is not None:
+        if document_ids is not None:
             raise ValueError(
                 "`reset` of shape (batch, length), or `position_ids` that start again: all tokens of a segment share one "
                 "relay, so no document can begin inside of it. Cut the text there, and hand in `reset` of shape (batch,)."

@@ -90,7 +90,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
                 f"`input_ids` holds {length} tokens, but the model has `segment_length`={self.config.segment_length} "
                 "positions and no memory: read the text in segments, or generate() and `score_moving_window`, which do."
             )
-        places = positions_in_row((batch, length), segment.segment_mask, segment.episode, hidden_states.device)
+        places = positions_in_row((batch, length), segment.segment_mask, segment.document_ids, hidden_states.device)
         return AbsolutePositionsContext(**vars(segment), places=places)
 
 

@@ -41,7 +41,7 @@ def check_continued_rows(
     Args:
         position_ids: (B, T) integers.
         segment_mask: (B, T) bool, real tokens; None when all are.
-        reset: (B, T) bool, tokens that begin an episode; None when none does.
+        reset: (B, T) bool, tokens that begin a document; None when none does.
         remembers: (B,) bool, rows with a memory that is not empty; None when there are none.
 
     Raises:

@@ -17,7 +17,7 @@ from transformers_xl.modeling.ops.window import PackedRows, visible_positions
 
 @dataclass(frozen=True)
 class BandedView(KeyView):
-    """The rows themselves, since `visible` would have T x K entries: which of the K columns are real, and their episodes.
+    """The rows themselves, since `visible` would have T x K entries: which of the K columns are real, and their documents.
 
     `window` is W x the layer's largest dilation + 1.
     """
@@ -26,7 +26,7 @@ class BandedView(KeyView):
 
     @property
     def device(self) -> torch.device | None:
-        tensor = self.rows.valid if self.rows.episode is None else self.rows.episode
+        tensor = self.rows.valid if self.rows.document_ids is None else self.rows.document_ids
         return None if tensor is None else tensor.device
 
 

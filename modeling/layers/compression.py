@@ -136,8 +136,8 @@ def reconstruction_loss(
     counted = is_block.any(dim=1, keepdim=True).expand_as(difference)
     if segment.segment_mask is not None:
         counted = counted & segment.segment_mask
-    if segment.episode is not None:  # what leaves belongs to the text that goes on
-        counted = counted & (segment.episode == segment.episode[:, -1:])
+    if segment.document_ids is not None:  # what leaves belongs to the text that goes on
+        counted = counted & (segment.document_ids == segment.document_ids[:, -1:])
     return (difference * counted).sum() / counted.sum().clamp(min=1)
 
 

@@ -53,9 +53,9 @@ class LocalRNN(nn.Module):
         batch, length = hidden_states.shape[:2]
         inputs = gather_columns(torch.cat([tail, self.norm.before(hidden_states)], dim=1), rows.order)
         windows = inputs.unfold(1, self.window, 1).transpose(2, 3)  # [B, T, M, E]
-        if rows.episode is not None:
-            episodes = rows.episode.unfold(1, self.window, 1)
-            windows = windows * (episodes == episodes[..., -1:])[..., None]
+        if rows.document_ids is not None:
+            documents = rows.document_ids.unfold(1, self.window, 1)
+            windows = windows * (documents == documents[..., -1:])[..., None]
         outputs, _ = call_with_weight_dropout(self.rnn, self.weight_dropout, windows.flatten(0, 1))
         local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
 

@@ -1,4 +1,4 @@
-"""An LSTM (Hochreiter and Schmidhuber, 1997) that reads segments of rows with padding, and with episodes inside."""
+"""An LSTM (Hochreiter and Schmidhuber, 1997) that reads segments of rows with padding, and with documents inside."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from transformers_xl.modeling.ops.window import reset_state
 class LSTMChunk(NamedTuple):
     """Columns through which every row either reads on or is padding.
 
-    `reads` (B,) bool: rows that read; `begins` (B,) bool: rows in which the first column begins an episode. None: all rows
+    `reads` (B,) bool: rows that read; `begins` (B,) bool: rows in which the first column begins a document. None: all rows
     read on.
     """
 
@@ -33,19 +33,21 @@ class SegmentLSTMContext(SegmentContext):
     chunks: list[LSTMChunk]
 
 
-def split_chunks(length: int, segment_mask: torch.Tensor | None, episode: torch.Tensor | None) -> list[LSTMChunk]:
-    """Cut a segment of `length` columns where any row ends its padding, which stands on the left, or begins an episode.
+def split_chunks(length: int, segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None) -> list[LSTMChunk]:
+    """Cut a segment of `length` columns where any row ends its padding, which stands on the left, or begins a document.
 
     A graph holds for any padding, so that a traced segment is cut at every column.
 
     Args:
         segment_mask: (B, T) bool, real columns; None when all are.
-        episode: (B, T) number of the episode of each token, 0 for that of the memory; None when all are one episode.
+        document_ids: (B, T) number of the document of each token, 0 for that of the memory; None when all are one document.
     """
-    if segment_mask is None and episode is None:
+    if segment_mask is None and document_ids is None:
         return [LSTMChunk(slice(0, length))]
-    mask = torch.ones_like(episode, dtype=torch.bool) if segment_mask is None else segment_mask
-    number = mask.new_zeros(mask.shape, dtype=torch.long) if episode is None else episode.masked_fill(~mask, 0)
+    mask = torch.ones_like(document_ids, dtype=torch.bool) if segment_mask is None else segment_mask
+    number = (
+        mask.new_zeros(mask.shape, dtype=torch.long) if document_ids is None else document_ids.masked_fill(~mask, 0)
+    )
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
     if torch.compiler.is_compiling():
         return [LSTMChunk(slice(i, i + 1), mask[:, i], begins[:, i]) for i in range(length)]
@@ -58,7 +60,7 @@ def split_chunks(length: int, segment_mask: torch.Tensor | None, episode: torch.
 
 # B batch, T segment length, E hidden size
 class SegmentLSTM(nn.LSTM):
-    """An LSTM whose state skips padding and starts from zero with an episode. Plain segments are one call of torch's."""
+    """An LSTM whose state skips padding and starts from zero with a document. Plain segments are one call of torch's."""
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config.hidden_size, config.hidden_size, batch_first=True)

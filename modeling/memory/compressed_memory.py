@@ -119,7 +119,7 @@ def plan_blocks(
         tokens.limit = num_columns - most * rate
     else:
         packed, now = packing.rows(held), text[:, -1:]
-        new_count = (packed.valid & ((packed.episode == now) | ((now < 0) & (packed.episode == 0)))).sum(1)
+        new_count = (packed.valid & ((packed.document_ids == now) | ((now < 0) & (packed.document_ids == 0)))).sum(1)
         left = (size[:, -1:] - rate * (is_block & (of_text == now)).sum(1, keepdim=True)).where(now >= 0, 0)
         tokens.wanted = torch.arange(num_columns, device=tokens.device) >= num_columns - left
     counter.write(new_count.clamp(max=config.compressed_mem_len))
@@ -134,7 +134,7 @@ def texts(tokens: SegmentPacking, before: int) -> tuple[torch.Tensor | None, tor
     if tokens.is_plain:
         return None, columns, torch.full_like(columns, columns.shape[1])
     rows = tokens.rows(before)
-    text = columns.new_zeros(tokens.batch, columns.shape[1]) if rows.episode is None else rows.episode
+    text = columns.new_zeros(tokens.batch, columns.shape[1]) if rows.document_ids is None else rows.document_ids
     text = text if rows.valid is None else text.masked_fill(~rows.valid, -1)
     changes = text[:, 1:] != text[:, :-1]
     begins, ends = nn.functional.pad(changes, (1, 0), value=True), nn.functional.pad(changes, (0, 1), value=True)
@@ -164,7 +164,7 @@ def view_of_blocks(
     if packed.valid is not None:
         visible = visible & packed.valid[:, None]
     if text is not None:
-        visible = visible & (packed.episode[:, None] == keep_last(text, length)[..., None])
+        visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
     return KeyView(visible[:, None], order=packed.order, distance=window[..., None] + rank)
 
 

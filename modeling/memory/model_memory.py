@@ -99,7 +99,7 @@ class ModelMemory:
         return self.mask
 
     def open(
-        self, inputs: torch.Tensor, segment_mask: torch.Tensor | None, episode: torch.Tensor | None
+        self, inputs: torch.Tensor, segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None
     ) -> SegmentPacking:
         """Begin the segment `inputs` (B, T, E), whose padding stands on the left."""
         batch, length = inputs.shape[:2]
@@ -107,7 +107,7 @@ class ModelMemory:
             self.start(batch, inputs)
         memory_mask = self.memory_mask(batch, inputs.device)
         self.num_before = self.num_seen
-        self.packing = SegmentPacking(batch, length, inputs.device, memory_mask, segment_mask, episode)
+        self.packing = SegmentPacking(batch, length, inputs.device, memory_mask, segment_mask, document_ids)
         return self.packing
 
     def value(self) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:

@@ -61,16 +61,17 @@ class Band(NamedTuple):
         return keep_last(states.transpose(1, 2).flatten(1, 2), self.length)
 
     def cut_rows(self, rows: PackedRows, batch: int, num_keys: int, device: torch.device) -> PackedRows:
-        """Which keys of each piece are real, and their episodes, `(N, window + size)`; None as in `rows`."""
+        """Which keys of each piece are real, and their documents, `(N, window + size)`; None as in `rows`."""
 
         def cut(columns: torch.Tensor) -> torch.Tensor:
             return self.cut(columns[:, None, :, None], self.window)[:, 0, :, 0]
 
         valid = rows.valid
-        if valid is None and (rows.episode is not None or num_keys - self.length < self.window * self.dilation):
+        if valid is None and (rows.document_ids is not None or num_keys - self.length < self.window * self.dilation):
             valid = torch.ones(batch, num_keys, dtype=torch.bool, device=device)  # the zeros before them are not
         return PackedRows(
-            valid=None if valid is None else cut(valid), episode=None if rows.episode is None else cut(rows.episode)
+            valid=None if valid is None else cut(valid),
+            document_ids=None if rows.document_ids is None else cut(rows.document_ids),
         )
 
 

@@ -378,7 +378,7 @@ def test_float32_memory_goes_into_a_bfloat16_model(model_type, use_cache):
     + [(model_type, True) for model_type in variants(memory=("exact", "own"))],
 )
 def test_eager_is_sdpa(model_type, same_length):
-    """Values and gradients, with memory, padding and an episode that starts inside a segment."""
+    """Values and gradients, with memory, padding and a document that starts inside a segment."""
     results = []
     reset = torch.zeros(2, 10, dtype=torch.bool)
     if VARIANTS[model_type].memory == "exact":

@@ -55,7 +55,7 @@ def naive(
     ids=str,
 )
 def test_attention_is_its_equations(attention, piece_length, heads, lengths, monkeypatch):
-    """Values and gradients, in float64; the second row has padding in its memory, the third an episode that begins."""
+    """Values and gradients, in float64; the second row has padding in its memory, the third a document that begins."""
     (window, dilations), (memory, length) = heads, lengths
     monkeypatch.setattr(band, "PIECE_LENGTH", piece_length)
     model = tiny_model(
@@ -72,7 +72,7 @@ def test_attention_is_its_equations(attention, piece_length, heads, lengths, mon
     columns = torch.arange(memory + length)
     rows = PackedRows(
         valid=torch.stack([columns >= (memory // 2 if row == 1 else 0) for row in range(3)]),
-        episode=torch.stack([(columns >= begins[2]).long() * (row == 2) for row in range(3)]),
+        document_ids=torch.stack([(columns >= begins[2]).long() * (row == 2) for row in range(3)]),
     )
     table = model.positions(min(memory + length, 41), segment), bias
     output, weights = layer(
@@ -138,8 +138,8 @@ def test_segments_with_memory_are_one_long_forward(use_cache, piece_length, monk
 
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_and_episodes_with_gaps_by_head(use_cache, side):
-    """Rows of unequal length in every segment, one of them empty, and episodes that begin inside."""
+def test_padding_and_documents_with_gaps_by_head(use_cache, side):
+    """Rows of unequal length in every segment, one of them empty, and documents that begin inside."""
     model = tiny_model("causal_longformer", **FIELDS)
     ids, mask, reset = tokens(3, 36), torch.zeros(3, 36, dtype=torch.bool), torch.zeros(3, 36, dtype=torch.bool)
     for (row, segment), count in zip(

@@ -201,7 +201,7 @@ def test_the_gate_of_the_values_collapses_to_a_vector(tmp_path):
     torch.testing.assert_close(loaded(tokens(2, 10)).logits, expected, **EXACT)
 
 
-# --- padding and episodes of the LSTM
+# --- padding and documents of the LSTM
 
 
 def test_a_plain_segment_is_one_call_of_the_lstm(monkeypatch):
@@ -222,9 +222,10 @@ def test_a_plain_segment_is_one_call_of_the_lstm(monkeypatch):
 def test_a_segment_is_cut_where_a_row_begins_to_read_or_anew():
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
     # padding was brought to the left from inside of the first row: its numbers are out of order
-    episode = torch.tensor([[1, 2, 0, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
+    document_ids = torch.tensor([[1, 2, 0, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
     parts = [
-        (p.columns.start, p.columns.stop, p.reads.tolist(), p.begins.tolist()) for p in split_chunks(6, mask, episode)
+        (p.columns.start, p.columns.stop, p.reads.tolist(), p.begins.tolist())
+        for p in split_chunks(6, mask, document_ids)
     ]
     assert parts == [
         (0, 2, [False, True], [False, False]),
@@ -233,7 +234,7 @@ def test_a_segment_is_cut_where_a_row_begins_to_read_or_anew():
         (4, 5, [True, True], [False, True]),
         (5, 6, [True, True], [True, False]),
     ]
-    first = torch.tensor([[1, 1]])  # an episode may begin with the segment
+    first = torch.tensor([[1, 1]])  # a document may begin with the segment
     assert [part.begins.tolist() for part in split_chunks(2, None, first)] == [[True]]
 
 

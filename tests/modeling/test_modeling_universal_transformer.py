@@ -86,7 +86,7 @@ def test_weights_do_not_grow_with_the_steps():
 
 
 def padded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, mask and starts of episodes of three rows of 24 columns; the last row is short and has interior padding."""
+    """Ids, mask and starts of documents of three rows of 24 columns; the last row is short and has interior padding."""
     mask, reset = torch.ones(3, 24, dtype=torch.bool), torch.zeros(3, 24, dtype=torch.bool)
     mask[1, :5] = mask[2, 9:14] = mask[2, 20:] = False
     reset[0, 11] = reset[2, 7] = True
@@ -98,7 +98,7 @@ def padded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
 @use_cache
 def test_skipping_what_has_halted_changes_nothing(use_cache, same_length, lengths, attention):
-    """With gradients everything is computed, without them the running positions only; also with padding and episodes."""
+    """With gradients everything is computed, without them the running positions only; also with padding and documents."""
     model = halting_model(same_length=same_length)
     model.set_attn_implementation(attention)
     ids, mask, reset = padded()

@@ -38,7 +38,7 @@ def test_positions_are_added_where_the_paper_adds_them(position_type):
 
 @TYPES
 def test_positions_count_real_tokens_from_where_the_text_begins(position_type):
-    """Padding moves nothing; an episode inside of a segment begins at position 0, and sees nothing before it."""
+    """Padding moves nothing; a document inside of a segment begins at position 0, and sees nothing before it."""
     model = tiny_model("vanilla_transformer", position_type=position_type)
     ids = tokens(1, 7)
     expected = model(ids).last_hidden_state
