@@ -118,14 +118,14 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
         kwargs["skip_halted"] = skip_halted
-        hidden_states = self.show(hidden_states, segment.shown)
+        hidden_states = self.capture(hidden_states, segment.token_order)
         for number, (layer, layer_memory) in enumerate(zip(self.layers, memory.layers, strict=True), start=1):
             running = exit_layers >= number
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
             kwargs["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
             layer_output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
-            hidden_states = self.show(layer_output.hidden_states, segment.shown)
+            hidden_states = self.capture(layer_output.hidden_states, segment.token_order)
             if count == 0:
                 continue
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)

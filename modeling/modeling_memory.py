@@ -21,10 +21,10 @@ from transformers_xl.modeling.checks import (
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.captured_states import CapturedStates
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, SegmentContext
-from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
@@ -32,7 +32,7 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.ops.key_view import KeyView
-from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
+from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 from transformers_xl.modeling.ops.window import (
     SegmentPacking,
     drop_full_mask,
@@ -45,7 +45,7 @@ from transformers_xl.modeling.packed_documents import resets_of_documents
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(
-    ShownStates, capture_initial_hidden_state=False, num_hidden_layers_key="num_hidden_states"
+    CapturedStates, capture_initial_hidden_state=False, num_hidden_layers_key="num_hidden_states"
 )
 
 
@@ -139,7 +139,7 @@ class MemoryModel(MemoryPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = self.build_embedding(config)
         self.dropout = Dropout(config)
-        self.shown_states = ShownStates()
+        self.captured_states = CapturedStates()
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
@@ -273,7 +273,7 @@ class MemoryModel(MemoryPreTrainedModel):
                 views[reach] = self.key_view(window, packing)
             window.view = views[reach]
         positions = self.position_embeddings(hidden_states, memory.num_seen + packing.length, memory)
-        segment = SegmentContext(segment_mask, document_ids, positions, self.order_shown(order, **kwargs))
+        segment = SegmentContext(segment_mask, document_ids, positions, self.token_order_to_capture(order, **kwargs))
         segment = self.segment_context(hidden_states, segment, memory)
         output = self.run_layers(hidden_states, memory, segment, **kwargs)
         hidden_states = output.hidden_states if self.norm is None else self.norm(output.hidden_states)
@@ -286,17 +286,17 @@ class MemoryModel(MemoryPreTrainedModel):
                 fields[name] = gather_columns(fields[name], order.unpack)
         return self.output_class(**fields)
 
-    def order_shown(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
+    def token_order_to_capture(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
         """The order in which hidden states and attentions are shown; None where the caller asks for neither."""
         flags = ("output_hidden_states", "output_attentions")
         return order if any(kwargs.get(flag, getattr(self.config, flag)) for flag in flags) else None
 
-    def show(self, hidden_states: torch.Tensor, shown: TokenOrder | None) -> torch.Tensor:
+    def capture(self, hidden_states: torch.Tensor, token_order: TokenOrder | None) -> torch.Tensor:
         """Record the input of a layer, or the output of the last one, where the caller asks for it, and go on with it."""
-        if shown is None:
+        if token_order is None:
             return hidden_states
-        unpacked, hidden_states = as_shown(hidden_states, shown)
-        self.shown_states(unpacked)
+        unpacked, hidden_states = unpack_tokens(hidden_states, token_order)
+        self.captured_states(unpacked)
         return hidden_states
 
     def key_view(self, window: WindowMemory, packing: SegmentPacking) -> KeyView:
@@ -314,11 +314,11 @@ class MemoryModel(MemoryPreTrainedModel):
     ) -> RunOutput:
         """Run the layers, each with its memory."""
         auxiliary_losses = []
-        hidden_states = self.show(hidden_states, segment.shown)
+        hidden_states = self.capture(hidden_states, segment.token_order)
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
             # reentrant checkpointing makes a plain tuple of it
             output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
-            hidden_states = self.show(output.hidden_states, segment.shown)
+            hidden_states = self.capture(output.hidden_states, segment.token_order)
             if output.auxiliary_loss is not None:
                 auxiliary_losses.append(output.auxiliary_loss)
         return RunOutput(hidden_states, auxiliary_loss=sum(auxiliary_losses) if auxiliary_losses else None)

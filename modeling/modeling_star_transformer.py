@@ -110,10 +110,10 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         embeddings: torch.Tensor,
         is_first: torch.Tensor,
         real: torch.Tensor | None,
-        shown: TokenOrder | None = None,
+        token_order: TokenOrder | None = None,
     ) -> StarTransformerLayerOutput:
         normed = self.ring_layernorm.before(satellites)
-        attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, shown)
+        attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, token_order)
         satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
         relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, real)))
         relay = relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
@@ -166,11 +166,11 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         handed_on = memory.own.relay.read()
         is_first = begins(embeddings.shape[:2], segment_mask, embeddings.device)
         satellites, relay = embeddings, mean_of_tokens(embeddings, segment_mask) + handed_on
-        shown = self.order_shown(order, **kwargs)
-        satellites = self.show(satellites, shown)
+        token_order = self.token_order_to_capture(order, **kwargs)
+        satellites = self.capture(satellites, token_order)
         for layer in self.layers:
-            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask, shown)
-            satellites = self.show(satellites, shown)
+            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask, token_order)
+            satellites = self.capture(satellites, token_order)
         if self.norm is not None:
             satellites, relay = self.norm(satellites), self.norm(relay)
         if segment_mask is not None:  # a row without tokens hears nothing new

@@ -127,7 +127,8 @@ class MemoryAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`)."""
         query, bias = self.score_terms(query, key.shape[-2], segment, memory)
-        return self.attend_with_bias(query, key, value, bias, memory.view.visible, shown=segment.shown, **kwargs)
+        kwargs["token_order"] = segment.token_order
+        return self.attend_with_bias(query, key, value, bias, memory.view.visible, **kwargs)
 
     def attend_with_bias(
         self,
@@ -199,7 +200,7 @@ class RelativeAttention(MemoryAttention):
 
     def attend(self, query, key, value, memory, segment, **kwargs):
         terms = self.relative_terms(key.shape[-2], segment, memory)
-        return self.attend_relative(query, key, value, *terms, memory.view, shown=segment.shown, **kwargs)
+        return self.attend_relative(query, key, value, *terms, memory.view, token_order=segment.token_order, **kwargs)
 
     def attend_relative(
         self,

@@ -60,7 +60,7 @@ class BandedAttention(RelativeAttention):
         view: BandedView = memory.view  # type: ignore[assignment]  # the model makes no others
         projected, bias = self.relative_terms(view.window, segment, memory)
         near = projected[:, :-1]
-        kwargs["shown"] = segment.shown
+        kwargs["token_order"] = segment.token_order
         if self.config._attn_implementation == "eager":
             visible = self.visible_pairs(view.rows, view.window, query.shape[2], key.shape[2], query.device)
             positions = widened(near, key.shape[2])

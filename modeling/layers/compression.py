@@ -17,7 +17,7 @@ from transformers_xl.modeling.ops.relative_attention import (
     position_scores_at,
 )
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.ops.token_order import as_shown
+from transformers_xl.modeling.ops.token_order import unpack_tokens
 from transformers_xl.modeling.ops.window import keep_last
 
 
@@ -85,7 +85,7 @@ class CompressiveAttention(RelativeAttention):
             visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.view.visible)
             for key, added, part in zip(keys, by_position, (memory.compressed, memory.inputs), strict=True)
         ]
-        weights, attended = as_shown(masked_softmax(torch.cat(scores, dim=-1), None), segment.shown, dim=2)
+        weights, attended = unpack_tokens(masked_softmax(torch.cat(scores, dim=-1), None), segment.token_order, dim=2)
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
         parts = attended.split([key.shape[-2] for key in keys], dim=-1)
         attn_output = sum(part @ value for part, value in zip(parts, values, strict=True))

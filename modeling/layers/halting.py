@@ -65,7 +65,7 @@ class HaltingAttention(RelativeAttention):
             behind = scatter(length - 1 - running.nonzero()[:, 1], places)
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
         terms = self.relative_terms(key.shape[-2], segment, memory)
-        kwargs |= {"behind": behind, "shown": segment.shown}
+        kwargs |= {"behind": behind, "token_order": segment.token_order}
         attn_output, _ = self.attend_relative(query, key, value, *terms, view, **kwargs)
         return self.o_proj(gather(attn_output.flatten(-2), places)), None
 

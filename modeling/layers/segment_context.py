@@ -19,13 +19,13 @@ class SegmentContext(DeviceMovable):
         segment_mask: `(B, T)` bool, real tokens; padding stands on the left. None where all are real.
         document_ids: `(B, T)`, number of the document of each token, 0 for that of the memory; None where all are of one.
         position_embeddings: what the model's positions made for all layers.
-        shown: the order in which hidden states and weights are shown; None where nobody asks for them.
+        token_order: the order in which hidden states and weights are shown; None where nobody asks for them.
     """
 
     segment_mask: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
     position_embeddings: PositionEmbeddings | None = None
-    shown: TokenOrder | None = None
+    token_order: TokenOrder | None = None
 
 
 PLAIN_SEGMENT = SegmentContext()  # what a layer is told that nobody tells anything

@@ -9,7 +9,7 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
+from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 
 
 # B batch, T segment length, H heads, D head dim, E hidden size
@@ -50,7 +50,7 @@ class RingAttention(MemoryAttention):
         relay: torch.Tensor,
         embeddings: torch.Tensor,
         is_first: torch.Tensor,
-        shown: TokenOrder | None = None,
+        token_order: TokenOrder | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Args:
@@ -58,7 +58,7 @@ class RingAttention(MemoryAttention):
             relay: `(B, E)`.
             embeddings: `(B, T, E)`, those of the tokens.
             is_first: `(B or 1, T)` bool, where the rows begin.
-            shown: the order in which the caller sees weights; None where nobody asked.
+            token_order: the order in which the caller sees weights; None where nobody asked.
 
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, 5)`.
@@ -71,7 +71,7 @@ class RingAttention(MemoryAttention):
         keys, values = contexts
         scores = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * self.scaling
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-        weights, attended = as_shown(weights, shown, dim=2)
+        weights, attended = unpack_tokens(weights, token_order, dim=2)
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
         attn_output = sum(weight[..., None] * value for weight, value in zip(attended.unbind(-1), values, strict=True))
         return self.o_proj(attn_output.transpose(1, 2).flatten(-2)), weights

@@ -123,7 +123,7 @@ def test_what_layers_are_told_follows_them_to_their_device():
     assert type(moved["segment"]) is SegmentLSTMContext
     segment, rows = moved["segment"], moved["view"].rows
     (table, biases), chunk = segment.position_embeddings, segment.chunks[0]
-    tensors = [segment.segment_mask, table, *biases, segment.shown.pack, chunk.reads, rows.valid]
+    tensors = [segment.segment_mask, table, *biases, segment.token_order.pack, chunk.reads, rows.valid]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert (chunk.columns, segment.document_ids, rows.order) == (slice(0, 3), None, None)
     assert context.segment_mask.device.type == "cpu"
