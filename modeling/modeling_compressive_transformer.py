@@ -137,7 +137,7 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
         counter, held = memory.own.num_compressed, memory.layers[0].compressed.num_seen
         blocks = plan_blocks(self.config, memory.packing, memory.num_before, held, counter)
         for layer in memory.layers:
-            layer.compressed.view, layer.compressed.blocks = blocks.view, blocks.packing
+            layer.compressed.key_mask, layer.compressed.blocks = blocks.key_mask, blocks.packing
         return CompressiveContext(**vars(segment), blocks=blocks)
 
     def run_layers(self, *args, **kwargs) -> RunOutput:

@@ -31,7 +31,7 @@ from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 from transformers_xl.modeling.ops.window import (
     SegmentPacking,
@@ -266,12 +266,12 @@ class MemoryModel(MemoryPreTrainedModel):
         """The layers, on a segment whose padding stands on the left; what is said of tokens goes out in their `order`."""
         hidden_states = self.dropout(hidden_states)
         packing = memory.open(hidden_states, segment_mask, document_ids)
-        views: dict[tuple, KeyView] = {}  # layers that see equally far share it: all do, in most models
+        key_masks: dict[tuple, KeyMask] = {}  # layers that see equally far share it: all do, in most models
         for window in memory.windows:
             reach = (window.num_seen, window.sliding_window)
-            if reach not in views:
-                views[reach] = self.key_view(window, packing)
-            window.view = views[reach]
+            if reach not in key_masks:
+                key_masks[reach] = self.key_mask(window, packing)
+            window.key_mask = key_masks[reach]
         positions = self.position_embeddings(hidden_states, memory.num_seen + packing.length, memory)
         segment = SegmentContext(segment_mask, document_ids, positions, self.token_order_to_capture(order, **kwargs))
         segment = self.segment_context(hidden_states, segment, memory)
@@ -299,10 +299,10 @@ class MemoryModel(MemoryPreTrainedModel):
         self.captured_states(unpacked)
         return hidden_states
 
-    def key_view(self, window: WindowMemory, packing: SegmentPacking) -> KeyView:
+    def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> KeyMask:
         """What the queries of a segment see of `[window; segment]`."""
         rows, num_keys = packing.rows(window.num_seen), window.num_seen + packing.length
-        return KeyView(
+        return KeyMask(
             visible=visible_positions(rows, packing.length, num_keys, window.nearest, packing.device),
             by_distance=rows.valid is None and rows.document_ids is None,
             window=window.nearest,

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
-from transformers_xl.modeling.conversion.safe_pickle import refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import refusal, short_repr
 
 LAYER_NAMES = {
     "dec_attn.o_net.weight": "self_attn.o_proj.weight",
@@ -65,7 +65,7 @@ class OldWeights:
         if unused:
             raise refusal(
                 self.where,
-                f"it holds {shown(unused[0])}, which is no part of the model that its configuration describes",
+                f"it holds {short_repr(unused[0])}, which is no part of the model that its configuration describes",
             )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import equal, translate_weights, without_prefix
-from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, short_repr
 from transformers_xl.modeling.conversion.torch_module import TorchFile, is_state_dict, module_weights
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLForCausalLM
 
@@ -102,16 +102,16 @@ def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:
         kind = HYPER_PARAMETERS.get(name)
         if kind is None:
             raise ValueError(
-                f"`{name}`={shown(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
+                f"`{name}`={short_repr(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
             )
         items = value if kind is list else [value]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             expected = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
-            raise ValueError(f"`{name}`={shown(value)} must be of type {expected}.")
+            raise ValueError(f"`{name}`={short_repr(value)} must be of type {expected}.")
         if kind is list and (len(items) > 64 or any(type(item) is not int for item in items)):
             raise ValueError(f"`{name}` must hold integers alone, at most 64.")
         if any(type(number) is int and abs(number) >= 2**31 for number in items):
-            raise ValueError(f"`{name}` holds {shown(value)}, more than any such model has.")
+            raise ValueError(f"`{name}` holds {short_repr(value)}, more than any such model has.")
     return given
 
 
@@ -167,7 +167,7 @@ def _unwrapped(file: TorchFile) -> Inert:
         if isinstance(module, Inert) and module.name.removeprefix("utils.") in WRAPPERS:
             module = module.mapping("_modules").get("module")
     if not isinstance(module, Inert) or module.name != "mem_transformer.MemTransformerLM":
-        file.refuse(f"it holds {shown(module)}, neither a MemTransformerLM nor the weights of one")
+        file.refuse(f"it holds {short_repr(module)}, neither a MemTransformerLM nor the weights of one")
     return module
 
 

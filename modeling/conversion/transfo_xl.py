@@ -13,7 +13,7 @@ from transformers.utils import cached_file
 from transformers_xl.configuration.configuration_transfo_xl import OLD_FIELDS, TransfoXLConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import translate_weights
-from transformers_xl.modeling.conversion.safe_pickle import refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import refusal, short_repr
 from transformers_xl.modeling.conversion.torch_module import load_weights
 from transformers_xl.modeling.conversion.vocabulary import HF_FILES, read_json, read_vocabulary
 from transformers_xl.modeling.modeling_transformer_xl import register_legacy_reader
@@ -97,7 +97,7 @@ def _shards(name: str, index: str, hub: dict[str, Any]) -> list[str]:
     for shard in shards:
         path = _file(name, shard, hub) if isinstance(shard, str) and Path(shard).name == shard else None
         if path is None:
-            raise refusal(index, f"it names {shown(shard)}, which is no file beside it")
+            raise refusal(index, f"it names {short_repr(shard)}, which is no file beside it")
         paths.append(path)
     return paths
 
@@ -166,7 +166,7 @@ def _tokenizer_arguments(path: str | None) -> dict[str, Any]:
         if isinstance(value, dict):  # a token, written with its flags
             value = chosen[name] = value.get("content")
         if not isinstance(value, TOKENIZER_ARGUMENTS[name]):
-            raise refusal(path, f"its `{name}` is {shown(value)}")
+            raise refusal(path, f"its `{name}` is {short_repr(value)}")
     return chosen
 
 

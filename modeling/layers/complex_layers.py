@@ -109,7 +109,7 @@ class ComplexAttention(MemoryAttention):
         query = query * self.scaling
         real, imaginary = (part @ key.transpose(-1, -2) for part in (query, times_i(query)))
         weights, attended = unpack_tokens(
-            masked_softmax(modulus(real, imaginary), memory.view.visible), segment.token_order, dim=2
+            masked_softmax(modulus(real, imaginary), memory.key_mask.visible), segment.token_order, dim=2
         )
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training) @ value
         return attended.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(-2), weights

@@ -78,11 +78,11 @@ class CompressiveAttention(RelativeAttention):
         content_query = query + bias.content_bias[:, None]
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         by_position = (
-            position_scores_at(position_query, positions, memory.compressed.view.distance),
+            position_scores_at(position_query, positions, memory.compressed.key_mask.distance),
             position_scores(position_query, keep_last(positions, keys[1].shape[-2] + 1)),
         )
         scores = [
-            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.view.visible)
+            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.key_mask.visible)
             for key, added, part in zip(keys, by_position, (memory.compressed, memory.inputs), strict=True)
         ]
         weights, attended = unpack_tokens(masked_softmax(torch.cat(scores, dim=-1), None), segment.token_order, dim=2)

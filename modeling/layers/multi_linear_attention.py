@@ -54,8 +54,8 @@ class MultiLinearAttention(RelativeAttention):
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]
         content_query, position_query = self.weighted_queries(query, bias)
         columns = window_columns(length, num_keys, self.window, key.device)
-        is_full = memory.view.by_distance and num_keys - length >= self.window - 1
-        seen = None if is_full else seen_in_window(memory.view.visible, columns)
+        is_full = memory.key_mask.by_distance and num_keys - length >= self.window - 1
+        seen = None if is_full else seen_in_window(memory.key_mask.visible, columns)
 
         size = max(1, PIECE // (batch * heads * self.window * max(self.window, width)))
         outputs = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.ops.key_view import DeviceMovable
+from transformers_xl.modeling.ops.key_mask import DeviceMovable
 from transformers_xl.modeling.ops.token_order import TokenOrder
 
 PositionEmbeddings = tuple[torch.Tensor | None, Biases | None] | torch.Tensor

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
-from transformers_xl.modeling.ops.key_view import ALL_VISIBLE, KeyView
+from transformers_xl.modeling.ops.key_mask import ALL_VISIBLE, KeyMask
 from transformers_xl.modeling.ops.rolling_buffer import RollingBuffer, StaticRollingBuffer, Tensors
 from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, keep_last
 
@@ -41,14 +41,14 @@ class ColumnMemory(Memory):
         self.new: torch.Tensor | None = None
         self.buffer: RollingBuffer | None = None
         self.restarted: torch.Tensor | None = None  # (B,) rows of the buffer whose zeros are not projected yet
-        self.view: KeyView = ALL_VISIBLE  # what the queries of this segment see
+        self.key_mask: KeyMask = ALL_VISIBLE  # what the queries of this segment see
         self.positions: torch.Tensor | None = None  # (H, distances, D): what a cache keeps of relative positions
 
     @classmethod
-    def of_view(cls, view: KeyView = ALL_VISIBLE) -> "ColumnMemory":
+    def with_mask(cls, key_mask: KeyMask = ALL_VISIBLE) -> "ColumnMemory":
         """An empty memory, for an attention that is called on its own."""
         memory = ColumnMemory(0, 0)
-        memory.view = view
+        memory.key_mask = key_mask
         return memory
 
     @property
@@ -104,9 +104,9 @@ class ColumnMemory(Memory):
 
     def extend(self, new: Tensors, past: Tensors | None = None) -> Tensors:
         """The projections `(B, H, C + T, D)` of `[memory; segment]`, packed."""
-        if self.view.device not in (None, new[0].device):  # layers may stand on different ones
-            self.view = self.view.to(new[0].device)
-        order = self.view.order
+        if self.key_mask.device not in (None, new[0].device):  # layers may stand on different ones
+            self.key_mask = self.key_mask.to(new[0].device)
+        order = self.key_mask.order
         if self.buffer is None:
             if past is not None:  # apart from the segment: no gradient is computed for what needs none
                 new = tuple(torch.cat(pair, dim=-2) for pair in zip(past, new, strict=True))
@@ -148,7 +148,7 @@ class ColumnMemory(Memory):
         )
 
     def close(self, packing: SegmentPacking) -> None:
-        self.new, self.view = None, ALL_VISIBLE
+        self.new, self.key_mask = None, ALL_VISIBLE
         if packing.limit is not None and self.buffer is not None:
             self.buffer.keep(packing.limit)
 

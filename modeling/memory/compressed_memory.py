@@ -15,7 +15,7 @@ from transformers_xl.configuration.configuration_compressive_transformer import 
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import (
     PackedRows,
@@ -79,13 +79,13 @@ class Blocks(NamedTuple):
         columns: `(B or 1, N c)`, those of `[uncompressed; segment]` that are compressed, block after block.
         is_block: `(B, N)` bool, whether a row has such a block; None: all have.
         packing: that of `[compressed; blocks]`.
-        view: what the queries see of its S columns, and how far they lie.
+        key_mask: what the queries see of its S columns, and how far they lie.
     """
 
     columns: torch.Tensor
     is_block: torch.Tensor | None
     packing: SegmentPacking
-    view: KeyView
+    key_mask: KeyMask
 
 
 def plan_blocks(
@@ -112,7 +112,7 @@ def plan_blocks(
     packing = SegmentPacking(tokens.batch, most, tokens.device, known, is_block, of_text, current)
     number = place.expand(len(ends), -1).gather(1, ends) // rate
     number = torch.cat([columns.expand(len(ends), -1), number], dim=1)
-    view = view_of_blocks(config, packing.rows(held), number, place, text, tokens.length)
+    key_mask = mask_of_blocks(config, packing.rows(held), number, place, text, tokens.length)
 
     new_count = count + most
     if text is None:
@@ -124,7 +124,7 @@ def plan_blocks(
         tokens.wanted = torch.arange(num_columns, device=tokens.device) >= num_columns - left
     counter.write(new_count.clamp(max=config.compressed_mem_len))
     leaving = (ends[..., None] + torch.arange(1 - rate, 1, device=tokens.device)).flatten(1).clamp(min=0)
-    return Blocks(leaving, is_block, packing, view)
+    return Blocks(leaving, is_block, packing, key_mask)
 
 
 def texts(tokens: SegmentPacking, before: int) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
@@ -143,14 +143,14 @@ def texts(tokens: SegmentPacking, before: int) -> tuple[torch.Tensor | None, tor
     return text, place, place + end - columns + 1
 
 
-def view_of_blocks(
+def mask_of_blocks(
     config: CompressiveTransformerConfig,
     packed: PackedRows,
     number: torch.Tensor,
     place: torch.Tensor,
     text: torch.Tensor | None,
     length: int,
-) -> KeyView:
+) -> KeyMask:
     """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not
     compressed before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
     number, mine = gather_columns(number, packed.order), keep_last(place, length)
@@ -165,7 +165,7 @@ def view_of_blocks(
         visible = visible & packed.valid[:, None]
     if text is not None:
         visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
-    return KeyView(visible[:, None], order=packed.order, distance=window[..., None] + rank)
+    return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank)
 
 
 __all__ = ["Blocks", "CompressedCount", "CompressedMemory", "CompressiveMemory", "UncompressedMemory", "plan_blocks"]

@@ -9,7 +9,7 @@ import torch
 from tiny import EXACT, memory_of, pairwise, read, read_row_alone, result_of, tiny_config, tiny_model, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops import backends, band
@@ -78,7 +78,7 @@ def test_attention_is_its_equations(attention, piece_length, heads, lengths, mon
     output, weights = layer(
         segment,
         remembered if memory else None,
-        ColumnMemory.of_view(BandedView(rows=rows, window=window * max(dilations) + 1)),
+        ColumnMemory.with_mask(BandedKeyMask(rows=rows, window=window * max(dilations) + 1)),
         segment=SegmentContext(position_embeddings=table),
     )
     assert (weights is None) == (attention != "eager")
@@ -111,7 +111,7 @@ def test_a_head_sees_every_dth_position_of_its_window_and_no_other(attention):
     states = torch.randn(4, 1, 4, 20, 8, dtype=torch.float64, requires_grad=True)  # queries, keys, values by head
     table = model.positions(16, states), model.positions.bias
     output, _ = layer.attend(
-        *states[:3], ColumnMemory.of_view(BandedView(window=16)), SegmentContext(position_embeddings=table)
+        *states[:3], ColumnMemory.with_mask(BandedKeyMask(window=16)), SegmentContext(position_embeddings=table)
     )
     for head, dilation in enumerate([1, 2, 3, 5]):
         (gradient,) = torch.autograd.grad(output[0, -1, head].sum(), states, retain_graph=True)

@@ -13,7 +13,7 @@ from transformers_xl.modeling.layers.positions import RelativeBias
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.window_memory import AttentionMemory
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 FIELDS = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
@@ -210,7 +210,7 @@ def test_a_layer_leaves_halted_positions_as_they_are(skip_halted):
     states, kept = torch.randn(2, 3, 6, 32, dtype=torch.float64)
     running = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    memory = AttentionMemory(ColumnMemory.of_view(KeyView(visible)))
+    memory = AttentionMemory(ColumnMemory.with_mask(KeyMask(visible)))
     arguments = (memory, SegmentContext(position_embeddings=(table, bias)))
     everywhere = layer(states, *arguments).hidden_states
     for others in (None, kept):
