@@ -190,9 +190,8 @@ class TorchFile:
             found = self.entries.get(f"{self.root}data/{storage.key}")
             size = found.file_size if found is not None else 0
             if size != storage.size:
-                self.refuse(
-                    f"storage {short_repr(storage.key)} is to hold {short_repr(storage.count)} numbers, but has {size} bytes"
-                )
+                key, count = short_repr(storage.key), short_repr(storage.count)
+                self.refuse(f"storage {key} is to hold {count} numbers, but has {size} bytes")
         return value
 
     def entry(self, name: str) -> memoryview:

@@ -77,11 +77,11 @@ def pack_rows(
     order = valid = None
     if memory_mask is not None or segment_mask is not None:
         device = (memory_mask if memory_mask is not None else segment_mask).device
-        every = torch.ones(1, 1, dtype=torch.bool, device=device)
+        full = torch.ones(1, 1, dtype=torch.bool, device=device)
         memory_mask = (
-            real.expand(batch, memory_length) if memory_mask is None else keep_last(memory_mask, memory_length)
+            full.expand(batch, memory_length) if memory_mask is None else keep_last(memory_mask, memory_length)
         )
-        segment_mask = every.expand(batch, length) if segment_mask is None else keep_last(segment_mask, length)
+        segment_mask = full.expand(batch, length) if segment_mask is None else keep_last(segment_mask, length)
         valid = torch.cat([memory_mask, segment_mask], dim=1)
         order = right_align(valid)
         valid = gather_columns(valid, order)
