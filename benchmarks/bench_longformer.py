@@ -21,11 +21,11 @@ from torch import nn
 
 from transformers_xl import CausalLongformerConfig, TransformerXLConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -58,9 +58,9 @@ class Attention(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         length = hidden_states.shape[1]
         table = self.positions(min(length, self.reach or length), hidden_states), self.positions.bias
-        view = KeyView(by_distance=True) if self.reach is None else BandedView(window=self.reach)
+        key_mask = KeyMask(by_distance=True) if self.reach is None else BandedKeyMask(window=self.reach)
         segment = SegmentContext(position_embeddings=table)
-        return self.attention(hidden_states, None, ColumnMemory.of_view(view), segment)[0]
+        return self.attention(hidden_states, None, ColumnMemory.with_mask(key_mask), segment)[0]
 
 
 def task(form: str, kind: str) -> Callable[[int], None]:

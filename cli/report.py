@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.experiments.loading import load_model
-
 
 def report(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
@@ -34,43 +32,10 @@ def report(
         raise ValueError(f"`pictures`={str(pictures)!r} is a file: give the name of a folder.")
     if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:
         raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
-    model, tokenizer = load_model(model_dir, encoders=True)
-    from transformers_xl.evaluation.html_report import render_page, report_sections
-    from transformers_xl.evaluation.plots import save
-    from transformers_xl.files.atomic_write import write_text
-    from transformers_xl.streams.files import read_ids
+    from transformers_xl.experiments.model_report import write_report
 
-    ids, size = read_ids(text, tokenizer)
-    if len(ids) < 2:
-        raise ValueError(f"`text` has {len(ids)} token: give a text with at least one more, which it can predict.")
-    share = min(tokens, len(ids)) / len(ids)
-    ids = ids[:tokens]
-    is_bytes = hasattr(tokenizer, "decode_bytes")
-    num_bytes = len(tokenizer.decode_bytes(ids[1:].tolist())) if is_bytes else round(size * share)
-    sections = list(report_sections(model, tokenizer, ids, num_bytes, segment_length, progress=True))
-    page = render_page(f"{model.config.model_type}: {model_dir.resolve().name}", _facts(model, text, ids), sections)
-    write_text(out, page)
-    if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
-        for section in sections:
-            if section.figure is not None:
-                save(section.figure, pictures / section.name)
+    write_report(model_dir, text, out, pictures, tokens, segment_length)
     typer.echo(f"wrote {out}" + (f" and {pictures}" if pictures else ""))
-
-
-def _facts(model, text: list[Path], ids) -> dict[str, str]:
-    from transformers_xl.modeling.auto import VARIANTS
-
-    config = model.config
-    row = VARIANTS[config.model_type]
-    return {
-        "model": f"{type(model).__name__}, {model.num_parameters():,} parameters",
-        "paper": f"{row.authors} {row.year}: {row.paper}",
-        "layers, heads, width": f"{config.num_hidden_layers}, {config.num_attention_heads}, {config.hidden_size}",
-        "memory (tokens)": f"{config.mem_len:,}" if config.mem_len else "none",
-        "segment (tokens)": f"{config.segment_length:,}",
-        "text": f"{', '.join(path.name for path in text)}: {len(ids):,} tokens read",
-    }
 
 
 __all__ = ["report"]

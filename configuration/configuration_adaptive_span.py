@@ -2,15 +2,15 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 
 
 @strict
-class AdaptiveSpanConfig(MemoryConfig):
+class AdaptiveSpanConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Transformer with adaptive attention span. Further fields are those of [`MemoryConfig`]. A token
-    sees positions before it, itself never, whatever `same_length` says; positions are learned, so `clamp_len` and
-    `share_relative_bias` have no meaning.
+    Configuration of the Transformer with adaptive attention span. Further fields are those of
+    [`AdaptiveSoftmaxConfig`]. A token sees positions before it, itself never, whatever `same_length` says; positions
+    are learned.
 
     Args:
         max_span (`int`, *optional*):
@@ -29,7 +29,7 @@ class AdaptiveSpanConfig(MemoryConfig):
     """
 
     model_type = "adaptive_span"
-    attribute_map = MemoryConfig.attribute_map | {
+    attribute_map = AdaptiveSoftmaxConfig.attribute_map | {
         "attn_span": "max_span",
         "adapt_span_ramp": "span_ramp",
         "adapt_span_loss": "span_loss_coef",

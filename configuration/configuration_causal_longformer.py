@@ -2,17 +2,19 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 # how much farther the top layer looks back than the bottom layer, where `attention_window` is not given
 GROWTH = 16
 
 
 @strict
-class CausalLongformerConfig(MemoryConfig):
+class CausalLongformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the causal Longformer. Further fields are those of [`MemoryConfig`]. Windows say how far a token sees:
-    `same_length` has no meaning, and `mem_len` shortens the windows that are longer, until it grows again.
+    Configuration of the causal Longformer. Further fields are those of [`RelativeAttentionConfig`] and
+    [`AdaptiveSoftmaxConfig`]. Windows say how far a token sees: `same_length` changes nothing, and `mem_len` shortens
+    the windows that are longer, until it grows again.
 
     Args:
         attention_window (`int` or `list[int]`, *optional*):

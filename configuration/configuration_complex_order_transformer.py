@@ -2,16 +2,16 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 
 SHARING = ("word_and_dimension", "word", "dimension")
 
 
 @strict
-class ComplexOrderTransformerConfig(MemoryConfig):
+class ComplexOrderTransformerConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Transformer on complex-order embeddings. Further fields are those of [`MemoryConfig`]; there are no
-    relative positions, so `clamp_len` and `share_relative_bias` have no meaning.
+    Configuration of the Transformer on complex-order embeddings. Further fields are those of
+    [`AdaptiveSoftmaxConfig`].
 
     `hidden_size`, `head_dim` and `intermediate_size` count real numbers: half of them are real parts, half imaginary parts,
     so each is even.

@@ -2,15 +2,17 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 COMPRESSIONS = ("conv", "mean", "max")
 
 
 @strict
-class CompressiveTransformerConfig(MemoryConfig):
+class CompressiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Compressive Transformer. Further fields are those of [`MemoryConfig`].
+    Configuration of the Compressive Transformer. Further fields are those of [`RelativeAttentionConfig`] and
+    [`AdaptiveSoftmaxConfig`].
 
     Args:
         compressed_mem_len (`int`, *optional*, defaults to 512):

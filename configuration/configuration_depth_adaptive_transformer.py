@@ -2,7 +2,8 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 EXIT_TRAINING = ("aligned", "mixed")
 EXIT_LOSS_WEIGHTS = ("uniform", "linear", "inverse")
@@ -11,10 +12,11 @@ HALTING_ORACLES = ("likelihood", "correctness")
 
 
 @strict
-class DepthAdaptiveTransformerConfig(MemoryConfig):
+class DepthAdaptiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Depth-adaptive Transformer. Further fields are those of [`MemoryConfig`]. With neither
-    `confidence_thresholds` nor `exit_by_halting`, every token passes all layers; both may be changed after training.
+    Configuration of the Depth-adaptive Transformer. Further fields are those of [`RelativeAttentionConfig`] and
+    [`AdaptiveSoftmaxConfig`]. With neither `confidence_thresholds` nor `exit_by_halting`, every token passes all
+    layers; both may be changed after training.
 
     Args:
         shared_classifier (`bool`, *optional*, defaults to `True`):
@@ -49,7 +51,7 @@ class DepthAdaptiveTransformerConfig(MemoryConfig):
     """
 
     model_type = "depth_adaptive_transformer"
-    keys_to_ignore_at_inference = [*MemoryConfig.keys_to_ignore_at_inference, "exit_layers"]
+    keys_to_ignore_at_inference = [*AdaptiveSoftmaxConfig.keys_to_ignore_at_inference, "exit_layers"]
 
     shared_classifier: bool = True
     exit_training: str = "aligned"

@@ -2,16 +2,17 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 GATE_TYPES = ("gru", "highway", "input", "none", "output", "sigmoid_tanh")
 
 
 @strict
-class GTrXLConfig(MemoryConfig):
+class GTrXLConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of GTrXL. Further fields are those of [`MemoryConfig`]; `norm_position` is always `"pre"`, which is the
-    paper's identity map reordering.
+    Configuration of GTrXL. Further fields are those of [`RelativeAttentionConfig`] and [`AdaptiveSoftmaxConfig`];
+    `norm_position` is always `"pre"`, which is the paper's identity map reordering.
 
     Args:
         gate_type (`str`, *optional*, defaults to `"gru"`):

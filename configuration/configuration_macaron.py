@@ -2,14 +2,16 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 
 @strict
-class MacaronConfig(MemoryConfig):
+class MacaronConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Macaron Transformer. All its fields are those of [`MemoryConfig`]; both feed-forwards of a layer
-    have the inner width `intermediate_size`, so that half of it makes a layer of about the size of an ordinary one.
+    Configuration of the Macaron Transformer. All its fields are those of [`RelativeAttentionConfig`] and
+    [`AdaptiveSoftmaxConfig`]; both feed-forwards of a layer have the inner width `intermediate_size`, so that half of
+    it makes a layer of about the size of an ordinary one.
     """
 
     model_type = "macaron"

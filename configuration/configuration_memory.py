@@ -2,7 +2,6 @@
 
 import copy
 import difflib
-import itertools
 import os
 from typing import Any, Self
 
@@ -10,6 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
+from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS, OTHER_NAMES
 from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, settings_of
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
 
@@ -19,7 +19,7 @@ MAX_LAYERS = 4096  # a typing error, or a hostile file, must not be built
 
 
 @strict
-class MemoryConfig(ConfigWithCode, PreTrainedConfig):
+class MemoryConfig(ConfigWithCode):
     r"""
     Base configuration of the models in this package. A variant adds its paper's fields and changes defaults.
 
@@ -46,8 +46,6 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
             `True`: every token sees exactly the last `mem_len` positions, itself included, so that results do not depend
             on how a text is cut. `False`: one call is one segment, and a token sees the memory and all earlier tokens
             of its call.
-        clamp_len (`int`, *optional*, defaults to -1):
-            Relative distances above this many positions are treated as this distance; -1 turns it off.
         initial_memory (`str`, *optional*, defaults to `"empty"`):
             What a fresh row remembers: `"empty"`, nothing; `"zeros"`, `mem_len` zero vectors that are attended to (the
             memory of old Hugging Face checkpoints).
@@ -55,9 +53,6 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
             `"pre"` normalises the input of a sub-layer, `"post"` the sum after it (https://arxiv.org/abs/2002.04745).
         use_final_norm (`bool`, *optional*):
             Whether a layer norm follows the last layer; with `norm_position="pre"` only when not given.
-        share_relative_bias (`bool`, *optional*, defaults to `True`):
-            Whether all layers share one pair of biases u, v of the relative attention, or each layer has its own
-            (`untie_r`). Without meaning for variants with other positions.
         attention_bias (`bool`, *optional*, defaults to `False`):
             Whether the projections of queries, keys, values and the attention's output have biases.
         lm_head_bias (`bool`, *optional*, defaults to `True`):
@@ -69,9 +64,6 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
             (https://arxiv.org/abs/1512.05287). Dropout on the attention weights stays as it is.
         attention_dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropout on the attention weights (`dropatt`).
-        recompute_attention (`bool`, *optional*, defaults to `False`):
-            Whether the backward pass computes the weights of the relative attention once more instead of keeping them:
-            less memory for about a tenth more time. Without meaning for variants with other positions.
         layer_norm_eps (`float`, *optional*, defaults to 1e-5):
             Epsilon of the layer norms.
         initializer_range (`float`, *optional*, defaults to 0.02):
@@ -79,21 +71,8 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         norm_initializer_range (`float`, *optional*, defaults to 0.0):
             Standard deviation of the normal distribution around 1 that the gains of the layer norms start from; 0.02 in
             the code of Transformer-XL.
-        proj_initializer_range (`float`, *optional*, defaults to 0.01):
-            Standard deviation of the normal distribution that the projections of an adaptive input and softmax start from.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the head uses the weights of the embedding.
-        cutoffs (`list[int]`, *optional*, defaults to `[]`):
-            Adaptive input and softmax (https://arxiv.org/abs/1809.10853, https://arxiv.org/abs/1609.04309): the first id of
-            each cluster of rarer words, ids being sorted by frequency. Words of a cluster cost less the rarer they are.
-            Empty: a plain softmax.
-        div_val (`int`, *optional*, defaults to 1):
-            Cluster i has vectors of width `embedding_size // div_val**i`.
-        embedding_size (`int`, *optional*):
-            Width of the vectors of the most frequent words (`d_embed`), brought to that of the model by a projection;
-            `hidden_size` when not given.
-        tie_projs (`bool` or `list[bool]`, *optional*, defaults to `True`):
-            Whether the projections of the head are those of the embedding, for all clusters or for each.
     """
 
     model_type = "memory_transformer"
@@ -104,12 +83,10 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         "n_head": "num_attention_heads",
         "d_head": "head_dim",
         "d_inner": "intermediate_size",
-        "d_embed": "embedding_size",
         "dropatt": "attention_dropout",
         "init_std": "initializer_range",
         "layer_norm_epsilon": "layer_norm_eps",
         "n_token": "vocab_size",
-        "proj_init_std": "proj_initializer_range",
         "tgt_len": "segment_length",
         "tie_weight": "tie_word_embeddings",
     }
@@ -124,26 +101,18 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
     mem_len: int = 512
     segment_length: int = 128
     same_length: bool = True
-    clamp_len: int = -1
     initial_memory: str = "empty"
     norm_position: str = "pre"
     use_final_norm: bool | None = None
-    share_relative_bias: bool = True
     attention_bias: bool = False
     lm_head_bias: bool = True
     dropout: float | int = 0.1
     variational_dropout: bool = False
     attention_dropout: float | int = 0.0
-    recompute_attention: bool = False
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     norm_initializer_range: float | int = 0.0
-    proj_initializer_range: float | int = 0.01
     tie_word_embeddings: bool = True
-    cutoffs: list[int] | tuple[int, ...] = ()
-    div_val: int = 1
-    embedding_size: int | None = None
-    tie_projs: bool | list[bool] = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -155,13 +124,12 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         aliases = {old: kwargs.pop(old) for old in self.attribute_map if old in kwargs}
         self._set([(old, self.attribute_map[old], value) for old, value in aliases.items()])
         options = {name: kwargs.pop(name) for name in [*kwargs] if name in ORIGINAL_OPTIONS}
-        self._set(settings_of(options, len(self.cutoffs)))
+        self._set(settings_of(options, len(getattr(self, "cutoffs", ()))))
         # only now is derived what follows from them
         if self.head_dim is None and self.num_attention_heads > 0:
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.use_final_norm is None:
             self.use_final_norm = self.norm_position == "pre"
-        self.cutoffs = list(self.cutoffs)
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -177,6 +145,8 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
     @classmethod
     def _objection(cls, name: str) -> str | None:
         """Why a config cannot be made with this keyword; None where it can."""
+        if cls._lacks(OTHER_NAMES.get(name, name)):
+            return f"has no meaning for a {cls.__name__}: leave it out"
         fields = [field for field in cls.__dataclass_fields__ if not field.startswith("_")]
         known = {*fields, *cls.attribute_map, *ORIGINAL_OPTIONS, *vars(PreTrainedConfig)}
         known |= {"name_or_path", "token"}  # of `from_pretrained`
@@ -191,14 +161,21 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         return f"is not a field of {cls.__name__}: did you mean {meant}?" if close else None
 
     @classmethod
+    def _lacks(cls, field: str) -> bool:
+        """Whether it is a field of other variants only."""
+        return field in OPTIONAL_FIELDS and field not in cls.__dataclass_fields__
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """The library's: what a `config.json` says, and `kwargs` instead of it.
 
         Fields that a config cannot be made with are kept, with a warning, where the folder has them: other programs leave
-        theirs there. Among `kwargs` they are refused.
+        theirs there. Among `kwargs` they are refused. Fields of other variants, which version 0.1 wrote for all, are
+        dropped where they hold their default.
 
         Raises:
-            ValueError: `kwargs` hold a misspelled field, or the model cannot run with what they change.
+            ValueError: `kwargs` hold a misspelled field, the model cannot run with what they change, or a field of other
+                variants asks for something.
         """
         for name, value in kwargs.items():
             if (objection := cls._objection(name)) is not None:
@@ -206,6 +183,7 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         options = {name: kwargs.pop(name) for name in [*kwargs] if name in ORIGINAL_OPTIONS}
         cutoffs = kwargs.get("cutoffs", config_dict.get("cutoffs", ()))
         kwargs |= {field: value for _, field, value in settings_of(options, len(cutoffs))}
+        config_dict = cls._without_lost_fields(config_dict)
         foreign = {name for name in config_dict if name in ORIGINAL_OPTIONS or cls._objection(name) is not None}
         loaded = super().from_dict({name: config_dict[name] for name in config_dict.keys() - foreign}, **kwargs)
         config = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -217,6 +195,16 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
                 setattr(config, name, config_dict[name])
         config.validate_architecture()
         return loaded
+
+    @classmethod
+    def _without_lost_fields(cls, config_dict: dict[str, Any]) -> dict[str, Any]:
+        for name, value in config_dict.items():
+            if cls._lacks(name) and value != OPTIONAL_FIELDS[name]:
+                raise ValueError(
+                    f"`{name}`={value!r} of a saved {cls.__name__} has no meaning for it: remove it from config.json, "
+                    f"or use a variant that has it."
+                )
+        return {name: value for name, value in config_dict.items() if not cls._lacks(name)}
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Self:
@@ -246,13 +234,11 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         for name, choices in (("norm_position", ("pre", "post")), ("initial_memory", ("empty", "zeros"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"`{name}`={getattr(self, name)!r} must be one of {choices}.")
-        self._validate_clusters()
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
-        for name in ("norm_initializer_range", "proj_initializer_range"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}`={getattr(self, name)} must not be negative.")
+        if self.norm_initializer_range < 0:
+            raise ValueError(f"`norm_initializer_range`={self.norm_initializer_range} must not be negative.")
 
     def with_mem_len(self, mem_len: int) -> Self:
         """A copy with another length of the memory.
@@ -265,48 +251,10 @@ class MemoryConfig(ConfigWithCode, PreTrainedConfig):
         changed.validate_architecture()
         return changed
 
-    def _validate_clusters(self) -> None:
-        ends = [0, *self.cutoffs, self.vocab_size]
-        if any(end <= start for start, end in itertools.pairwise(ends)):
-            raise ValueError(
-                f"`cutoffs`={self.cutoffs} must rise from above 0 to below `vocab_size`={self.vocab_size}: leave out 0 and "
-                "the size itself."
-            )
-        if self.div_val < 1:
-            raise ValueError(f"`div_val`={self.div_val} must be at least 1, which gives all clusters the same width.")
-        if self.embedding_size is not None and self.embedding_size < 1:
-            raise ValueError(f"`embedding_size`={self.embedding_size} must be at least 1.")
-        if self.clusters[-1][1] < 1:
-            raise ValueError(
-                f"`div_val`={self.div_val} leaves words of the last of {len(self.clusters)} clusters a width of 0: take a "
-                "smaller one, or a larger `embedding_size`."
-            )
-        if isinstance(self.tie_projs, list) and len(self.tie_projs) != len(self.clusters):
-            raise ValueError(
-                f"`tie_projs`={self.tie_projs} must have one value for each of the {len(self.clusters)} clusters."
-            )
-
     @property
     def token_width(self) -> int:
         """Width of what a token enters the model with."""
         return self.hidden_size
-
-    @property
-    def clusters(self) -> list[tuple[int, int]]:
-        """Number of words of each cluster, and the width of their vectors."""
-        ends = [0, *self.cutoffs, self.vocab_size]
-        width = self.embedding_size or self.token_width
-        return [(end - start, width // self.div_val**i) for i, (start, end) in enumerate(itertools.pairwise(ends))]
-
-    @property
-    def has_projections(self) -> bool:
-        """Whether vectors of words are brought to the width of the model by a projection."""
-        return self.div_val > 1 or self.embedding_size not in (None, self.token_width)
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether words come in clusters, or through a projection."""
-        return bool(self.cutoffs) or self.has_projections
 
     @property
     def num_hidden_states(self) -> int:

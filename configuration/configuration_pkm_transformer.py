@@ -2,13 +2,15 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 
 @strict
-class PKMTransformerConfig(MemoryConfig):
+class PKMTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Transformer with product-key memory. Further fields are those of [`MemoryConfig`].
+    Configuration of the Transformer with product-key memory. Further fields are those of [`RelativeAttentionConfig`]
+    and [`AdaptiveSoftmaxConfig`].
 
     Args:
         memory_layers (`list[int]`, *optional*):

@@ -2,16 +2,15 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 
 RNN_TYPES = ("gru", "lstm", "tanh")
 
 
 @strict
-class RTransformerConfig(MemoryConfig):
+class RTransformerConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the R-Transformer. Further fields are those of [`MemoryConfig`]; there are no positions, so `clamp_len`
-    and `share_relative_bias` have no meaning.
+    Configuration of the R-Transformer. Further fields are those of [`AdaptiveSoftmaxConfig`]; there are no positions.
 
     Args:
         rnn_type (`str`, *optional*, defaults to `"gru"`):

@@ -2,14 +2,14 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 
 
 @strict
-class ShaRNNConfig(MemoryConfig):
+class ShaRNNConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of SHA-RNN. Further fields are those of [`MemoryConfig`]; there are no positions, so `clamp_len` and
-    `share_relative_bias` have no meaning, and the norms have places of their own: `norm_position` is always `"pre"`.
+    Configuration of SHA-RNN. Further fields are those of [`AdaptiveSoftmaxConfig`]; there are no positions, and the
+    norms have places of their own: `norm_position` is always `"pre"`.
 
     Args:
         num_hidden_layers (`int`, *optional*, defaults to 6):
@@ -25,7 +25,7 @@ class ShaRNNConfig(MemoryConfig):
         boom_shortcut (`bool`, *optional*, defaults to `True`):
             Whether the Boom layer ends with a sum of chunks of `hidden_size` features; with `False`, with a second matrix.
         collapsed_gate (`bool`, *optional*, defaults to `False`):
-            Whether the gate of the values is a vector, no longer over-parameterised. `finish_training()` sets it.
+            Whether the gate of the values is a vector, no longer over-parameterised. `prepare_for_inference()` sets it.
         intermediate_size (`int`, *optional*, defaults to 2048):
             Inner width of the Boom layer, in features. With `boom_shortcut` at least `hidden_size`; features behind the
             last whole chunk are not used.

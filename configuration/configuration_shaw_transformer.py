@@ -2,13 +2,14 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 
 
 @strict
-class ShawTransformerConfig(MemoryConfig):
+class ShawTransformerConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of a Transformer with Shaw's relative positions. Further fields are those of [`MemoryConfig`].
+    Configuration of a Transformer with Shaw's relative positions. Further fields are those of
+    [`AdaptiveSoftmaxConfig`].
 
     Args:
         max_relative_distance (`int`, *optional*, defaults to 16):

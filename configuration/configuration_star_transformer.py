@@ -10,10 +10,9 @@ RINGS = ("cyclic", "open")
 @strict
 class StarTransformerConfig(MemoryConfig):
     r"""
-    Configuration of the Star-Transformer. Further fields are those of [`MemoryConfig`]. The memory is one relay, whatever
-    its length: `mem_len` turns it on or, at 0 with `same_length=False`, off. There are no feed-forwards and no relative
-    positions, so `intermediate_size`, `clamp_len` and `share_relative_bias` have no meaning; nor has `initial_memory`: a
-    fresh row remembers zeros.
+    Configuration of the Star-Transformer. Further fields are those of [`MemoryConfig`]. The memory is one relay,
+    whatever its length: `mem_len` turns it on or, at 0 with `same_length=False`, off. There are no feed-forwards, so
+    nothing reads `intermediate_size`, and a fresh row remembers zeros, whatever `initial_memory` says.
 
     The defaults are the paper's. Those of the released code: `ring="open"`, `norm_position="pre"`, `use_final_norm=False`,
     `hidden_act="leaky_relu"`, `attention_bias=True`, `layer_norm_eps=1e-6`.

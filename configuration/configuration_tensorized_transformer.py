@@ -2,17 +2,18 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 DEFAULT_WINDOW = 32
 
 
 @strict
-class TensorizedTransformerConfig(MemoryConfig):
+class TensorizedTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Tensorized Transformer. Further fields are those of [`MemoryConfig`]. What a token sees is
-    `attention_window`, however the text is cut: `same_length` changes nothing, and a layer remembers
-    `attention_window - 1` positions, of the `mem_len` that it may.
+    Configuration of the Tensorized Transformer. Further fields are those of [`RelativeAttentionConfig`] and
+    [`AdaptiveSoftmaxConfig`]. What a token sees is `attention_window`, however the text is cut: `same_length` changes
+    nothing, and a layer remembers `attention_window - 1` positions, of the `mem_len` that it may.
 
     Args:
         attention_window (`int`, *optional*):
@@ -30,7 +31,7 @@ class TensorizedTransformerConfig(MemoryConfig):
     """
 
     model_type = "tensorized_transformer"
-    attribute_map = MemoryConfig.attribute_map | {"core_nums": "num_cores"}
+    attribute_map = AdaptiveSoftmaxConfig.attribute_map | {"core_nums": "num_cores"}
 
     attention_window: int | None = None
     num_cores: int = 2

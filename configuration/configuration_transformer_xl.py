@@ -2,13 +2,15 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 
 @strict
-class TransformerXLConfig(MemoryConfig):
+class TransformerXLConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of Transformer-XL. All its fields are those of [`MemoryConfig`].
+    Configuration of Transformer-XL. All its fields are those of [`RelativeAttentionConfig`] and
+    [`AdaptiveSoftmaxConfig`].
 
     Differs from the original: `same_length` is `True` and `norm_position` is `"pre"` by default, where the original
     trains with `same_length=False` and post-norm.

@@ -2,14 +2,16 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 
 
 @strict
-class UniversalTransformerConfig(MemoryConfig):
+class UniversalTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Universal Transformer. Further fields are those of [`MemoryConfig`]. `num_hidden_layers`, or
-    `max_steps`, is the number of steps after which a position halts at the latest: one layer runs so many times.
+    Configuration of the Universal Transformer. Further fields are those of [`RelativeAttentionConfig`] and
+    [`AdaptiveSoftmaxConfig`]. `num_hidden_layers`, or `max_steps`, is the number of steps after which a position halts
+    at the latest: one layer runs so many times.
 
     Args:
         halting_threshold (`float`, *optional*, defaults to 0.99):
@@ -22,11 +24,11 @@ class UniversalTransformerConfig(MemoryConfig):
     """
 
     model_type = "universal_transformer"
-    attribute_map = MemoryConfig.attribute_map | {
+    attribute_map = AdaptiveSoftmaxConfig.attribute_map | {
         "max_steps": "num_hidden_layers",
         "act_loss_weight": "ponder_loss_coef",
     }
-    keys_to_ignore_at_inference = [*MemoryConfig.keys_to_ignore_at_inference, "ponder_cost", "halting"]
+    keys_to_ignore_at_inference = [*AdaptiveSoftmaxConfig.keys_to_ignore_at_inference, "ponder_cost", "halting"]
 
     halting_threshold: float | int = 0.99
     halting_bias: float | int = 1.0

@@ -2,17 +2,18 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 
 POSITION_TYPES = ("per_layer", "sinusoid")
 INTERMEDIATE_LOSSES = ("hard", "linear", "none")
 
 
 @strict
-class VanillaTransformerConfig(MemoryConfig):
+class VanillaTransformerConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the vanilla Transformer. Further fields are those of [`MemoryConfig`]. It has no memory, so `mem_len`
-    is 0 and `same_length` False; `segment_length` is the number of positions, the longest text of one call.
+    Configuration of the vanilla Transformer. Further fields are those of [`AdaptiveSoftmaxConfig`]. It has no memory,
+    so `mem_len` is 0 and `same_length` False; `segment_length` is the number of positions, the longest text of one
+    call.
 
     Args:
         position_type (`str`, *optional*, defaults to `"per_layer"`):

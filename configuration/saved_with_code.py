@@ -11,6 +11,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.utils import PushToHubMixin
+
 # Whether the save that runs includes code; None outside of a save. A model saves its config, which writes the code of both.
 _including: ContextVar[bool | None] = ContextVar("including", default=None)
 
@@ -55,7 +58,7 @@ def _include(include_code: bool | None) -> Iterator[None]:
         _including.reset(token)
 
 
-class SavedWithCode:
+class SavedWithCode(PushToHubMixin):
     """`save_pretrained` and `push_to_hub` of models, configs and tokenizers of this package."""
 
     def save_pretrained(
@@ -81,7 +84,7 @@ class SavedWithCode:
             return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
-class ConfigWithCode(SavedWithCode):
+class ConfigWithCode(SavedWithCode, PreTrainedConfig):
     """A config writes the code of its models too: `auto_map` names them all."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +96,7 @@ class ConfigWithCode(SavedWithCode):
         super().to_json_file(json_file_path, use_diff)
 
 
-class TokenizerWithCode(SavedWithCode):
+class TokenizerWithCode(SavedWithCode, PreTrainedTokenizerFast):
     """A tokenizer writes its own code. The library asks for `_auto_map`, and calls `_save_pretrained`, as it saves."""
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ saved, pickled or copied is plain. Sums are taken in another order, so that the 
 
 import platform
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 LARGE_WEIGHT, LARGE_PRODUCT = 2**18, 2**22
 _is_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 # Private names of torch, which not every release has: without one, products stay torch's own.
-_onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
+_onednn_linear: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
 _peek_interpreter_stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", object)
 
 

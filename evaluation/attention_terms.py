@@ -105,8 +105,8 @@ def term_weights(
         "d": lambda: terms_of(nothing)[1],
     }
     for term, score in scores.items():
-        view = memory.view
-        seen = score() if view.visible is None else score().masked_fill(~view.visible, -torch.inf)
+        key_mask = memory.key_mask
+        seen = score() if key_mask.visible is None else score().masked_fill(~key_mask.visible, -torch.inf)
         yield term, seen.softmax(-1)
 
 

@@ -30,24 +30,24 @@ class TextScore:
         ValueError: it is not a number, or infinite.
 
     Attributes:
-        nats_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
+        losses_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
         tokens_by_position: tokens predicted at each position of a segment `(segment_length,)`.
         bytes: bytes that the predicted tokens stand for.
         seconds: how long [`score_text`] took; None where it was not measured.
     """
 
-    nats_by_position: np.ndarray
+    losses_by_position: np.ndarray
     tokens_by_position: np.ndarray
     bytes: int
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not np.isfinite(self.nats_by_position).all():
+        if not np.isfinite(self.losses_by_position).all():
             raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
 
     @property
     def nats(self) -> float:
-        return float(self.nats_by_position.sum())
+        return float(self.losses_by_position.sum())
 
     @property
     def tokens(self) -> int:
@@ -63,7 +63,7 @@ class TextScore:
         nan at positions where nothing was predicted."""
         bytes_by_position = self.tokens_by_position * (self.bytes / self.tokens)
         with np.errstate(invalid="ignore"):
-            return self.nats_by_position / math.log(2) / bytes_by_position
+            return self.losses_by_position / math.log(2) / bytes_by_position
 
 
 class ScoreSums:
@@ -167,13 +167,13 @@ def score_moving_window(
     tokens = torch.as_tensor(ids).long()
     # the first windows are padded on the left, with any token
     contexts = F.pad(tokens[:-1], (window - 1, 0)).unfold(0, window, 1)
-    real = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)
+    attention_mask = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)
     sums = ScoreSums(1, model.device)
     with evaluating(model), torch.inference_mode():
         starts = range(0, len(contexts), batch_size)
         for start in tqdm(starts, desc="evaluating, moving window", disable=not progress):
             here = slice(start, start + batch_size)
-            mask = None if real[here].all() else real[here].to(model.device)
+            mask = None if attention_mask[here].all() else attention_mask[here].to(model.device)
             outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
             targets = tokens[1:][here].to(model.device)
             sums.add(outputs.logits, targets[:, None])

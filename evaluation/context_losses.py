@@ -98,7 +98,7 @@ def token_losses_with_context(
     longest = np.zeros(len(starts), dtype=np.int64)
     np.maximum.at(longest, window_of_pair, np.broadcast_to(read[:, None], window_of_pair.shape))
 
-    nats = np.empty((len(starts), len(ends)))
+    losses = np.empty((len(starts), len(ends)))
     by_length = np.argsort(-longest, kind="stable")  # windows of a batch are about equally long
     with evaluating(model), torch.inference_mode():
         batches = range(0, len(starts), batch_size)
@@ -109,8 +109,8 @@ def token_losses_with_context(
             # behind the text's end stands its last token again, which nothing that is asked for sees
             places_read = (torch.from_numpy(starts[rows])[:, None] + columns).clamp(max=len(text) - 1)
             windows = text[places_read].to(model.device)
-            nats[rows, : len(inside)] = _read(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
-    found = nats[window_of_pair, end_of_length[:, None]]
+            losses[rows, : len(inside)] = _read(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
+    found = losses[window_of_pair, end_of_length[:, None]]
     if not np.isfinite(found).all():
         raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
     return found
@@ -121,7 +121,7 @@ def _read(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> 
     length = windows.shape[1] - 1
     piece = _piece(model) or length
     memory: dict = {"use_cache": piece < length}
-    nats = []
+    losses = []
     for start in range(0, length, piece):
         stop = min(start + piece, length)
         here = ends[(ends > start) & (ends <= stop)]
@@ -131,8 +131,8 @@ def _read(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> 
             memory["past_key_values"] = outputs.past_key_values
         if len(here):
             targets = windows[:, here.to(windows.device)]
-            nats.append(token_cross_entropy(outputs.logits, targets))
-    return torch.cat(nats, dim=1)
+            losses.append(token_cross_entropy(outputs.logits, targets))
+    return torch.cat(losses, dim=1)
 
 
 def _piece(model: PreTrainedModel) -> int | None:

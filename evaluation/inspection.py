@@ -25,7 +25,7 @@ GATED = ("attention", "feed-forward")
 
 def learned_spans(model: PreTrainedModel) -> np.ndarray:
     """How many positions before a token each head of an adaptive-span model sees, its ramp included, `(layers, heads)`."""
-    spans = getattr(model, "spans", None)
+    spans: Any = getattr(model, "spans", None)
     _require(model, "adaptive_span", spans is not None, "learned spans")
     return spans().cpu().numpy()
 
@@ -50,7 +50,7 @@ def exit_layers(
     """
     is_adaptive = model.config.model_type == "depth_adaptive_transformer"
     _require(model, "depth_adaptive_transformer", is_adaptive, "exit layers")
-    outputs = [output.exit_layers[0] for _, output in read_in_segments(model, ids, segment_length)]
+    outputs = [output["exit_layers"][0] for _, output in read_in_segments(model, ids, segment_length)]
     return torch.cat(outputs).cpu().numpy()
 
 
@@ -60,7 +60,7 @@ def key_usage(
     """How the tokens of a text used the slots of each product-key memory, by the layer that has it, counted from 1."""
     layers = getattr(model.config, "memory_layers", [])
     _require(model, "pkm_transformer", bool(layers), "product keys")
-    calls = [output.key_usage for _, output in read_in_segments(model, ids, segment_length, output_key_usage=True)]
+    calls = [output["key_usage"] for _, output in read_in_segments(model, ids, segment_length, output_key_usage=True)]
     sums = [torch.stack([usage.weights for usage in of_layer]).sum(0) for of_layer in zip(*calls, strict=True)]
     return {layer + 1: KeyUsage(weights.cpu()) for layer, weights in zip(sorted(layers), sums, strict=True)}
 

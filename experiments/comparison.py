@@ -18,7 +18,7 @@ from transformers_xl.files.json_files import read_json
 
 MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")
 RUN_FIELDS = {
-    "model", "seed", "settings", "parameters", "bits_per_byte", "recl_nats", "peak_memory", "memory_before",
+    "model", "seed", "settings", "parameters", "bits_per_byte", "recl_losses", "peak_memory", "memory_before",
 }  # fmt: skip
 
 
@@ -114,8 +114,8 @@ def _recl(runs: list[dict[str, Any]]) -> dict[tuple[str, int], RECL]:
         for run in runs:
             if run["seed"] == seed:
                 contexts = run["settings"]["recl"]["contexts"]
-                nats = np.frombuffer(base64.b64decode(run["recl_nats"]), dtype="<f2").reshape(len(contexts), -1)
-                group[run["model"]] = dict(zip(contexts, nats, strict=True))
+                losses = np.frombuffer(base64.b64decode(run["recl_losses"]), dtype="<f2").reshape(len(contexts), -1)
+                group[run["model"]] = dict(zip(contexts, losses, strict=True))
         lengths |= {(name, seed): length for name, length in recl(group).items()}
     return lengths
 

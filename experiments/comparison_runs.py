@@ -25,7 +25,7 @@ from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
 from transformers_xl.experiments.baselines import BASELINES, WindowStream
-from transformers_xl.experiments.fitting import build_model, finish_training, fit, read_texts
+from transformers_xl.experiments.fitting import build_model, fit, prepare_for_inference, read_texts
 from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.files.digests import sha256
@@ -96,7 +96,7 @@ def inner_widths(arguments: dict[str, Any], names: list[str]) -> tuple[dict[str,
 
 def _count(model: PreTrainedModel) -> int:
     """Parameters without what exists in training only."""
-    finish_training(model)
+    prepare_for_inference(model)
     return model.num_parameters()
 
 
@@ -152,7 +152,7 @@ def run(
         "train_bytes": len(stream.ids),
         "held_out_bytes": len(held_out),
         "bits_per_byte": scores(model, held_out, lanes, arguments),
-        "recl_nats": recl_nats(model, held_out, settings["recl"]),
+        "recl_losses": recl_losses(model, held_out, settings["recl"]),
         "peak_memory": memory,
         "memory_before": memory_before,
         "versions": versions(),
@@ -189,11 +189,11 @@ def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, arguments: 
     return {"with_context": known.bits_per_byte, "without_context": alone.bits_per_byte}
 
 
-def recl_nats(model: PreTrainedModel, held_out: np.ndarray, measured: dict[str, Any]) -> str:
+def recl_losses(model: PreTrainedModel, held_out: np.ndarray, measured: dict[str, Any]) -> str:
     """Nats by context and position, as base64 of float16, little-endian `(contexts, positions)`."""
     contexts, positions = measured["contexts"], recl_positions(len(held_out), measured)
-    nats = token_losses_with_context(model, held_out, contexts, positions)
-    return base64.b64encode(nats.astype("<f2").tobytes()).decode()
+    losses = token_losses_with_context(model, held_out, contexts, positions)
+    return base64.b64encode(losses.astype("<f2").tobytes()).decode()
 
 
 def recl_positions(tokens: int, measured: dict[str, Any]) -> np.ndarray:

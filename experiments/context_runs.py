@@ -68,8 +68,8 @@ def measure_recl(
             len(ids), contexts[-1], arguments["delta"], arguments["blocks"], arguments["positions"]
         )
         windows[name] = longest_window(model)
-        nats = token_losses_with_context(model, ids, contexts, positions, arguments["batch_size"], progress)
-        losses[name] = dict(zip(contexts, nats, strict=True))
+        token_losses = token_losses_with_context(model, ids, contexts, positions, arguments["batch_size"], progress)
+        losses[name] = dict(zip(contexts, token_losses, strict=True))
     measure = ("r", "c0", "delta", "threshold", "resamples", "confidence", "seed")
     results = recl(losses, **{name: arguments[name] for name in measure}, blocks=blocks)
     return {

@@ -4,16 +4,16 @@ Imported by the commands when they run: it costs the import of torch and transfo
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import transformers
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from torch.utils.data import Dataset
 
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
+from transformers_xl.experiments.baselines import WindowStream
 from transformers_xl.modeling.auto import Variant
 from transformers_xl.streams.files import read_ids, split_held_out
 from transformers_xl.streams.text_stream import TextStream
@@ -46,7 +46,9 @@ def read_texts(
     return TextStream(ids, segment_length, lanes), held_out, eval_lanes
 
 
-def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: int | None = None, **fields):
+def build_model(
+    variant: Variant, arguments: dict[str, Any], intermediate_size: int | None = None, **fields
+) -> transformers.PreTrainedModel:
     """A causal language model over bytes, with weights from the seed. `mem_len` is that of variants that have a memory."""
     tokenizer, mem_len = ByteTokenizer(), arguments["mem_len"]
     memory = {} if variant.memory == "none" else {"mem_len": mem_len, "same_length": mem_len > 0}
@@ -65,11 +67,11 @@ def build_model(variant: Variant, arguments: dict[str, Any], intermediate_size: 
         **fields,
     )
     transformers.set_seed(arguments["seed"])
-    return variant.causal_lm_class(config)
+    return cast(type[transformers.PreTrainedModel], variant.causal_lm_class)(config)
 
 
 def fit(
-    model, stream: Dataset, arguments: dict[str, Any], folder: Path, progress: bool = True
+    model, stream: TextStream | WindowStream, arguments: dict[str, Any], folder: Path, progress: bool = True
 ) -> transformers.Trainer:
     """Train on a stream, with memory carried along, or on the windows of one; what trained it."""
     state = processes()
@@ -98,14 +100,14 @@ def fit(
     if not progress:
         trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    finish_training(model)
+    prepare_for_inference(model)
     return trainer
 
 
-def finish_training(model) -> None:
+def prepare_for_inference(model) -> None:
     """Drop what exists in training only; models of transformers have nothing of the kind."""
-    if hasattr(model, "finish_training"):
-        model.finish_training()
+    if hasattr(model, "prepare_for_inference"):
+        model.prepare_for_inference()
 
 
-__all__ = ["build_model", "finish_training", "fit", "processes", "read_texts"]
+__all__ = ["build_model", "fit", "prepare_for_inference", "processes", "read_texts"]

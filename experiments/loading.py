@@ -1,6 +1,7 @@
 """A folder of a saved model, read by a command: what is damaged in it is named before anything large is allocated."""
 
 from pathlib import Path
+from typing import Any
 
 from transformers_xl.files.blaming import blamed
 
@@ -46,7 +47,8 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
     auto_class = AutoModel if is_encoder else AutoModelForCausalLM
     files = check_weights(folder, config, auto_class)
     with blamed(folder):
-        model, info = auto_class.from_pretrained(folder, config=config, output_loading_info=True)
+        loaded: Any = auto_class.from_pretrained(folder, config=config, output_loading_info=True)
+    model, info = loaded
     if info["missing_keys"]:
         name = min(info["missing_keys"])
         raise ValueError(f"{str(folder / 'config.json')!r} asks for the weight {name!r}, which no file there holds.")

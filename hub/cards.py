@@ -10,7 +10,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import (
     EvalResult,
@@ -190,7 +190,7 @@ def _metadata(
     choices: Choices,
 ) -> ModelCardData:
     readme = folder / "README.md"
-    kept = _load(readme).data if readme.is_file() else ModelCardData()
+    kept = cast(ModelCardData, _load(readme).data) if readme.is_file() else ModelCardData()
     evaluations = measured.evaluations if measured else ()
     texts = [each.data for each in evaluations]
     if measured and measured.training and measured.training.data:

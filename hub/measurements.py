@@ -18,6 +18,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.digests import sha256
 from transformers_xl.files.json_files import read_json
@@ -141,7 +142,7 @@ def lengths_of(model: PreTrainedModel, lanes: int, segment_length: int | None = 
         mem_len=config.mem_len if memory else 0,
         layer_mem_lens=tuple(length if memory else 0 for length in config.layer_mem_lens),
         same_length=config.same_length,
-        clamp_len=None if config.clamp_len < 0 else config.clamp_len,
+        clamp_len=config.clamp_len if isinstance(config, RelativeAttentionConfig) and config.clamp_len > 0 else None,
         lanes=lanes,
     )
 

@@ -90,7 +90,7 @@ def check_inputs(
         )
     if reset is not None and reset.dim() == 2 and config.initial_memory == "zeros":
         raise ValueError(
-            "`reset` of shape (batch, length) needs `initial_memory`='empty': an episode that starts inside a segment "
+            "`reset` of shape (batch, length) needs `initial_memory`='empty': a document that starts inside a segment "
             "cannot begin with a memory of zeros. Use `reset` of shape (batch,) at segment starts."
         )
     if position_ids is not None and (
@@ -121,11 +121,12 @@ def check_targets(
     inputs_embeds: torch.Tensor | None,
     labels: torch.Tensor | None,
     shift_labels: torch.Tensor | None,
-    further: int,
+    num_extra_targets: int,
 ) -> None:
-    """Check that every token of a segment has a place in the targets; `shift_labels` may have `further` columns."""
+    """Check that every token of a segment has a place in the targets; `shift_labels` may have
+    `num_extra_targets` columns more."""
     inputs = input_ids if inputs_embeds is None else inputs_embeds
-    for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, further)):
+    for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, num_extra_targets)):
         if inputs is None or targets is None:
             continue
         batch, length = inputs.shape[:2]

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 
 
 class ExportableStep(nn.Module):
@@ -82,7 +82,7 @@ def step_memory(
         cache.memory.start(batch, like)
     cache.memory.mask = cache.memory.memory_mask(batch, model.device)
     for layer, window in zip(decoder.layers, cache.memory.windows, strict=True):
-        window.buffer.hold(layer.self_attn.project(layer.attention_input(last(window.inputs, window.reach))))
+        window.buffer.hold(layer.self_attn.project(layer.attention_input(keep_last(window.inputs, window.reach))))
     return as_tensors(cache)
 
 

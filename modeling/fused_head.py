@@ -7,6 +7,9 @@ would be lost.
 
 from typing import Any
 
+from transformers_xl.modeling.layers.adaptive_embedding import uses_adaptive_softmax
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
 
 def is_fused_forward(value: Any) -> bool:
     """Whether `value` is such a forward: it takes `fused_lm_head`."""
@@ -14,13 +17,15 @@ def is_fused_forward(value: Any) -> bool:
     return code is not None and "fused_lm_head" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
-class OwnLoss:
-    """A head that keeps its forward where its loss is not the cross-entropy of that product. A mixin."""
+class OwnLoss(MemoryPreTrainedModel):
+    """A head that keeps its forward where its loss is not the cross-entropy of that product."""
+
+    model: MemoryModel
 
     def own_loss(self) -> str | None:
         """What the training loss is, in words, where it is not the cross-entropy of `last_hidden_state @
         lm_head.weight.T + lm_head.bias`; else None."""
-        if self.config.is_adaptive:
+        if uses_adaptive_softmax(self.config):
             return "that of an adaptive softmax (`cutoffs`, `div_val`, `embedding_size`)"
         field = self.model.auxiliary_loss_coef
         if field is not None and getattr(self.config, field) > 0:

@@ -238,8 +238,8 @@ class MemoryGenerationMixin(GenerationMixin):
         cache = inputs.get("past_key_values")
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"
         length = inputs[name].shape[1]
-        shown = inputs.get("output_attentions") or inputs.get("output_hidden_states")
-        if length <= PROMPT_PIECE or not isinstance(cache, MemoryCache) or not self.config.same_length or shown:
+        is_captured = inputs.get("output_attentions") or inputs.get("output_hidden_states")
+        if length <= PROMPT_PIECE or not isinstance(cache, MemoryCache) or not self.config.same_length or is_captured:
             return inputs
         front = length - PROMPT_PIECE
         given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]

@@ -9,11 +9,17 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.fused_head import OwnLoss
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
-from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, tied_weights, token_nats
+from transformers_xl.modeling.layers.adaptive_embedding import uses_adaptive_softmax
+from transformers_xl.modeling.layers.adaptive_softmax import (
+    linear_cross_entropy,
+    mean_loss,
+    output_layer,
+    tied_weights,
+)
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -69,12 +75,12 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     """Language modeling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    further_targets = 0  # columns that `shift_labels` may have behind the segment
+    num_extra_targets = 0  # columns that `shift_labels` may have behind the segment
 
     def build_head(self, config: MemoryConfig) -> None:
         self.vocab_size = config.vocab_size
         self.lm_head = self.build_classifier(config)
-        if config.is_adaptive:
+        if uses_adaptive_softmax(config):
             self._tied_weights_keys = tied_weights(config)
 
     def build_classifier(self, config: MemoryConfig) -> nn.Module:
@@ -82,7 +88,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         return output_layer(config, bias=config.lm_head_bias)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        if all_submodels or not self.config.is_adaptive:
+        if all_submodels or not uses_adaptive_softmax(self.config):
             return super().get_expanded_tied_weights_keys(all_submodels)
         return dict(self._tied_weights_keys)  # without asking whether words are tied: projections may be without them
 
@@ -90,19 +96,19 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         """What `lm_head` reads of `last_hidden_state` `(batch, length, hidden_size)`: all of it."""
         return hidden_states
 
-    def further_classifiers(self) -> list[nn.ModuleList]:
+    def extra_classifiers(self) -> list[nn.ModuleList]:
         """What predicts words besides `lm_head`, and grows with the vocabulary."""
         return []
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         embedding = super().resize_token_embeddings(*args, **kwargs)
-        for classifiers in self.further_classifiers():
+        for classifiers in self.extra_classifiers():
             for index, classifier in enumerate(classifiers):
                 if isinstance(classifier, nn.Linear):
                     classifiers[index] = self._get_resized_lm_head(classifier, embedding.num_embeddings)
         return embedding
 
-    def finish_training(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Drop what exists in training only: nothing, unless the variant says otherwise."""
 
     def prediction_loss(
@@ -110,22 +116,22 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     ) -> torch.Tensor:
         """The cross-entropy of the targets `(batch, length)`; `num_items_in_batch` may be among `kwargs`."""
         if logits is None or logits.shape[1] < targets.shape[1]:  # no logits, or those of a few tokens
-            return mean_nats(self.target_nats(outputs, targets), targets, kwargs.get("num_items_in_batch"))
+            return mean_loss(self.token_losses(outputs, targets), targets, kwargs.get("num_items_in_batch"))
         return self.loss_function(
             logits=logits, labels=None, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
         )
 
-    def target_nats(
+    def token_losses(
         self, outputs: MemoryModelOutput, targets: torch.Tensor, logits: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`-log p` of the targets `(batch, length)`, by `logits` where they are known."""
-        return token_nats(self.lm_head, self.classifier_input(outputs.last_hidden_state), targets, logits)
+        return linear_cross_entropy(self.lm_head, self.classifier_input(outputs.last_hidden_state), targets, logits)
 
-    def shows_logits(self, targets: torch.Tensor | None) -> bool:
+    def returns_logits(self, targets: torch.Tensor | None) -> bool:
         """Whether a call makes logits: an adaptive softmax learns without them."""
-        return not (self.training and targets is not None and self.config.is_adaptive)
+        return not (self.training and targets is not None and uses_adaptive_softmax(self.config))
 
-    def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
+    def compute_logits(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
         """Logits of the tokens to keep, `(batch, kept, vocab_size)`."""
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
         return self.lm_head(self.classifier_input(hidden_states))
@@ -159,13 +165,13 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
-            Bool: rows that start afresh, or tokens that begin an episode.
+            Bool: rows that start afresh, or tokens that begin a document.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin: they act as `reset`.
         """
         self.check_fused_head(kwargs.pop("fused_lm_head", False))
         targets = kwargs.pop("shift_labels", None)
-        check_targets(input_ids, inputs_embeds, labels, targets, self.further_targets)
+        check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets)
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         inputs = {
@@ -179,9 +185,9 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
             "position_ids": position_ids,
             "use_cache": use_cache,
         }
-        return self.read(inputs, targets, logits_to_keep, **kwargs)
+        return self.forward_with_loss(inputs, targets, logits_to_keep, **kwargs)
 
-    def read(
+    def forward_with_loss(
         self,
         inputs: dict,
         targets: torch.Tensor | None = None,
@@ -191,7 +197,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         """What `forward` returns of the model's `inputs` and of what each token is to predict, `(batch, length)`. A variant
         that reads or learns otherwise overrides it."""
         outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
-        logits = self.predict(outputs, logits_to_keep) if self.shows_logits(targets) else None
+        logits = self.compute_logits(outputs, logits_to_keep) if self.returns_logits(targets) else None
         loss = None
         if targets is not None:
             targets = targets.contiguous()  # the library's loss views it
@@ -213,7 +219,7 @@ class MemoryForSequenceClassification(MemoryHead):
         if attention_mask is None:
             return hidden_states[:, -1]
         columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-        newest = (last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
+        newest = (keep_last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
         return hidden_states[torch.arange(len(newest), device=newest.device), newest]
 
     @can_return_tuple
@@ -266,10 +272,12 @@ class MemoryForSequenceClassification(MemoryHead):
             # the library's loss of numbers, or of several labels, is a mean in any case
             loss = loss * (targets.sum() / num_items_in_batch).to(loss.device)
         length = outputs.last_hidden_state.shape[1]
-        real = (
-            targets.new_ones(len(targets), length) if attention_mask is None else last(attention_mask, length).bool()
+        mask = (
+            targets.new_ones(len(targets), length)
+            if attention_mask is None
+            else keep_last(attention_mask, length).bool()
         )
-        targets_per_token = real * targets[:, None] / real.sum(1, keepdim=True).clamp(min=1)
+        targets_per_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
         return self.with_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)
 
 

@@ -72,7 +72,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel, MemoryModel):
 class AdaptiveSpanForCausalLM(AdaptiveSpanPreTrainedModel, MemoryForCausalLM):
     model_class = AdaptiveSpanModel
 
-    def finish_training(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Keep no more than the spans that were learned."""
         self.trim_spans()
 

@@ -13,7 +13,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
 from transformers_xl.modeling.layers.segment_context import PositionEmbeddings
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.model_memory import ModelMemory
@@ -42,9 +42,9 @@ class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
 class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
     layer_class = CausalLongformerLayer
 
-    def key_view(self, window: WindowMemory, packing: SegmentPacking) -> BandedView:
+    def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> BandedKeyMask:
         rows = packing.rows(window.num_seen)
-        return BandedView(window=window.sliding_window, order=rows.order, rows=rows)
+        return BandedKeyMask(window=window.sliding_window, order=rows.order, rows=rows)
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory

@@ -71,9 +71,9 @@ class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Words have frequencies and phases too."""
-        further = self.get_input_embeddings().word_tables()
+        word_tables = self.get_input_embeddings().word_tables()
         resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        for table in further:
+        for table in word_tables:
             self._get_resized_embeddings(table, resized.num_embeddings, mean_resizing=mean_resizing)
         return resized
 
@@ -105,9 +105,9 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
     ) -> RunOutput:
-        before, segment_mask, episode = memory.own.tokens_read.read(), segment.segment_mask, segment.episode
-        of_text = before[:, None] if episode is None else before[:, None] * (episode == 0)
-        places = positions_in_row(hidden_states.shape[:2], segment_mask, episode, hidden_states.device)
+        before, segment_mask, document_ids = memory.own.tokens_read.read(), segment.segment_mask, segment.document_ids
+        of_text = before[:, None] if document_ids is None else before[:, None] * (document_ids == 0)
+        places = positions_in_row(hidden_states.shape[:2], segment_mask, document_ids, hidden_states.device)
         positions = of_text + places + 1
         # the padding of a row stands on its left: where the last column is padding, there is no token
         tokens_read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)

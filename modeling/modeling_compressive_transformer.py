@@ -34,7 +34,7 @@ from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.ops.window import take
+from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
 
 
@@ -88,7 +88,7 @@ class CompressiveTransformerLayer(MemoryLayer):
         key, value, inputs = memory.inputs.extend((*self.project(hidden_states), hidden_states[:, None]), before)
 
         leaving = segment.blocks.columns.expand(len(hidden_states), -1)
-        old = take(inputs[:, 0].detach(), leaving)
+        old = gather_columns(inputs[:, 0].detach(), leaving)
         compressed = self.compression(old)
         past = memory.compressed.unprojected()
         memory.compressed.write(compressed.detach())
@@ -137,7 +137,7 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
         counter, held = memory.own.num_compressed, memory.layers[0].compressed.num_seen
         blocks = plan_blocks(self.config, memory.packing, memory.num_before, held, counter)
         for layer in memory.layers:
-            layer.compressed.view, layer.compressed.blocks = blocks.view, blocks.packing
+            layer.compressed.key_mask, layer.compressed.blocks = blocks.key_mask, blocks.packing
         return CompressiveContext(**vars(segment), blocks=blocks)
 
     def run_layers(self, *args, **kwargs) -> RunOutput:

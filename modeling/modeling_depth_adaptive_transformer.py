@@ -19,7 +19,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, token_nats
+from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss
 from transformers_xl.modeling.layers.depth_halting import (
     HALTING_NETWORKS,
     correctness,
@@ -105,7 +105,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         means = hidden_states
         if isinstance(memory.own, MeanEmbeddingMemory):
             before = (memory.own.mean_embedding.read(), memory.own.num_embeddings.read())
-            means, numbers = read_mean(hidden_states, before, segment.segment_mask, segment.episode)
+            means, numbers = read_mean(hidden_states, before, segment.segment_mask, segment.document_ids)
             memory.own.mean_embedding.write(means[:, -1])
             memory.own.num_embeddings.write(numbers[:, -1])
         if exit_rule is None:
@@ -118,14 +118,14 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
         kwargs["skip_halted"] = skip_halted
-        hidden_states = self.show(hidden_states, segment.shown)
+        hidden_states = self.capture(hidden_states, segment.token_order)
         for number, (layer, layer_memory) in enumerate(zip(self.layers, memory.layers, strict=True), start=1):
             running = exit_layers >= number
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
             kwargs["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
-            hidden_states = self.show(output.hidden_states, segment.shown)
+            layer_output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
+            hidden_states = self.capture(layer_output.hidden_states, segment.token_order)
             if count == 0:
                 continue
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
@@ -172,7 +172,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     def _is_stateful(self) -> bool:
         return self.config.halting == "sequence"  # a mean cannot be taken back
 
-    def further_classifiers(self) -> list[nn.ModuleList]:
+    def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]
 
     def readable(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -185,9 +185,9 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
             return self.lm_head
         return self.exit_classifiers[number - 1]
 
-    def predict(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
+    def compute_logits(self, outputs: MemoryModelOutput, logits_to_keep: int | torch.Tensor = 0) -> torch.Tensor:
         if self.exit_classifiers is None:
-            return super().predict(outputs, logits_to_keep)
+            return super().compute_logits(outputs, logits_to_keep)
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
         exit_layers = slice_logits_to_keep(outputs.exit_layers[..., None], logits_to_keep).squeeze(-1)
         logits = hidden_states.new_zeros(*exit_layers.shape, self.config.vocab_size)
@@ -220,7 +220,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         layers = self.config.num_hidden_layers
         return torch.randint(1, layers + 1, hidden_states.shape[:-1], device=hidden_states.device)
 
-    def read(
+    def forward_with_loss(
         self,
         inputs: dict,
         targets: torch.Tensor | None = None,
@@ -229,7 +229,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     ) -> MemoryHeadOutput:
         if not self.training or targets is None:
             exit_rule = self.exit_layer if not self.training and self.config.exits_early() else None
-            return super().read(inputs, targets, logits_to_keep, exit_rule=exit_rule, **kwargs)
+            return super().forward_with_loss(inputs, targets, logits_to_keep, exit_rule=exit_rule, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
         kwargs |= {"output_hidden_states": True, "return_dict": True}
@@ -251,24 +251,24 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
             )
         if config.exit_training == "aligned" or self.halting is not None:
             full = self.model(**inputs, **kwargs)
-            logits = self.layer_logits(full) if self.shows_logits(targets) else [None] * config.num_hidden_layers
-            nats = self.layer_nats(full, logits, targets)
+            logits = self.layer_logits(full) if self.returns_logits(targets) else [None] * config.num_hidden_layers
+            layer_losses = self.layer_losses(full, logits, targets)
         if self.halting is not None:
-            right = correctness(logits, targets) if config.halting_oracle == "correctness" else -nats.detach()
+            right = correctness(logits, targets) if config.halting_oracle == "correctness" else -layer_losses.detach()
             exit_loss = self.exit_loss(full, right, targets, inputs["attention_mask"], items)
             exit_loss = config.halting_loss_weight * exit_loss
         if config.exit_training == "aligned":
-            return full, logits[-1], self.aligned_loss(nats, targets, items) + exit_loss
+            return full, logits[-1], self.aligned_loss(layer_losses, targets, items) + exit_loss
         kwargs["exit_rule"] = self.random_exit_layer
         paths = [self.model(**inputs, **kwargs) for _ in range(config.num_exit_paths)]
-        predicted = [self.predict(path) if self.shows_logits(targets) else None for path in paths]
+        predicted = [self.compute_logits(path) if self.returns_logits(targets) else None for path in paths]
         losses = [
-            mean_nats(self.target_nats(path, targets, each), targets, items)
+            mean_loss(self.token_losses(path, targets, each), targets, items)
             for path, each in zip(paths, predicted, strict=True)
         ]
         return paths[0], predicted[0], torch.stack(losses).mean() + exit_loss
 
-    def target_nats(
+    def token_losses(
         self,
         outputs: DepthAdaptiveTransformerModelOutput,
         targets: torch.Tensor,
@@ -276,12 +276,13 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     ) -> torch.Tensor:
         """`-log p` of the targets by the layers after which their tokens left, `(batch, length)`."""
         if logits is not None or self.exit_classifiers is None:
-            return super().target_nats(outputs, targets, logits)
+            return super().token_losses(outputs, targets, logits)
         layers = range(1, self.config.num_hidden_layers + 1)
         left = [targets.where(outputs.exit_layers == number, -100) for number in layers]
         states = outputs.last_hidden_state
-        nats = [token_nats(self.classifier(number), states, each) for number, each in zip(layers, left, strict=True)]
-        return torch.stack(nats).sum(0)
+        classifiers = map(self.classifier, layers)
+        losses = [linear_cross_entropy(each, states, here) for each, here in zip(classifiers, left, strict=True)]
+        return torch.stack(losses).sum(0)
 
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What the classifier of each layer reads, of a call at full depth with its hidden states."""
@@ -291,7 +292,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         """What each layer predicts, of a call at full depth with its hidden states."""
         return [self.classifier(n)(states) for n, states in enumerate(self.prediction_states(outputs), start=1)]
 
-    def layer_nats(
+    def layer_losses(
         self,
         outputs: DepthAdaptiveTransformerModelOutput,
         logits: list[torch.Tensor] | list[None],
@@ -300,15 +301,18 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         """`-log p` of the targets by each layer, `(layers, batch, length)`."""
         predictions = zip(self.prediction_states(outputs), logits, strict=True)
         return torch.stack(
-            [token_nats(self.classifier(n), states, targets, each) for n, (states, each) in enumerate(predictions, 1)]
+            [
+                linear_cross_entropy(self.classifier(n), states, targets, each)
+                for n, (states, each) in enumerate(predictions, 1)
+            ]
         )
 
     def aligned_loss(
-        self, nats: torch.Tensor, targets: torch.Tensor, items: torch.Tensor | int | None = None
+        self, layer_losses: torch.Tensor, targets: torch.Tensor, items: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """`sum_n w_n loss_n / sum_n w_n` over the layers, of `layer_nats`. Section 2.2."""
-        losses = torch.stack([mean_nats(each, targets, items) for each in nats])
-        numbers = torch.arange(1, len(nats) + 1, device=losses.device)
+        """`sum_n w_n loss_n / sum_n w_n` over the layers, of `layer_losses`. Section 2.2."""
+        losses = torch.stack([mean_loss(each, targets, items) for each in layer_losses])
+        numbers = torch.arange(1, len(layer_losses) + 1, device=losses.device)
         weights = {"uniform": torch.ones_like(numbers), "linear": numbers, "inverse": 1 / numbers}
         weight = weights[self.config.exit_loss_weights]
         return (weight * losses).sum() / weight.sum()
@@ -317,9 +321,9 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
         of a length of 1, for `halting="sequence"`. Sections 3.1 and 3.2."""
         embeds, *behind = outputs.hidden_states
-        real = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
-        real = real.to(embeds.dtype)[..., None]
-        mean = (embeds * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+        mask = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
+        mask = mask.to(embeds.dtype)[..., None]
+        mean = (embeds * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
         return self.halting.log_probs([mean, *map(self.readable, behind[:-1])])
 
     def exit_loss(
@@ -335,9 +339,9 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         config = self.config
         sigma = None if config.halting == "sequence" else config.oracle_sigma
         best = oracle_layers(scores, config.oracle_penalty, sigma)
-        nats = -self.exit_log_probs(outputs, attention_mask).gather(-1, best[..., None] - 1).squeeze(-1)
+        token_losses = -self.exit_log_probs(outputs, attention_mask).gather(-1, best[..., None] - 1).squeeze(-1)
         has_target = targets != -100
-        return (nats * has_target).sum() / (has_target.sum().clamp(min=1) if items is None else items)
+        return (token_losses * has_target).sum() / (has_target.sum().clamp(min=1) if items is None else items)
 
 
 @auto_docstring(custom_intro="The Depth-adaptive Transformer with a classification head on the last real token.")

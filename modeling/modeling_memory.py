@@ -21,23 +21,23 @@ from transformers_xl.modeling.checks import (
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.captured_states import CapturedStates
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, SegmentContext
-from transformers_xl.modeling.layers.shown_states import ShownStates
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.ops.key_view import KeyView
-from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
+from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 from transformers_xl.modeling.ops.window import (
     SegmentPacking,
-    none_if_all,
-    rows_ending_afresh,
-    take,
+    drop_full_mask,
+    gather_columns,
+    rows_reset_at_end,
     visible_positions,
 )
 from transformers_xl.modeling.outputs import MemoryModelOutput, RunOutput
@@ -45,7 +45,7 @@ from transformers_xl.modeling.packed_documents import resets_of_documents
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(
-    ShownStates, capture_initial_hidden_state=False, num_hidden_layers_key="num_hidden_states"
+    CapturedStates, capture_initial_hidden_state=False, num_hidden_layers_key="num_hidden_states"
 )
 
 
@@ -139,7 +139,7 @@ class MemoryModel(MemoryPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = self.build_embedding(config)
         self.dropout = Dropout(config)
-        self.shown_states = ShownStates()
+        self.captured_states = CapturedStates()
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
@@ -183,7 +183,7 @@ class MemoryModel(MemoryPreTrainedModel):
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
-            Bool. Rows that start afresh with this segment, or tokens that begin an episode: what came before is not seen.
+            Bool. Rows that start afresh with this segment, or tokens that begin a document: what came before is not seen.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Says where packed documents begin: a position that does not continue that of the real token before it acts as
             `reset`. The numbers themselves change nothing: the model counts distances.
@@ -209,14 +209,14 @@ class MemoryModel(MemoryPreTrainedModel):
         segment_mask = real_tokens(attention_mask, cache, batch, length)
         reset = self.forget(reset, position_ids, segment_mask, memory)
         # a document that begins behind a row's last token is the one that the next call continues
-        begun = None if reset is None or segment_mask is None else rows_ending_afresh(reset, segment_mask)
+        begun = None if reset is None or segment_mask is None else rows_reset_at_end(reset, segment_mask)
 
         # padding stands on the left inside, whatever the side it came from
         order = TokenOrder.of(segment_mask)
         outputs = self._run(
-            take(inputs_embeds, order.pack),
-            None if segment_mask is None else take(segment_mask, order.pack),
-            None if reset is None else take(reset.long().cumsum(1), order.pack),
+            gather_columns(inputs_embeds, order.pack),
+            None if segment_mask is None else gather_columns(segment_mask, order.pack),
+            None if reset is None else gather_columns(reset.long().cumsum(1), order.pack),
             memory,
             order,
             **(kwargs | {"return_dict": True}),
@@ -258,22 +258,22 @@ class MemoryModel(MemoryPreTrainedModel):
         self,
         hidden_states: torch.Tensor,
         segment_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
         memory: ModelMemory,
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
         """The layers, on a segment whose padding stands on the left; what is said of tokens goes out in their `order`."""
         hidden_states = self.dropout(hidden_states)
-        packing = memory.open(hidden_states, segment_mask, episode)
-        views: dict[tuple, KeyView] = {}  # layers that see equally far share it: all do, in most models
+        packing = memory.open(hidden_states, segment_mask, document_ids)
+        key_masks: dict[tuple, KeyMask] = {}  # layers that see equally far share it: all do, in most models
         for window in memory.windows:
             reach = (window.num_seen, window.sliding_window)
-            if reach not in views:
-                views[reach] = self.key_view(window, packing)
-            window.view = views[reach]
+            if reach not in key_masks:
+                key_masks[reach] = self.key_mask(window, packing)
+            window.key_mask = key_masks[reach]
         positions = self.position_embeddings(hidden_states, memory.num_seen + packing.length, memory)
-        segment = SegmentContext(segment_mask, episode, positions, self.order_shown(order, **kwargs))
+        segment = SegmentContext(segment_mask, document_ids, positions, self.token_order_to_capture(order, **kwargs))
         segment = self.segment_context(hidden_states, segment, memory)
         output = self.run_layers(hidden_states, memory, segment, **kwargs)
         hidden_states = output.hidden_states if self.norm is None else self.norm(output.hidden_states)
@@ -283,28 +283,28 @@ class MemoryModel(MemoryPreTrainedModel):
         """The output, with what it says of tokens where the caller put them."""
         for name in self.token_outputs:
             if fields.get(name) is not None:
-                fields[name] = take(fields[name], order.unpack)
+                fields[name] = gather_columns(fields[name], order.unpack)
         return self.output_class(**fields)
 
-    def order_shown(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
+    def token_order_to_capture(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
         """The order in which hidden states and attentions are shown; None where the caller asks for neither."""
         flags = ("output_hidden_states", "output_attentions")
         return order if any(kwargs.get(flag, getattr(self.config, flag)) for flag in flags) else None
 
-    def show(self, hidden_states: torch.Tensor, shown: TokenOrder | None) -> torch.Tensor:
+    def capture(self, hidden_states: torch.Tensor, token_order: TokenOrder | None) -> torch.Tensor:
         """Record the input of a layer, or the output of the last one, where the caller asks for it, and go on with it."""
-        if shown is None:
+        if token_order is None:
             return hidden_states
-        unpacked, hidden_states = as_shown(hidden_states, shown)
-        self.shown_states(unpacked)
+        unpacked, hidden_states = unpack_tokens(hidden_states, token_order)
+        self.captured_states(unpacked)
         return hidden_states
 
-    def key_view(self, window: WindowMemory, packing: SegmentPacking) -> KeyView:
+    def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> KeyMask:
         """What the queries of a segment see of `[window; segment]`."""
         rows, num_keys = packing.rows(window.num_seen), window.num_seen + packing.length
-        return KeyView(
+        return KeyMask(
             visible=visible_positions(rows, packing.length, num_keys, window.nearest, packing.device),
-            by_distance=rows.valid is None and rows.episode is None,
+            by_distance=rows.valid is None and rows.document_ids is None,
             window=window.nearest,
             order=rows.order,
         )
@@ -314,11 +314,11 @@ class MemoryModel(MemoryPreTrainedModel):
     ) -> RunOutput:
         """Run the layers, each with its memory."""
         auxiliary_losses = []
-        hidden_states = self.show(hidden_states, segment.shown)
+        hidden_states = self.capture(hidden_states, segment.token_order)
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
             # reentrant checkpointing makes a plain tuple of it
             output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
-            hidden_states = self.show(output.hidden_states, segment.shown)
+            hidden_states = self.capture(output.hidden_states, segment.token_order)
             if output.auxiliary_loss is not None:
                 auxiliary_losses.append(output.auxiliary_loss)
         return RunOutput(hidden_states, auxiliary_loss=sum(auxiliary_losses) if auxiliary_losses else None)
@@ -383,7 +383,7 @@ def real_tokens(
     attention_mask: torch.Tensor | None, cache: MemoryCache | None, batch: int, length: int
 ) -> torch.Tensor | None:
     """Which tokens of a segment are read, (B, T) bool, None where all are: no padding, and no row that has ended."""
-    mask = None if attention_mask is None else none_if_all(attention_mask[:, -length:].bool())
+    mask = None if attention_mask is None else drop_full_mask(attention_mask[:, -length:].bool())
     if cache is None or cache.ended is None:
         return mask
     going_on = ~cache.ended[:, None].expand(batch, length)

@@ -49,7 +49,8 @@ class RTransformerLayer(MemoryLayer):
         self.local_rnns = nn.ModuleList([LocalRNN(config) for _ in range(config.num_local_rnns)])
 
     def memories(self) -> RTransformerMemory:
-        return RTransformerMemory(*super().memories(), RecurrentMemory(self.tails_shape))
+        (inputs,) = super().memories()
+        return RTransformerMemory(inputs, RecurrentMemory(self.tails_shape))
 
     def forward(
         self, hidden_states: torch.Tensor, memory: RTransformerMemory, segment: LocalRNNContext, **kwargs
@@ -79,7 +80,7 @@ class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> LocalRNNContext:
         shape = (*hidden_states.shape[:1], self.config.local_window - 1, hidden_states.shape[1])
-        rows = pack_rows(shape, None, segment.segment_mask, segment.episode)
+        rows = pack_rows(shape, None, segment.segment_mask, segment.document_ids)
         return LocalRNNContext(**vars(segment), local_rows=rows)
 
 

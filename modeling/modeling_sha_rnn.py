@@ -20,7 +20,7 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext, stretches
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext, split_chunks
 from transformers_xl.modeling.layers.single_head_attention import SingleHeadAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
@@ -90,7 +90,7 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> LayerOutput:
         state = memory.lstm_hidden.read(), memory.lstm_cell.read()
-        inputs = (self.input_layernorm(hidden_states), *state, segment.stretches)
+        inputs = (self.input_layernorm(hidden_states), *state, segment.chunks)
         hidden_states, hidden, cell = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
         memory.lstm_hidden.write(hidden)
         memory.lstm_cell.write(cell)
@@ -122,15 +122,15 @@ class ShaRNNModel(ShaRNNPreTrainedModel, MemoryModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentLSTMContext:
-        parts = stretches(hidden_states.shape[1], segment.segment_mask, segment.episode)
-        return SegmentLSTMContext(**vars(segment), stretches=parts)
+        chunks = split_chunks(hidden_states.shape[1], segment.segment_mask, segment.document_ids)
+        return SegmentLSTMContext(**vars(segment), chunks=chunks)
 
 
 @auto_docstring(custom_intro="SHA-RNN with a language modeling head.")
 class ShaRNNForCausalLM(ShaRNNPreTrainedModel, MemoryForCausalLM):
     model_class = ShaRNNModel
 
-    def finish_training(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Drop the matrix that over-parameterises the gate of the values: no output changes."""
         self.model.layers[self.config.attention_layer].self_attn.collapse()
         self.config.collapsed_gate = True

@@ -25,7 +25,7 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.token_order import TokenOrder
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -110,10 +110,10 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         embeddings: torch.Tensor,
         is_first: torch.Tensor,
         real: torch.Tensor | None,
-        shown: TokenOrder | None = None,
+        token_order: TokenOrder | None = None,
     ) -> StarTransformerLayerOutput:
         normed = self.ring_layernorm.before(satellites)
-        attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, shown)
+        attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, token_order)
         satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
         relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, real)))
         relay = relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
@@ -150,13 +150,13 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         self,
         hidden_states: torch.Tensor,
         segment_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
         memory: ModelMemory,
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
         """The rounds, on a segment whose padding stands on the left."""
-        if episode is not None:
+        if document_ids is not None:
             raise ValueError(
                 "`reset` of shape (batch, length), or `position_ids` that start again: all tokens of a segment share one "
                 "relay, so no document can begin inside of it. Cut the text there, and hand in `reset` of shape (batch,)."
@@ -166,11 +166,11 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         handed_on = memory.own.relay.read()
         is_first = begins(embeddings.shape[:2], segment_mask, embeddings.device)
         satellites, relay = embeddings, mean_of_tokens(embeddings, segment_mask) + handed_on
-        shown = self.order_shown(order, **kwargs)
-        satellites = self.show(satellites, shown)
+        token_order = self.token_order_to_capture(order, **kwargs)
+        satellites = self.capture(satellites, token_order)
         for layer in self.layers:
-            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask, shown)
-            satellites = self.show(satellites, shown)
+            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask, token_order)
+            satellites = self.capture(satellites, token_order)
         if self.norm is not None:
             satellites, relay = self.norm(satellites), self.norm(relay)
         if segment_mask is not None:  # a row without tokens hears nothing new
@@ -198,7 +198,7 @@ class StarTransformerForSequenceClassification(StarTransformerPreTrainedModel, M
         satellites = outputs.last_hidden_state
         if attention_mask is None:
             return (outputs.relay + satellites.amax(dim=1)) / 2
-        real = last(attention_mask, satellites.shape[1]).bool()[..., None]
+        real = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
         largest = satellites.masked_fill(~real, -torch.inf).amax(dim=1).masked_fill(~real.any(dim=1), 0.0)
         return (outputs.relay + largest) / 2
 

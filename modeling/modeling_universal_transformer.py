@@ -164,11 +164,11 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         halting = torch.zeros_like(running, dtype=torch.long)
         spent = torch.zeros_like(running, dtype=torch.promote_types(dtype, torch.float32))  # p_1 + .. + p_(n-1)
         ponder_cost, output = spent, torch.zeros_like(hidden_states)
-        hidden_states = self.show(hidden_states, segment.shown)
+        hidden_states = self.capture(hidden_states, segment.token_order)
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
             known = {"signal": signal, "running": running, "skip_halted": skip_halted}
             hidden_states, probability = layer(hidden_states, memory.layers[step], segment, **known, **kwargs)
-            hidden_states = self.show(hidden_states, segment.shown)
+            hidden_states = self.capture(hidden_states, segment.token_order)
             reached = spent + probability >= self.config.halting_threshold
             halts = running & (reached | (step + 1 == num_steps))
             weight = torch.where(halts, 1 - spent, probability) * running

@@ -20,7 +20,7 @@ from transformers_xl.modeling.layers.absolute_positions import (
     SinusoidPositions,
     positions_in_row,
 )
-from transformers_xl.modeling.layers.adaptive_softmax import mean_nats, output_layer, token_nats
+from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss, output_layer
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
@@ -90,7 +90,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
                 f"`input_ids` holds {length} tokens, but the model has `segment_length`={self.config.segment_length} "
                 "positions and no memory: read the text in segments, or generate() and `score_moving_window`, which do."
             )
-        places = positions_in_row((batch, length), segment.segment_mask, segment.episode, hidden_states.device)
+        places = positions_in_row((batch, length), segment.segment_mask, segment.document_ids, hidden_states.device)
         return AbsolutePositionsContext(**vars(segment), places=places)
 
 
@@ -109,7 +109,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
     """
 
     model_class = VanillaTransformerModel
-    further_targets = 1  # the second target of the last token
+    num_extra_targets = 1  # the second target of the last token
 
     def own_loss(self) -> str | None:
         config = self.config
@@ -129,12 +129,12 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
     def has_auxiliary(config: VanillaTransformerConfig) -> bool:
         return config.intermediate_losses != "none" or config.num_targets == 2
 
-    def finish_training(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Drop the classifiers that exist in training only, and the fields that ask for them."""
         self.auxiliary = None
         self.config.intermediate_losses, self.config.num_targets = "none", 1
 
-    def further_classifiers(self) -> list[nn.ModuleList]:
+    def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.auxiliary is None else [self.auxiliary.next_token, self.auxiliary.second_token]
 
     def layer_weights(self) -> list[float]:
@@ -149,7 +149,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
             weights = [0.0] * len(ends)
         return [*weights, 1.0]
 
-    def read(
+    def forward_with_loss(
         self,
         inputs: dict,
         targets: torch.Tensor | None = None,
@@ -161,11 +161,11 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
             ids, embeds = inputs["input_ids"], inputs["inputs_embeds"]
             length = (embeds if ids is None else ids).shape[1]
             targets = None if targets is None else targets[:, :length]
-            return super().read(inputs, targets, logits_to_keep, **kwargs)
+            return super().forward_with_loss(inputs, targets, logits_to_keep, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(**inputs, **(kwargs | {"output_hidden_states": True, "return_dict": True}))
-        logits = self.predict(outputs) if self.shows_logits(targets) else None
+        logits = self.compute_logits(outputs) if self.returns_logits(targets) else None
         loss = self.training_loss(outputs, logits, targets, items)
         left_out = () if wants_states else ("hidden_states",)
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *left_out))
@@ -185,7 +185,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
             first, second = first.where(is_last, -100), second.where(is_last, -100)
 
         def loss(classifier: nn.Module, states: torch.Tensor, target: torch.Tensor, logits=None) -> torch.Tensor:
-            return mean_nats(token_nats(classifier, states, target, logits), target, items)
+            return mean_loss(linear_cross_entropy(classifier, states, target, logits), target, items)
 
         total = loss(self.lm_head, outputs.last_hidden_state, first, logits)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1

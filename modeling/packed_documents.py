@@ -7,7 +7,7 @@ Shapes: B batch, T segment.
 import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.ops.window import inverse, right_align, take
+from transformers_xl.modeling.ops.window import gather_columns, inverse, right_align
 
 
 def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -18,14 +18,13 @@ def document_starts(position_ids: torch.Tensor, segment_mask: torch.Tensor | Non
         segment_mask: (B, T) bool, real tokens; None when all are.
     """
     order = None if segment_mask is None else right_align(segment_mask)
-    if segment_mask is not None:
-        position_ids = take(position_ids, order)
+    position_ids = gather_columns(position_ids, order)
     starts = torch.zeros_like(position_ids, dtype=torch.bool)
     starts[:, 1:] = position_ids.diff(dim=1) != 1
-    if segment_mask is not None:
-        real = take(segment_mask, order)
-        starts[:, 1:] &= real[:, :-1]  # the first real token continues the memory, whatever the padding before it
-        starts = take(starts & real, inverse(order))
+    if segment_mask is not None and order is not None:
+        mask = gather_columns(segment_mask, order)
+        starts[:, 1:] &= mask[:, :-1]  # the first real token continues the memory, whatever the padding before it
+        starts = gather_columns(starts & mask, inverse(order))
     if not torch.compiler.is_compiling() and not bool(starts.any()):
         return None
     return starts
@@ -42,7 +41,7 @@ def check_continued_rows(
     Args:
         position_ids: (B, T) integers.
         segment_mask: (B, T) bool, real tokens; None when all are.
-        reset: (B, T) bool, tokens that begin an episode; None when none does.
+        reset: (B, T) bool, tokens that begin a document; None when none does.
         remembers: (B,) bool, rows with a memory that is not empty; None when there are none.
 
     Raises:
@@ -50,8 +49,8 @@ def check_continued_rows(
     """
     if remembers is None or torch.compiler.is_compiling():
         return
-    real = torch.ones_like(position_ids, dtype=torch.bool) if segment_mask is None else segment_mask
-    is_first = real & (real.long().cumsum(dim=1) == 1)
+    mask = torch.ones_like(position_ids, dtype=torch.bool) if segment_mask is None else segment_mask
+    is_first = mask & (mask.long().cumsum(dim=1) == 1)
     begins = (is_first & (position_ids == 0)).any(dim=1) & remembers.to(position_ids.device)
     if reset is not None:
         begins &= ~(is_first & (reset.long().cumsum(dim=1) > 0)).any(dim=1)

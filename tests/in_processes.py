@@ -174,10 +174,10 @@ def train_with_fsdp2(folder: Path) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     folder, *names = sys.argv[1:]
-    further = {"run_out": run_out, "damage": damage, "shard": shard, "fsdp2": train_with_fsdp2}
+    others = {"run_out": run_out, "damage": damage, "shard": shard, "fsdp2": train_with_fsdp2}
     for name in names or [*TRAININGS, "run_out", "damage", "shard"]:
         work = Path(folder) / name
-        found = further[name](work) if name in further else train(work, name)
+        found = others[name](work) if name in others else train(work, name)
         torch.save(found, Path(folder) / f"{name}-{RANK}.pt")
     if dist.is_initialized():
         dist.destroy_process_group()

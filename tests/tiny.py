@@ -225,9 +225,9 @@ def read_row_alone(
     reset: torch.Tensor | None = None,
     memory: dict | None = None,
 ) -> torch.Tensor:
-    """Results of one row's real tokens, `(tokens, width)`: read without padding, every episode from an empty memory.
+    """Results of one row's real tokens, `(tokens, width)`: read without padding, every document from an empty memory.
 
-    A call ends where the segment ends or an episode begins, which it may do at a pad.
+    A call ends where the segment ends or a document begins, which it may do at a pad.
     """
     length = len(input_ids)
     real = [True] * length if attention_mask is None else attention_mask.tolist()

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from transformers_xl.configuration.saved_with_code import TokenizerWithCode
 
@@ -26,7 +25,7 @@ def _byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-class ByteTokenizer(TokenizerWithCode, PreTrainedTokenizerFast):
+class ByteTokenizer(TokenizerWithCode):
     r"""
     UTF-8 bytes as tokens: the id of a byte is its value, 0..255, followed by `<|pad|>` (256), `<|bos|>` (257) and
     `<|eos|>` (258). `len(tokenizer)` is 259.

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.normalizers import Normalizer, Replace
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerFast
 
 from transformers_xl.configuration.saved_with_code import TokenizerWithCode
 from transformers_xl.tokenization.cutoffs import cheapest_cutoffs
@@ -25,7 +24,7 @@ _SPACE = r"\s\x1c-\x1f"  # what `str.split` takes for spaces
 Split = Literal["moses", "spaces", "characters"]
 
 
-class WordTokenizer(TokenizerWithCode, PreTrainedTokenizerFast):
+class WordTokenizer(TokenizerWithCode):
     r"""
     Words as tokens. What is not in the vocabulary is `<unk>`.
 

@@ -101,8 +101,8 @@ def check_arguments(args: TrainingArguments) -> None:
         )
     if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
         raise ValueError(
-            f"`hub_strategy`={args.hub_strategy.value!r} would push the optimizer's files, which are pickles: use "
-            "'every_save' or 'end', and keep checkpoints where the training runs."
+            f"`hub_strategy`={HubStrategy(args.hub_strategy).value!r} would push the optimizer's files, which are pickles: "
+            "use 'every_save' or 'end', and keep checkpoints where the training runs."
         )
     _check_device(args)
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import CheckpointCallback
 
 FILE = "weight_average.safetensors"
@@ -198,19 +199,19 @@ class WeightAveraging(CheckpointCallback):
 
 def averaging_of(args: TrainingArguments) -> WeightAveraging | None:
     """The callback that averages, where `average_weights` asks for it."""
-    kind = getattr(args, "average_weights", None)
-    if kind is None:
+    if not isinstance(args, MemoryTrainingArguments) or args.average_weights is None:
         return None
-    return WeightAveraging(WeightAverage(kind, args.average_decay), args.average_start, args.average_in_the_end)
+    return WeightAveraging(
+        WeightAverage(args.average_weights, args.average_decay), args.average_start, args.average_in_the_end
+    )
 
 
 def check_averaging(args: TrainingArguments) -> None:
     """Raise a `ValueError` where the arguments of averaging do not fit together."""
-    kind = getattr(args, "average_weights", None)
-    if kind is None:
+    if not isinstance(args, MemoryTrainingArguments) or args.average_weights is None:
         return
-    if kind not in KINDS:
-        raise ValueError(f"`average_weights`={kind!r} must be one of {KINDS}, or None.")
+    if args.average_weights not in KINDS:
+        raise ValueError(f"`average_weights`={args.average_weights!r} must be one of {KINDS}, or None.")
     if not 0 < args.average_decay < 1:
         raise ValueError(f"`average_decay`={args.average_decay} must be above 0 and below 1.")
     if args.average_start < 0:

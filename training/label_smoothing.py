@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from transformers_xl.modeling.layers.adaptive_softmax import mean_nats
+from transformers_xl.modeling.layers.adaptive_softmax import mean_loss
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
 
@@ -26,7 +26,7 @@ def smoothed_loss(
 ) -> torch.Tensor:
     """The library's loss of a language model in nats, for targets of which `smoothing` is spread over the vocabulary."""
     targets = shift_labels.to(logits.device)
-    return mean_nats(token_cross_entropy(logits, targets, smoothing), targets, num_items_in_batch)
+    return mean_loss(token_cross_entropy(logits, targets, smoothing), targets, num_items_in_batch)
 
 
 @contextmanager

@@ -48,9 +48,9 @@ def memory_file(folder: Path, process: int) -> Path:
     return folder / f"memory-{process}.safetensors"
 
 
-def save_memory(path: Path, memory: Memory | None, further: dict[str, torch.Tensor]) -> None:
-    """Write the memory of one process, and `further` tensors by their names."""
-    tensors = dict(further)
+def save_memory(path: Path, memory: Memory | None, extra: dict[str, torch.Tensor]) -> None:
+    """Write the memory of one process, and `extra` tensors by their names."""
+    tensors = dict(extra)
     if memory is not None:
         tensors |= {f"mems.{index}": state for index, state in enumerate(memory.mems)}
         if memory.mems_mask is not None:

@@ -3,7 +3,6 @@
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ class HubPushes(RunCards):
         revision: str | None = None,
         private: bool | None = None,
         **kwargs: Any,
-    ) -> CommitInfo | Future | None:
+    ) -> Any:
         """As in transformers; only files of a model are pushed.
 
         Raises:

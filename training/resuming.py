@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class ResumableTrainer(TrainerOverrides):
         if not isinstance(asked, bool):
             named = Path(asked)
             try:
-                self.on_writing_processes(lambda: check_whole(named))
+                self.on_writing_processes(partial(check_whole, named))
             except ValueError as error:
                 raise ValueError(
                     f"`resume_from_checkpoint`={error}: give another, or True for the last complete one of `output_dir`."
@@ -78,7 +79,7 @@ class ResumableTrainer(TrainerOverrides):
         # one list for all processes, which may not see the same folders
         for folder in map(Path, broadcast_object_list([checkpoints_of(str(self.args.output_dir))])[0]):
             try:
-                self.on_writing_processes(lambda folder=folder: check_whole(folder))
+                self.on_writing_processes(partial(check_whole, folder))
                 return folder
             except ValueError as error:
                 self._warn(f"{error}: the one before it is tried.")

@@ -62,8 +62,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         self._labels_of_model = self.label_names
         self.add_callback(TrainingProgress)
         self.add_callback(SpanTrimming)
-        if getattr(args, "mem_len_warmup_steps", 0) > 0:
-            self.add_callback(MemoryLengthWarmup(args.initial_mem_len, args.mem_len_warmup_steps))
+        if isinstance(args, MemoryTrainingArguments) and args.mem_len_warmup_steps > 0:
+            self.add_callback(MemoryLengthWarmup(cast(int, args.initial_mem_len), args.mem_len_warmup_steps))
         averaging = averaging_of(args)
         self.weight_average = None if averaging is None else averaging.average
         if averaging is not None:  # behind the callbacks that change weights after a step

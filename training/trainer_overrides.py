@@ -31,7 +31,13 @@ class TrainerOverrides(Trainer):
     last_checkpoint: Path | None = None
 
     def _get_dataloader(
-        self, dataset: Dataset, description: str, batch_size: int, *args: Any, is_training: bool = False, **kwargs: Any
+        self,
+        dataset: Dataset,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
     ) -> DataLoader:
         """Why: evaluation reads every batch, and the library never drops the last one of an iterable dataset."""
         # again: a search may have changed the batch size, and `evaluate` and `predict` bring datasets of their own
@@ -48,7 +54,7 @@ class TrainerOverrides(Trainer):
             return self.accelerator.prepare(loader)
         self.args.dataloader_drop_last = is_training and drop_last
         try:
-            return super()._get_dataloader(dataset, description, batch_size, *args, is_training=is_training, **kwargs)
+            return super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, dataloader_key)
         finally:
             self.args.dataloader_drop_last = drop_last
 

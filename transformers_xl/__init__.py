@@ -16,12 +16,14 @@ if not (
     __path__.append(str(_Path(__file__).parent.parent))
 
 _NAMES = {
+    "AdaptiveSoftmaxConfig": "transformers_xl.configuration.configuration_adaptive_softmax",
     "ByteTokenizer": "transformers_xl.tokenization.tokenization_bytes",
     "GTrXLForActorCritic": "transformers_xl.modeling.modeling_gtrxl",
     "MemoryCache": "transformers_xl.modeling.memory_cache",
     "MemoryConfig": "transformers_xl.configuration.configuration_memory",
     "MemoryFeatureExtractionPipeline": "transformers_xl.modeling.feature_extraction",
     "MemoryTrainer": "transformers_xl.training.trainer",
+    "RelativeAttentionConfig": "transformers_xl.configuration.configuration_relative_attention",
     "WordTokenizer": "transformers_xl.tokenization.tokenization_words",
 }
 

@@ -4,11 +4,12 @@ The TransfoXL of transformers 4.x has the same names behind `transformer.`, and 
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
-from transformers_xl.modeling.conversion.safe_pickle import refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import refusal, short_repr
 
 LAYER_NAMES = {
     "dec_attn.o_net.weight": "self_attn.o_proj.weight",
@@ -64,7 +65,7 @@ class OldWeights:
         if unused:
             raise refusal(
                 self.where,
-                f"it holds {shown(unused[0])}, which is no part of the model that its configuration describes",
+                f"it holds {short_repr(unused[0])}, which is no part of the model that its configuration describes",
             )
 
 
@@ -97,7 +98,8 @@ def translate_weights(
         raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
     old, ours = OldWeights(weights, where), {}
     hidden_size, heads = config.hidden_size, config.num_attention_heads
-    inner_size = heads * config.head_dim
+    head_dim = cast(int, config.head_dim)  # given, or derived as the config was made
+    inner_size = heads * head_dim
     shapes = {
         "dec_attn.o_net.weight": (hidden_size, inner_size),
         "dec_attn.r_net.weight": (inner_size, hidden_size),
@@ -116,15 +118,15 @@ def translate_weights(
     for old_name, new_name in BIASES.items():
         in_layers = [f"layers.{layer}.dec_attn.{old_name}" for layer in layers]
         if config.share_relative_bias:  # transformers 4.x also writes the shared one under the name of each layer
-            shared = old.take((heads, config.head_dim), old_name, *in_layers)
+            shared = old.take((heads, head_dim), old_name, *in_layers)
             (ours[f"model.positions.bias.{new_name}"],) = shared
         else:
             for layer, name in zip(layers, in_layers, strict=True):
-                own = old.take((heads, config.head_dim), name)
+                own = old.take((heads, head_dim), name)
                 (ours[f"model.layers.{layer}.self_attn.bias.{new_name}"],) = own
     ours |= _vocabulary_weights(old, config, cluster_order)
     if old.has("score."):
-        (ours["score.weight"],) = old.take((config.num_labels, hidden_size), "score.weight")
+        (ours["score.weight"],) = old.take((cast(int, config.num_labels), hidden_size), "score.weight")
     old.finish()
     return ours
 

@@ -2,18 +2,19 @@
 format, or a plain state dict, for which what no shape tells must be given."""
 
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import equal, translate_weights, without_prefix
-from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, short_repr
 from transformers_xl.modeling.conversion.torch_module import TorchFile, is_state_dict, module_weights
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLForCausalLM
 
 # the hyper-parameters of a checkpoint under their original names, with what their values are
-HYPER_PARAMETERS: dict[str, type | tuple[type, ...]] = {
+HYPER_PARAMETERS: dict[str, type | UnionType] = {
     "n_token": int,
     "n_layer": int,
     "n_head": int,
@@ -31,8 +32,8 @@ HYPER_PARAMETERS: dict[str, type | tuple[type, ...]] = {
     "same_length": bool,
     "attn_type": int,
     "sample_softmax": int,
-    "dropout": (float, int),
-    "dropatt": (float, int),
+    "dropout": float | int,
+    "dropatt": float | int,
 }
 # of these no weight tells
 NOT_IN_WEIGHTS = ("mem_len", "clamp_len", "same_length", "pre_lnorm")
@@ -101,15 +102,16 @@ def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:
         kind = HYPER_PARAMETERS.get(name)
         if kind is None:
             raise ValueError(
-                f"`{name}`={shown(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
+                f"`{name}`={short_repr(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
             )
+        items = value if kind is list else [value]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            expected = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-            raise ValueError(f"`{name}`={shown(value)} must be of type {expected}.")
-        if kind is list and (len(value) > 64 or any(type(item) is not int for item in value)):
+            expected = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
+            raise ValueError(f"`{name}`={short_repr(value)} must be of type {expected}.")
+        if kind is list and (len(items) > 64 or any(type(item) is not int for item in items)):
             raise ValueError(f"`{name}` must hold integers alone, at most 64.")
-        if any(type(number) is int and abs(number) >= 2**31 for number in (value if kind is list else [value])):
-            raise ValueError(f"`{name}` holds {shown(value)}, more than any such model has.")
+        if any(type(number) is int and abs(number) >= 2**31 for number in items):
+            raise ValueError(f"`{name}` holds {short_repr(value)}, more than any such model has.")
     return given
 
 
@@ -165,7 +167,7 @@ def _unwrapped(file: TorchFile) -> Inert:
         if isinstance(module, Inert) and module.name.removeprefix("utils.") in WRAPPERS:
             module = module.mapping("_modules").get("module")
     if not isinstance(module, Inert) or module.name != "mem_transformer.MemTransformerLM":
-        file.refuse(f"it holds {shown(module)}, neither a MemTransformerLM nor the weights of one")
+        file.refuse(f"it holds {short_repr(module)}, neither a MemTransformerLM nor the weights of one")
     return module
 
 
@@ -230,11 +232,13 @@ def _hyper_of_weights(weights: dict[str, torch.Tensor], where: str) -> dict[str,
     inner = weights.get("layers.0.pos_ff.CoreNet.0.bias")
     bias = weights.get("r_w_bias")
     norm = weights.get(f"{first}.layer_norm.weight")
-    vectors, matrices = (norm, inner), (bias, *tables)
     if (
-        any(vector is None or vector.dim() != 1 for vector in vectors)
-        or any(matrix is None or matrix.dim() != 2 for matrix in matrices)
+        norm is None
+        or inner is None
+        or bias is None
         or not tables
+        or any(vector.dim() != 1 for vector in (norm, inner))
+        or any(matrix.dim() != 2 for matrix in (bias, *tables))
     ):
         raise refusal(where, "its biases, norms or embeddings are missing, or of no such shape")
     ends = torch.tensor([len(table) for table in tables]).cumsum(0).tolist()

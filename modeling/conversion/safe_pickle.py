@@ -52,7 +52,7 @@ class Name:
         self.name, self.make = name, make
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A short word for something out of a file, whose own `repr` could be as long as the file."""
     if isinstance(value, str):
         return ascii(value[:60])[:80]
@@ -71,7 +71,7 @@ def hashable_key(key: Any) -> str | int | None:
     """`key`, if hashing it is quick; integers are bounded, because there are many large ones with the same hash."""
     if type(key) is str or key is None or (isinstance(key, int) and abs(key) < 2**31):
         return key
-    raise ValueError(f"a key is {shown(key)}, neither a string nor a small integer")
+    raise ValueError(f"a key is {short_repr(key)}, neither a string nor a small integer")
 
 
 class PickleReader:
@@ -193,7 +193,7 @@ class PickleReader:
 
     def top(self, kind: type) -> Any:
         if type(self.stack[-1]) is not kind:
-            raise ValueError(f"{shown(self.stack[-1])} stands where a {kind.__name__} belongs")
+            raise ValueError(f"{short_repr(self.stack[-1])} stands where a {kind.__name__} belongs")
         return self.stack[-1]
 
     def pop(self, kind: type) -> Any:
@@ -245,7 +245,7 @@ class PickleReader:
         make = self.names.get(name)
         if make is None:
             if not self.inert.fullmatch(name):
-                raise ValueError(f"it names {shown(name)}, which is no part of such a file; nothing was run")
+                raise ValueError(f"it names {short_repr(name)}, which is no part of such a file; nothing was run")
             make = partial(Inert, name)
         self.contain(Name(name, make))
 
@@ -262,7 +262,7 @@ class PickleReader:
         if isinstance(target, Inert) and target.state is None:
             target.state = state
         elif type(target) is not dict:  # a state dict has attributes, which are no data
-            raise ValueError(f"{shown(target)} is given a state, which it cannot have")
+            raise ValueError(f"{short_repr(target)} is given a state, which it cannot have")
 
     def persistent(self) -> None:
         if self.persistent_load is None:
@@ -357,4 +357,4 @@ _KNOWN: dict[int, Operation] = {
 }
 OPERATIONS = [_KNOWN.get(code, PickleReader.unknown) for code in range(256)]
 
-__all__ = ["Inert", "Name", "PickleReader", "hashable_key", "refusal", "shown"]
+__all__ = ["Inert", "Name", "PickleReader", "hashable_key", "refusal", "short_repr"]

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from transformers_xl.modeling.conversion.safe_pickle import MAX_NAME, Inert, Name, PickleReader, refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import MAX_NAME, Inert, Name, PickleReader, refusal, short_repr
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how files from before torch 1.6 begin
 LOCAL_HEADER = b"PK\x03\x04"
@@ -128,10 +128,12 @@ class TorchFile:
         type_name, key, count = identity[1], identity[2], identity[4]
         dtype = STORAGES.get(type_name.name) if isinstance(type_name, Name) else None
         if dtype is None or not isinstance(key, str) or type(count) is not int or count < 0:
-            raise ValueError(f"it has a storage of an unknown kind ({shown(type_name)}, {shown(count)} numbers)")
+            raise ValueError(
+                f"it has a storage of an unknown kind ({short_repr(type_name)}, {short_repr(count)} numbers)"
+            )
         storage = self.storages.setdefault(key, Storage(dtype, key, count))
         if (storage.dtype, storage.count) != (dtype, count):
-            raise ValueError(f"it describes storage {shown(key)} in two ways")
+            raise ValueError(f"it describes storage {short_repr(key)} in two ways")
         return storage
 
     def rebuild_tensor(self, args: tuple) -> Weight:
@@ -172,9 +174,9 @@ class TorchFile:
             self.refuse("its zip file holds two entries of one name")
         for entry in listed:
             if entry.filename.startswith("/") or "\\" in entry.filename or ".." in entry.filename.split("/"):
-                self.refuse(f"its zip entry {shown(entry.filename)} points outside of the file")
+                self.refuse(f"its zip entry {short_repr(entry.filename)} points outside of the file")
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-                self.refuse(f"its zip entry {shown(entry.filename)} is compressed, which torch never does")
+                self.refuse(f"its zip entry {short_repr(entry.filename)} is compressed, which torch never does")
         if sum(entry.file_size for entry in listed) > len(self.data):
             self.refuse("its zip entries are larger than the file")
         roots = [name for name in self.entries if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -188,9 +190,8 @@ class TorchFile:
             found = self.entries.get(f"{self.root}data/{storage.key}")
             size = found.file_size if found is not None else 0
             if size != storage.size:
-                self.refuse(
-                    f"storage {shown(storage.key)} is to hold {shown(storage.count)} numbers, but has {size} bytes"
-                )
+                key, count = short_repr(storage.key), short_repr(storage.count)
+                self.refuse(f"storage {key} is to hold {count} numbers, but has {size} bytes")
         return value
 
     def entry(self, name: str) -> memoryview:
@@ -202,7 +203,7 @@ class TorchFile:
             data = self.data[start : start + entry.file_size]
             if len(data) == entry.file_size and zlib.crc32(data) == entry.CRC:
                 return data
-        self.refuse(f"its zip entry {shown(name)} is damaged")
+        self.refuse(f"its zip entry {short_repr(name)} is damaged")
 
     def read_pickle(self) -> Any:
         reader = self.reader(self.data)
@@ -228,11 +229,11 @@ class TorchFile:
         for key in keys:
             storage = self.storages[key]
             if int.from_bytes(self.data[position : position + 8], "little") != storage.count:
-                self.refuse(f"storage {shown(key)} is cut off, or has another length than its tensors say")
+                self.refuse(f"storage {short_repr(key)} is cut off, or has another length than its tensors say")
             self.places[key] = position + 8
             position += 8 + storage.size
         if position != len(self.data):
-            self.refuse(f"its storages end at byte {shown(position)} of {len(self.data)}")
+            self.refuse(f"its storages end at byte {short_repr(position)} of {len(self.data)}")
         return value
 
     # ---- numbers
@@ -294,7 +295,7 @@ def module_weights(file: TorchFile, module: Inert) -> dict[str, torch.Tensor]:
             file.refuse("its modules are nested without end")
         for name, value in chain.from_iterable(kind.items() for kind in kinds):
             if type(name) is not str or len(name) > MAX_NAME:
-                file.refuse(f"its module has a part of the name {shown(name)}")
+                file.refuse(f"its module has a part of the name {short_repr(name)}")
             if isinstance(value, Weight):
                 weights[f"{prefix}{name}"] = value
             elif isinstance(value, Inert):

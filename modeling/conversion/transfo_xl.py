@@ -1,6 +1,7 @@
 """Folders and repositories that transformers 1 to 4 wrote for `transfo-xl`, through the Auto classes: they load, run and
 generate, and are saved in our format. Code: huggingface/transformers 4.35.2, `models/deprecated/transfo_xl`."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers.utils import cached_file
 from transformers_xl.configuration.configuration_transfo_xl import OLD_FIELDS, TransfoXLConfig
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import translate_weights
-from transformers_xl.modeling.conversion.safe_pickle import refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import refusal, short_repr
 from transformers_xl.modeling.conversion.torch_module import load_weights
 from transformers_xl.modeling.conversion.vocabulary import HF_FILES, read_json, read_vocabulary
 from transformers_xl.modeling.modeling_transformer_xl import register_legacy_reader
@@ -34,7 +35,7 @@ def _file(name: str, filename: str, hub: dict[str, Any]) -> str | None:
     )
 
 
-def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def legacy_arguments(name: str | os.PathLike | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments with which the library's `from_pretrained(None)` makes the model of a `transfo-xl` folder or
     repository; None for any other. `kwargs` are those that the user gave, `cluster_order` among them.
 
@@ -44,7 +45,7 @@ def legacy_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any] | None
     """
     if name is None or kwargs.get("state_dict") is not None or kwargs.get("gguf_file") is not None:
         return None
-    hub = _hub_arguments(kwargs)
+    name, hub = os.fspath(name), _hub_arguments(kwargs)
     try:
         described, _ = PreTrainedConfig.get_config_dict(name, **hub)
     except OSError:
@@ -96,7 +97,7 @@ def _shards(name: str, index: str, hub: dict[str, Any]) -> list[str]:
     for shard in shards:
         path = _file(name, shard, hub) if isinstance(shard, str) and Path(shard).name == shard else None
         if path is None:
-            raise refusal(index, f"it names {shown(shard)}, which is no file beside it")
+            raise refusal(index, f"it names {short_repr(shard)}, which is no file beside it")
         paths.append(path)
     return paths
 
@@ -165,7 +166,7 @@ def _tokenizer_arguments(path: str | None) -> dict[str, Any]:
         if isinstance(value, dict):  # a token, written with its flags
             value = chosen[name] = value.get("content")
         if not isinstance(value, TOKENIZER_ARGUMENTS[name]):
-            raise refusal(path, f"its `{name}` is {shown(value)}")
+            raise refusal(path, f"its `{name}` is {short_repr(value)}")
     return chosen
 
 

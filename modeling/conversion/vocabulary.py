@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, shown
+from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, short_repr
 from transformers_xl.modeling.conversion.torch_module import TorchFile
 
 # in the order of preference: JSON needs no trust at all
@@ -68,7 +68,8 @@ def _fields(value: Any) -> dict:
 
 
 def _checked(fields: dict) -> dict[str, Any]:
-    symbols, ids = fields.get("idx2sym"), fields.get("sym2idx")
+    symbols: Any = fields.get("idx2sym")
+    ids = fields.get("sym2idx")
     if not isinstance(ids, dict):
         if any(type(symbol) is not str for symbol in symbols):
             raise ValueError("a symbol of `idx2sym` is no string")
@@ -78,29 +79,31 @@ def _checked(fields: dict) -> dict[str, Any]:
     by_id: list[str | None] = [None] * len(ids)
     for symbol, index in ids.items():
         if type(symbol) is not str or type(index) is not int:
-            raise ValueError(f"symbol {shown(symbol)} has the id {shown(index)}: it takes a string and an integer")
+            raise ValueError(
+                f"symbol {short_repr(symbol)} has the id {short_repr(index)}: it takes a string and an integer"
+            )
         if not 0 <= index < len(ids):
             raise ValueError(
-                f"symbol {shown(symbol)} has the id {shown(index)}, past the {len(ids)} symbols of the vocabulary"
+                f"symbol {short_repr(symbol)} has the id {short_repr(index)}, past the {len(ids)} symbols of the vocabulary"
             )
         if by_id[index] is not None:
-            raise ValueError(f"{shown(by_id[index])} and {shown(symbol)} have the same id {index}")
+            raise ValueError(f"{short_repr(by_id[index])} and {short_repr(symbol)} have the same id {index}")
         by_id[index] = symbol
     if isinstance(symbols, list) and symbols and symbols != by_id:
         raise ValueError("its `idx2sym` and `sym2idx` disagree")
     checked: dict[str, Any] = {"sym2idx": ids, "idx2sym": by_id}
     for name, kind in FIELDS.items():
-        value = fields.get(name)
+        value: Any = fields.get(name)
         if value is None:
             continue
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ValueError(f"its `{name}` is {shown(value)}")
+            raise ValueError(f"its `{name}` is {short_repr(value)}")
         if isinstance(value, list) and any(type(item) is not str for item in value):
             raise ValueError(f"its `{name}` holds something else than strings")
         if isinstance(value, dict):
             value = {symbol: count for symbol, count in value.items() if type(count) is int}
         if name.endswith("_idx") and not 0 <= value < len(ids):
-            raise ValueError(f"its `{name}` is {shown(value)}, past the {len(ids)} symbols of the vocabulary")
+            raise ValueError(f"its `{name}` is {short_repr(value)}, past the {len(ids)} symbols of the vocabulary")
         checked[name] = value
     return checked
 

@@ -30,21 +30,21 @@ class LearnedPositions(nn.Embedding):
 
 @dataclass(frozen=True, kw_only=True)
 class AbsolutePositionsContext(SegmentContext):
-    """`places` (B or 1, T): that of each token in its row or episode."""
+    """`places` (B or 1, T): that of each token in its row or document."""
 
     places: torch.Tensor
 
 
 def positions_in_row(
-    shape: tuple[int, int], segment_mask: torch.Tensor | None, episode: torch.Tensor | None, device: torch.device
+    shape: tuple[int, int], segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
-    """Place of each token in its row or episode, from 0, `(B or 1, T)`, for rows whose padding stands on the left.
+    """Place of each token in its row or document, from 0, `(B or 1, T)`, for rows whose padding stands on the left.
 
-    `segment_mask` (B, T) bool and `episode` (B, T) are None where no row needs them. Padding gets 0.
+    `segment_mask` (B, T) bool and `document_ids` (B, T) are None where no row needs them. Padding gets 0.
     """
     columns = torch.arange(shape[1], device=device)[None]
     begins = torch.zeros_like(columns) if segment_mask is None else (~segment_mask).sum(dim=1, keepdim=True)
-    if episode is not None:
-        is_new = torch.cat([torch.zeros_like(episode[:, :1]), episode.diff(dim=1)], dim=1) != 0
+    if document_ids is not None:
+        is_new = torch.cat([torch.zeros_like(document_ids[:, :1]), document_ids.diff(dim=1)], dim=1) != 0
         begins = torch.maximum(begins, (columns * is_new).cummax(dim=1).values)
     return (columns - begins).clamp(min=0)

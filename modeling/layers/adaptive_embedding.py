@@ -5,11 +5,13 @@ Ids are sorted by frequency and cut into clusters at `config.cutoffs`. The words
 """
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import nn
 from transformers import initialization as init
 
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.embedding import ScaledEmbedding
 
@@ -21,7 +23,7 @@ class Projection(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, width))
 
-    def init_weights(self, config: MemoryConfig) -> None:
+    def init_weights(self, config: AdaptiveSoftmaxConfig) -> None:
         init.normal_(self.weight, std=config.proj_initializer_range)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
@@ -38,7 +40,7 @@ class AdaptiveEmbedding(nn.Module):
     as wide as the model.
     """
 
-    def __init__(self, config: MemoryConfig):
+    def __init__(self, config: AdaptiveSoftmaxConfig):
         super().__init__()
         self.embedding_dim, self.starts = config.token_width, [0, *config.cutoffs]
         self.tables = nn.ModuleList()
@@ -54,7 +56,7 @@ class AdaptiveEmbedding(nn.Module):
 
     @property
     def num_embeddings(self) -> int:
-        return sum(table.num_embeddings for table in self.tables)
+        return sum(int(table.num_embeddings) for table in self.tables)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         embeddings = input_ids.new_zeros((), dtype=self.tables[0].weight.dtype)
@@ -67,6 +69,11 @@ class AdaptiveEmbedding(nn.Module):
         return embeddings * math.sqrt(self.embedding_dim)
 
 
+def uses_adaptive_softmax(config: MemoryConfig) -> TypeGuard[AdaptiveSoftmaxConfig]:
+    """Whether the model has clusters of words, or words that are narrower than the model."""
+    return isinstance(config, AdaptiveSoftmaxConfig) and config.is_adaptive
+
+
 def token_embedding(config: MemoryConfig) -> nn.Module:
     """What turns ids into vectors: a table, or one for each cluster."""
-    return AdaptiveEmbedding(config) if config.is_adaptive else ScaledEmbedding(config)
+    return AdaptiveEmbedding(config) if uses_adaptive_softmax(config) else ScaledEmbedding(config)

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.layers.adaptive_embedding import Projection
+from transformers_xl.modeling.layers.adaptive_embedding import Projection, uses_adaptive_softmax
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
@@ -38,7 +39,7 @@ class TiedLinear(nn.Module):
     def out_features(self) -> int:
         return self.weight.shape[0]
 
-    def init_weights(self, config: MemoryConfig) -> None:
+    def init_weights(self, config: AdaptiveSoftmaxConfig) -> None:
         init.normal_(self.weight, mean=0.0, std=config.initializer_range)
         if self.bias is not None:
             init.zeros_(self.bias)
@@ -60,7 +61,7 @@ class TiedLinear(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Hidden states `(batch, length, hidden_size)` to log-probabilities `(batch, length, vocab_size)` in nats."""
 
-    def __init__(self, config: MemoryConfig, bias: bool):
+    def __init__(self, config: AdaptiveSoftmaxConfig, bias: bool):
         super().__init__()
         layer = TiedLinear if config.tie_word_embeddings else nn.Linear
         self.clusters = nn.ModuleList([layer(width, size, bias=bias) for size, width in config.clusters])
@@ -69,8 +70,13 @@ class AdaptiveSoftmax(nn.Module):
         self.projections = nn.ModuleList([Projection(width, config.token_width) for width in widths])
 
     @property
+    def sizes(self) -> list[int]:
+        """Words of each cluster."""
+        return [int(cluster.out_features) for cluster in self.clusters]
+
+    @property
     def out_features(self) -> int:
-        return sum(cluster.out_features for cluster in self.clusters)
+        return sum(self.sizes)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> None:
         """Let the last cluster have `size` words, by the library's `resized`, which resizes linear layers."""
@@ -110,35 +116,37 @@ class AdaptiveSoftmax(nn.Module):
 
     def parts(self, hidden_states: torch.Tensor) -> Iterator[torch.Tensor]:
         """Log-probabilities of the words of each cluster in turn."""
-        frequent = self.clusters[0].out_features
+        frequent = self.sizes[0]
         head = self.head(hidden_states)
         yield head[..., :frequent].to(hidden_states.dtype)
         for index in range(1, len(self.clusters)):
             tail = self.tail(index, hidden_states) + head[..., frequent + index - 1, None]
             yield tail.to(hidden_states.dtype)
 
-    def nats(self, hidden_states: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    def cross_entropy(
+        self, hidden_states: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100
+    ) -> torch.Tensor:
         """`-log p` of `targets` `(batch, length)`, in their order, float32 at least; 0 at `ignore_index`.
 
         Only the tokens of a cluster pay for its words: no tensor has a row per token and a column per word.
         """
-        frequent = self.clusters[0].out_features
+        frequent, *rare = self.sizes
         flat, is_target = targets.flatten(), targets.flatten() != ignore_index
         hidden_states = hidden_states.flatten(0, -2)[is_target]
         words = flat[is_target]
         start, in_cluster, column = frequent, [], words
-        for index, cluster in enumerate(self.clusters[1:], start=1):
-            here = (words >= start) & (words < start + cluster.out_features)
+        for index, size in enumerate(rare, start=1):
+            here = (words >= start) & (words < start + size)
             in_cluster.append((index, start, here.nonzero().squeeze(-1)))
             column = torch.where(here, frequent + index - 1, column)
-            start += cluster.out_features
-        nats = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
+            start += size
+        losses = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
         for index, start, here in in_cluster:
             # also for no rows: every process of many has a gradient for every weight
             for rows in [here] if torch.is_grad_enabled() else here.split(ROWS):
                 tail = self.tail(index, hidden_states[rows]).gather(-1, (words[rows] - start)[:, None]).squeeze(-1)
-                nats = nats.index_add(0, rows, -tail)
-        return nats.new_zeros(flat.shape).masked_scatter(is_target, nats).view(targets.shape)
+                losses = losses.index_add(0, rows, -tail)
+        return losses.new_zeros(flat.shape).masked_scatter(is_target, losses).view(targets.shape)
 
 
 def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
@@ -147,12 +155,12 @@ def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
 
 def output_layer(config: MemoryConfig, bias: bool) -> nn.Module:
     """What turns hidden states into logits: a linear map, or an adaptive softmax."""
-    if config.is_adaptive:
+    if uses_adaptive_softmax(config):
         return AdaptiveSoftmax(config, bias)
     return nn.Linear(config.token_width, config.vocab_size, bias=bias)
 
 
-def tied_weights(config: MemoryConfig) -> dict[str, str]:
+def tied_weights(config: AdaptiveSoftmaxConfig) -> dict[str, str]:
     """The weights of a language model's adaptive softmax that are those of its embedding: name -> name."""
     count = len(config.clusters)
     tied_projs = config.tie_projs if isinstance(config.tie_projs, list) else [config.tie_projs] * count
@@ -166,19 +174,19 @@ def tied_weights(config: MemoryConfig) -> dict[str, str]:
     return ties
 
 
-def token_nats(
+def linear_cross_entropy(
     classifier: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`-log p` of `targets` `(batch, length)` by what `classifier` makes of the hidden states (`logits`, where they are
     known), float32 at least; 0 where the target is -100."""
     if logits is None and isinstance(classifier, AdaptiveSoftmax):
-        return classifier.nats(hidden_states, targets)
+        return classifier.cross_entropy(hidden_states, targets)
     logits = classifier(hidden_states) if logits is None else logits
     return token_cross_entropy(logits, targets)
 
 
-def mean_nats(
-    nats: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+def mean_loss(
+    token_losses: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """Their mean over the tokens that have a target, or over the number of a whole batch, as the library's loss has it."""
-    return nats.sum() / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+    return token_losses.sum() / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)

@@ -18,7 +18,7 @@ from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.relative_attention import relative_shift
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 
 
 class SpanMask(nn.Module):
@@ -85,7 +85,7 @@ class AdaptiveSpanAttention(MemoryAttention):
         hidden = mask == 0
         # the logarithm is kept away from zero, or the gradient of what is hidden would be infinity times zero
         log_mask = mask.masked_fill(hidden, 1.0).log().masked_fill(hidden, -torch.inf).to(query.dtype)
-        positions = last(segment.position_embeddings, reach, dim=0)
+        positions = keep_last(segment.position_embeddings, reach, dim=0)
         by_distance = query * self.scaling @ positions.T + log_mask[:, None]  # [B, H, T, N]
         # behind distance 1 come 0, the token itself, and the -1 that the shift asks for
         wide = nn.functional.pad(by_distance, (num_keys - 1 - reach, 2), value=-torch.inf)

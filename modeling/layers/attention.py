@@ -12,9 +12,9 @@ from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.layers.segment_context import PLAIN_SEGMENT, SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.backends import relative_backend
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 
 
 class KeptProjection(NamedTuple):
@@ -90,7 +90,7 @@ class MemoryAttention(nn.Module):
             hidden_states (`torch.Tensor` of shape `(B, T, E)`): the segment, normalised where the model is pre-norm.
             past (`torch.Tensor` of shape `(B, M, E)`, *optional*): columns of the memory that are not projected yet,
                 normalised like the segment.
-            memory ([`ColumnMemory`], *optional*): holds the others, and takes the segment's in; its `view` says which
+            memory ([`ColumnMemory`], *optional*): holds the others, and takes the segment's in; its `key_mask` says which
                 columns of `[memory; segment]` the queries see. All see all when not given.
             segment ([`SegmentContext`]): padding, documents and positions.
             key_states (`torch.Tensor` of shape `(B, T, E)`, *optional*): what keys and values are made of, where it is not
@@ -99,7 +99,7 @@ class MemoryAttention(nn.Module):
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, K)` where the attention function returns them.
         """
-        memory = ColumnMemory.of_view() if memory is None else memory
+        memory = ColumnMemory.with_mask() if memory is None else memory
         query = self.queries(hidden_states)
         key, value = self.keys_and_values(hidden_states if key_states is None else key_states, past, memory)
         attn_output, attn_weights = self.attend(query, key, value, memory, segment, **kwargs)
@@ -127,7 +127,8 @@ class MemoryAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`)."""
         query, bias = self.score_terms(query, key.shape[-2], segment, memory)
-        return self.attend_with_bias(query, key, value, bias, memory.view.visible, shown=segment.shown, **kwargs)
+        kwargs["token_order"] = segment.token_order
+        return self.attend_with_bias(query, key, value, bias, memory.key_mask.visible, **kwargs)
 
     def attend_with_bias(
         self,
@@ -193,13 +194,15 @@ class RelativeAttention(MemoryAttention):
     ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
         table, shared_bias = segment.position_embeddings
-        positions = last(self.project_positions(table, memory), num_keys + 1)
+        positions = keep_last(self.project_positions(table, memory), num_keys + 1)
         bias = shared_bias if self.bias is None else self.bias()
         return positions, bias  # type: ignore[return-value]  # what layers do not have of their own, the model has
 
     def attend(self, query, key, value, memory, segment, **kwargs):
         terms = self.relative_terms(key.shape[-2], segment, memory)
-        return self.attend_relative(query, key, value, *terms, memory.view, shown=segment.shown, **kwargs)
+        return self.attend_relative(
+            query, key, value, *terms, memory.key_mask, token_order=segment.token_order, **kwargs
+        )
 
     def attend_relative(
         self,
@@ -208,7 +211,7 @@ class RelativeAttention(MemoryAttention):
         value: torch.Tensor,
         positions: torch.Tensor,
         bias: Biases,
-        view: KeyView,
+        key_mask: KeyMask,
         behind: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -216,7 +219,7 @@ class RelativeAttention(MemoryAttention):
         backend = relative_backend(self.config._attn_implementation, query)
         if backend is None or behind is not None or (self.training and self.attention_dropout > 0):
             query, scores = self.relative_scores(query, positions, bias, behind)
-            return self.attend_with_bias(query, key, value, scores, view.visible, **kwargs)
+            return self.attend_with_bias(query, key, value, scores, key_mask.visible, **kwargs)
         attn_output = backend(
             query,
             key,
@@ -224,8 +227,8 @@ class RelativeAttention(MemoryAttention):
             positions,
             bias.content_bias,
             bias.position_bias,
-            visible=None if view.by_distance else view.visible,
-            window=view.window,
+            visible=None if key_mask.by_distance else key_mask.visible,
+            window=key_mask.window,
             scaling=self.scaling,
             recompute=torch.is_grad_enabled() and self.config.recompute_attention,
         )

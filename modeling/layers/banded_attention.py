@@ -11,13 +11,13 @@ from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.band import Band
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.window import PackedRows, visible_positions
 
 
 @dataclass(frozen=True)
-class BandedView(KeyView):
-    """The rows themselves, since `visible` would have T x K entries: which of the K columns are real, and their episodes.
+class BandedKeyMask(KeyMask):
+    """The rows themselves, since `visible` would have T x K entries: which of the K columns are real, and their documents.
 
     `window` is W x the layer's largest dilation + 1.
     """
@@ -26,7 +26,7 @@ class BandedView(KeyView):
 
     @property
     def device(self) -> torch.device | None:
-        tensor = self.rows.valid if self.rows.episode is None else self.rows.episode
+        tensor = self.rows.valid if self.rows.document_ids is None else self.rows.document_ids
         return None if tensor is None else tensor.device
 
 
@@ -57,24 +57,24 @@ class BandedAttention(RelativeAttention):
         segment: SegmentContext,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        view: BandedView = memory.view  # type: ignore[assignment]  # the model makes no others
-        projected, bias = self.relative_terms(view.window, segment, memory)
+        key_mask: BandedKeyMask = memory.key_mask  # type: ignore[assignment]  # the model makes no others
+        projected, bias = self.relative_terms(key_mask.window, segment, memory)
         near = projected[:, :-1]
-        kwargs["shown"] = segment.shown
+        kwargs["token_order"] = segment.token_order
         if self.config._attn_implementation == "eager":
-            visible = self.visible_pairs(view.rows, view.window, query.shape[2], key.shape[2], query.device)
+            visible = self.visible_pairs(key_mask.rows, key_mask.window, query.shape[2], key.shape[2], query.device)
             positions = widened(near, key.shape[2])
-            return self.attend_relative(query, key, value, positions, bias, KeyView(visible), **kwargs)
+            return self.attend_relative(query, key, value, positions, bias, KeyMask(visible), **kwargs)
         outputs = []
         for dilation, heads in self.heads.items():
-            band = Band.of(query.shape[2], key.shape[2], self.slots(view.window), dilation)
+            band = Band.of(query.shape[2], key.shape[2], self.slots(key_mask.window), dilation)
             near_heads = near[:, (near.shape[1] - 1) % dilation :: dilation]
             if len(self.heads) == 1:
-                outputs.append(self.attend_band(band, query, key, value, near_heads, bias, view.rows, **kwargs))
+                outputs.append(self.attend_band(band, query, key, value, near_heads, bias, key_mask.rows, **kwargs))
                 continue
             some_bias = Biases(bias.content_bias[heads], bias.position_bias[heads])
             states = (query[:, heads], key[:, heads], value[:, heads])
-            outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, view.rows, **kwargs))
+            outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, key_mask.rows, **kwargs))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)[:, :, self.place_of_head], None
 
     def attend_band(
@@ -92,8 +92,10 @@ class BandedAttention(RelativeAttention):
         pieces = band.cut_rows(rows, len(query), key.shape[2], query.device)
         visible = visible_positions(pieces, band.size, band.window + band.size, band.window + 1, query.device)
         states = band.cut(query, 0), band.cut(key, band.window), band.cut(value, band.window)
-        view = KeyView(visible, by_distance=pieces.valid is None, window=band.window + 1)
-        attn_output, _ = self.attend_relative(*states, widened(near, band.window + band.size), bias, view, **kwargs)
+        key_mask = KeyMask(visible, by_distance=pieces.valid is None, window=band.window + 1)
+        attn_output, _ = self.attend_relative(
+            *states, widened(near, band.window + band.size), bias, key_mask, **kwargs
+        )
         return band.join(attn_output)
 
     def slots(self, window: int) -> int:
@@ -119,4 +121,4 @@ def widened(near: torch.Tensor, num_keys: int) -> torch.Tensor:
     return F.pad(near, (0, 0, num_keys - near.shape[1], 1))
 
 
-__all__ = ["BandedAttention", "BandedView"]
+__all__ = ["BandedAttention", "BandedKeyMask"]

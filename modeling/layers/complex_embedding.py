@@ -43,15 +43,18 @@ class Phases(nn.Embedding):
         init.uniform_(self.weight, -math.pi, math.pi)
 
 
-class WaveEmbedding:
+class WaveEmbedding(nn.Module):
     """The waves of words, `(batch, length)` ids to `(batch, length, 3 hidden_size / 2)`: see `at_positions`. A mixin of the
     embedding that gives amplitudes `(batch, length, hidden_size / 2)`.
 
     Frequencies and phases have a row per word or one for all, a column per dimension or one for all.
     """
 
+    num_embeddings: int
+    embedding_dim: int
+
     def __init__(self, config: ComplexOrderTransformerConfig):
-        super().__init__(config)  # type: ignore[call-arg]  # a mixin in front of an embedding
+        super().__init__(config)
         self.frequency = Frequencies(*self.table_size(config.frequency_per))
         self.phase = None if config.phase_per == "none" else Phases(*self.table_size(config.phase_per))
 
@@ -61,20 +64,20 @@ class WaveEmbedding:
         return rows, 1 if sharing == "word" else self.embedding_dim
 
     def word_tables(self) -> list[nn.Embedding]:
-        """Those of the further tables that have a row per word."""
+        """Those of the tables of frequencies and phases that have a row per word."""
         tables = (self.frequency, self.phase)
         return [table for table in tables if table is not None and table.num_embeddings == self.num_embeddings]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         amplitude = super().forward(input_ids)
         per_word = self.word_tables()
-        further = [
+        frequency_and_phase = [
             torch.zeros_like(amplitude)
             if table is None
             else (table(input_ids) if table in per_word else table.weight).expand_as(amplitude)
             for table in (self.frequency, self.phase)
         ]
-        return torch.cat([amplitude, *further], dim=-1)
+        return torch.cat([amplitude, *frequency_and_phase], dim=-1)
 
 
 class ComplexOrderEmbedding(WaveEmbedding, ScaledEmbedding):

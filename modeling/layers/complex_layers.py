@@ -14,7 +14,7 @@ from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
-from transformers_xl.modeling.ops.token_order import as_shown
+from transformers_xl.modeling.ops.token_order import unpack_tokens
 
 
 def times_i(states: torch.Tensor) -> torch.Tensor:
@@ -108,8 +108,8 @@ class ComplexAttention(MemoryAttention):
         """Output `(B, T, 2, H D / 2)`, the two parts with the heads of each side by side, and weights `(B, H, T, K)`."""
         query = query * self.scaling
         real, imaginary = (part @ key.transpose(-1, -2) for part in (query, times_i(query)))
-        weights, attended = as_shown(
-            masked_softmax(modulus(real, imaginary), memory.view.visible), segment.shown, dim=2
+        weights, attended = unpack_tokens(
+            masked_softmax(modulus(real, imaginary), memory.key_mask.visible), segment.token_order, dim=2
         )
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training) @ value
         return attended.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(-2), weights

@@ -17,8 +17,8 @@ from transformers_xl.modeling.ops.relative_attention import (
     position_scores_at,
 )
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.ops.token_order import as_shown
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.token_order import unpack_tokens
+from transformers_xl.modeling.ops.window import keep_last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +78,14 @@ class CompressiveAttention(RelativeAttention):
         content_query = query + bias.content_bias[:, None]
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         by_position = (
-            position_scores_at(position_query, positions, memory.compressed.view.distance),
-            position_scores(position_query, last(positions, keys[1].shape[-2] + 1)),
+            position_scores_at(position_query, positions, memory.compressed.key_mask.distance),
+            position_scores(position_query, keep_last(positions, keys[1].shape[-2] + 1)),
         )
         scores = [
-            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.view.visible)
+            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.key_mask.visible)
             for key, added, part in zip(keys, by_position, (memory.compressed, memory.inputs), strict=True)
         ]
-        weights, attended = as_shown(masked_softmax(torch.cat(scores, dim=-1), None), segment.shown, dim=2)
+        weights, attended = unpack_tokens(masked_softmax(torch.cat(scores, dim=-1), None), segment.token_order, dim=2)
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
         parts = attended.split([key.shape[-2] for key in keys], dim=-1)
         attn_output = sum(part @ value for part, value in zip(parts, values, strict=True))
@@ -136,8 +136,8 @@ def reconstruction_loss(
     counted = is_block.any(dim=1, keepdim=True).expand_as(difference)
     if segment.segment_mask is not None:
         counted = counted & segment.segment_mask
-    if segment.episode is not None:  # what leaves belongs to the text that goes on
-        counted = counted & (segment.episode == segment.episode[:, -1:])
+    if segment.document_ids is not None:  # what leaves belongs to the text that goes on
+        counted = counted & (segment.document_ids == segment.document_ids[:, -1:])
     return (difference * counted).sum() / counted.sum().clamp(min=1)
 
 

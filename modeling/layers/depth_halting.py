@@ -94,7 +94,7 @@ def read_mean(
     hidden_states: torch.Tensor,
     states: tuple[torch.Tensor, torch.Tensor],
     segment_mask: torch.Tensor | None,
-    episode: torch.Tensor | None,
+    document_ids: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of all embeddings that each position's row has read, up to itself, and their number.
 
@@ -103,7 +103,7 @@ def read_mean(
         states: mean `(B, E)` and number `(B, 1)` of the embeddings before the segment. A mean rather than a sum: in
             bfloat16, where numbers stop growing at 256, it turns into a moving mean.
         segment_mask: `(B, T)` bool, real tokens; None when all are.
-        episode: `(B, T)`, number of each token's episode, 0 for that of the memory; None when all are one.
+        document_ids: `(B, T)`, number of each token's document, 0 for that of the memory; None when all are one.
 
     Returns:
         Means `(B, T, E)` and numbers `(B, T, 1)`.
@@ -113,9 +113,9 @@ def read_mean(
     mean, number = states[0][:, None], states[1][:, None]
     if segment_mask is not None:
         seen = seen * segment_mask[:, None]
-    if episode is not None:
-        seen = seen * (episode[:, :, None] == episode[:, None])
-        number = number * (episode == 0)[..., None]
+    if document_ids is not None:
+        seen = seen * (document_ids[:, :, None] == document_ids[:, None])
+        number = number * (document_ids == 0)[..., None]
     numbers = number + seen.sum(-1, keepdim=True)
     return (mean * number + seen @ hidden_states) / numbers.clamp(min=1), numbers
 

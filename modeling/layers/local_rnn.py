@@ -10,7 +10,7 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
-from transformers_xl.modeling.ops.window import PackedRows, last, remembered, take
+from transformers_xl.modeling.ops.window import PackedRows, gather_columns, keep_last, next_memory_mask
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
 
@@ -51,15 +51,15 @@ class LocalRNN(nn.Module):
             The output `(B, T, E)`, and the tail of the next segment.
         """
         batch, length = hidden_states.shape[:2]
-        inputs = take(torch.cat([tail, self.norm.before(hidden_states)], dim=1), rows.order)
+        inputs = gather_columns(torch.cat([tail, self.norm.before(hidden_states)], dim=1), rows.order)
         windows = inputs.unfold(1, self.window, 1).transpose(2, 3)  # [B, T, M, E]
-        if rows.episode is not None:
-            episodes = rows.episode.unfold(1, self.window, 1)
-            windows = windows * (episodes == episodes[..., -1:])[..., None]
+        if rows.document_ids is not None:
+            documents = rows.document_ids.unfold(1, self.window, 1)
+            windows = windows * (documents == documents[..., -1:])[..., None]
         outputs, _ = call_with_weight_dropout(self.rnn, self.weight_dropout, windows.flatten(0, 1))
         local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
 
-        tail, kept = last(inputs, self.window - 1), remembered(rows, self.window - 1)
+        tail, kept = keep_last(inputs, self.window - 1), next_memory_mask(rows, self.window - 1)
         if kept is not None:
             tail = tail * kept[..., None]
         return self.norm.after(hidden_states + local), tail

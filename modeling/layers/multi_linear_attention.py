@@ -27,7 +27,7 @@ class MultiLinearAttention(RelativeAttention):
 
         F[i, a, b] = mean over cores g of sum_d g_d ((q_i + u)_d k_(i-a),d + (q_i + w)_d r_(a,d)) v_(i-b),d
 
-    zero where i-a or i-b does not exist, is padding or of another episode; then one map of all pairs, `[E, H * W^2]`, b
+    zero where i-a or i-b does not exist, is padding or of another document; then one map of all pairs, `[E, H * W^2]`, b
     fastest. u and w are `content_bias` and `position_bias`. The mean of the cores is taken first: F is linear in them.
 
     F has W^2 numbers per token and head. It is made for a few tokens at a time and goes through the map at once; with
@@ -54,8 +54,8 @@ class MultiLinearAttention(RelativeAttention):
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]
         content_query, position_query = self.weighted_queries(query, bias)
         columns = window_columns(length, num_keys, self.window, key.device)
-        is_full = memory.view.by_distance and num_keys - length >= self.window - 1
-        seen = None if is_full else seen_in_window(memory.view.visible, columns)
+        is_full = memory.key_mask.by_distance and num_keys - length >= self.window - 1
+        seen = None if is_full else seen_in_window(memory.key_mask.visible, columns)
 
         size = max(1, PIECE // (batch * heads * self.window * max(self.window, width)))
         outputs = []

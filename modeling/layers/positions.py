@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.modeling.ops.sinusoids import sinusoids
 
 
@@ -24,7 +24,7 @@ class RelativeBias(nn.Module):
     `content_bias` is u (`r_w_bias` in the original code), `position_bias` is v (`r_r_bias`), each `(heads, head_dim)`.
     """
 
-    def __init__(self, config: MemoryConfig):
+    def __init__(self, config: RelativeAttentionConfig):
         super().__init__()
         self.content_bias = nn.Parameter(torch.empty(config.num_attention_heads, config.head_dim))
         self.position_bias = nn.Parameter(torch.empty(config.num_attention_heads, config.head_dim))
@@ -33,7 +33,7 @@ class RelativeBias(nn.Module):
         # read in a call, not as attributes: weights that were offloaded are there during calls only
         return Biases(self.content_bias, self.position_bias)
 
-    def init_weights(self, config: MemoryConfig) -> None:
+    def init_weights(self, config: RelativeAttentionConfig) -> None:
         init.normal_(self.content_bias, mean=0.0, std=config.initializer_range)
         init.normal_(self.position_bias, mean=0.0, std=config.initializer_range)
 
@@ -44,7 +44,7 @@ class RelativePositions(nn.Module):
     The table is computed when it is first asked for: a buffer would not survive loading through the meta device.
     """
 
-    def __init__(self, config: MemoryConfig):
+    def __init__(self, config: RelativeAttentionConfig):
         super().__init__()
         self.config = config  # read at every call: a longer memory after training may want distances clamped
         self.bias = RelativeBias(config) if config.share_relative_bias else None

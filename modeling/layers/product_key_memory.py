@@ -50,12 +50,12 @@ class QueryBatchNorm(nn.BatchNorm1d):
     time when activation checkpointing runs the forward pass again.
     """
 
-    def forward(self, rows: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """`rows` (N, F); `real` (N,) bool, all when not given."""
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """`rows` (N, F); `mask` (N,) bool, tokens that are no padding, all when not given."""
         if not self.training:
             return super().forward(rows)
         states = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        weights = torch.ones_like(states[:, :1]) if real is None else real[:, None].to(states.dtype)
+        weights = torch.ones_like(states[:, :1]) if mask is None else mask[:, None].to(states.dtype)
         sums = _summed(torch.cat([(states * weights).sum(0), weights.sum(0)]))
         count = sums[-1].clamp(min=1.0)
         mean = sums[:-1] / count
@@ -95,9 +95,9 @@ class QueryNetwork(nn.Module):
         self.proj = nn.Linear(config.hidden_size, size)
         self.norm = QueryBatchNorm(size) if config.query_batch_norm else None
 
-    def forward(self, rows: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         query = self.proj(rows)
-        return query if self.norm is None else self.norm(query, real)
+        return query if self.norm is None else self.norm(query, mask)
 
 
 class Values(nn.EmbeddingBag):
@@ -138,25 +138,25 @@ class ProductKeyMemory(nn.Module):
         return best, slots.gather(-1, chosen)
 
     def forward(
-        self, hidden_states: torch.Tensor, real: torch.Tensor | None = None, output_key_usage: bool = False
+        self, hidden_states: torch.Tensor, segment_mask: torch.Tensor | None = None, output_key_usage: bool = False
     ) -> tuple[torch.Tensor, KeyUsage | None]:
         """
         Args:
             hidden_states: `(batch, length, hidden_size)`.
-            real: `(batch, length)` bool, tokens that are no padding; all when not given.
+            segment_mask: `(batch, length)` bool, tokens that are no padding; all when not given.
             output_key_usage: whether to return how the slots were used.
         """
-        rows, real = hidden_states.flatten(0, 1), None if real is None else real.flatten()
-        query = self.query_net(rows, real).unflatten(-1, (self.heads, -1))
+        rows, mask = hidden_states.flatten(0, 1), None if segment_mask is None else segment_mask.flatten()
+        query = self.query_net(rows, mask).unflatten(-1, (self.heads, -1))
         scores, slots = self.best_slots(query)
         weights = scores.softmax(dim=-1)
         read = self.values(slots.flatten(1), per_sample_weights=weights.flatten(1))
-        usage = self.usage(slots, weights, real) if output_key_usage else None
+        usage = self.usage(slots, weights, mask) if output_key_usage else None
         return self.dropout(read.view_as(hidden_states)), usage
 
     @torch.no_grad()
-    def usage(self, slots: torch.Tensor, weights: torch.Tensor, real: torch.Tensor | None) -> KeyUsage:
-        if real is not None:
-            slots, weights = slots[real], weights[real]
+    def usage(self, slots: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None) -> KeyUsage:
+        if mask is not None:
+            slots, weights = slots[mask], weights[mask]
         read = torch.zeros(self.num_keys**2, dtype=torch.float64, device=slots.device)
         return KeyUsage(read.index_add(0, slots.flatten(), weights.flatten().double()))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.ops.key_view import DeviceMovable
+from transformers_xl.modeling.ops.key_mask import DeviceMovable
 from transformers_xl.modeling.ops.token_order import TokenOrder
 
 PositionEmbeddings = tuple[torch.Tensor | None, Biases | None] | torch.Tensor
@@ -17,15 +17,15 @@ class SegmentContext(DeviceMovable):
 
     Args:
         segment_mask: `(B, T)` bool, real tokens; padding stands on the left. None where all are real.
-        episode: `(B, T)`, number of the episode of each token, 0 for that of the memory; None where all are of one.
+        document_ids: `(B, T)`, number of the document of each token, 0 for that of the memory; None where all are of one.
         position_embeddings: what the model's positions made for all layers.
-        shown: the order in which hidden states and weights are shown; None where nobody asks for them.
+        token_order: the order in which hidden states and weights are shown; None where nobody asks for them.
     """
 
     segment_mask: torch.Tensor | None = None
-    episode: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
     position_embeddings: PositionEmbeddings | None = None
-    shown: TokenOrder | None = None
+    token_order: TokenOrder | None = None
 
 
 PLAIN_SEGMENT = SegmentContext()  # what a layer is told that nobody tells anything

@@ -1,4 +1,4 @@
-"""An LSTM (Hochreiter and Schmidhuber, 1997) that reads segments of rows with padding, and with episodes inside."""
+"""An LSTM (Hochreiter and Schmidhuber, 1997) that reads segments of rows with padding, and with documents inside."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.ops.window import reset_state
 
 
-class Stretch(NamedTuple):
+class LSTMChunk(NamedTuple):
     """Columns through which every row either reads on or is padding.
 
-    `reads` (B,) bool: rows that read; `begins` (B,) bool: rows in which the first column begins an episode. None: all rows
+    `reads` (B,) bool: rows that read; `begins` (B,) bool: rows in which the first column begins a document. None: all rows
     read on.
     """
 
@@ -28,37 +28,39 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentLSTMContext(SegmentContext):
-    """`stretches`: the columns that an LSTM reads at once."""
+    """`chunks`: what an LSTM reads at once, in order."""
 
-    stretches: list[Stretch]
+    chunks: list[LSTMChunk]
 
 
-def stretches(length: int, segment_mask: torch.Tensor | None, episode: torch.Tensor | None) -> list[Stretch]:
-    """Cut a segment of `length` columns where any row ends its padding, which stands on the left, or begins an episode.
+def split_chunks(length: int, segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None) -> list[LSTMChunk]:
+    """Cut a segment of `length` columns where any row ends its padding, which stands on the left, or begins a document.
 
     A graph holds for any padding, so that a traced segment is cut at every column.
 
     Args:
         segment_mask: (B, T) bool, real columns; None when all are.
-        episode: (B, T) number of the episode of each token, 0 for that of the memory; None when all are one episode.
+        document_ids: (B, T) number of the document of each token, 0 for that of the memory; None when all are one document.
     """
-    if segment_mask is None and episode is None:
-        return [Stretch(slice(0, length))]
-    real = torch.ones_like(episode, dtype=torch.bool) if segment_mask is None else segment_mask
-    number = real.new_zeros(real.shape, dtype=torch.long) if episode is None else episode.masked_fill(~real, 0)
+    if segment_mask is None and document_ids is None:
+        return [LSTMChunk(slice(0, length))]
+    mask = torch.ones_like(document_ids, dtype=torch.bool) if segment_mask is None else segment_mask
+    number = (
+        mask.new_zeros(mask.shape, dtype=torch.long) if document_ids is None else document_ids.masked_fill(~mask, 0)
+    )
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
     if torch.compiler.is_compiling():
-        return [Stretch(slice(i, i + 1), real[:, i], begins[:, i]) for i in range(length)]
+        return [LSTMChunk(slice(i, i + 1), mask[:, i], begins[:, i]) for i in range(length)]
     changes = begins.any(0)
-    changes[1:] |= (real[:, 1:] != real[:, :-1]).any(0)
+    changes[1:] |= (mask[:, 1:] != mask[:, :-1]).any(0)
     starts = changes.nonzero().flatten().tolist()
     edges = sorted({0, length, *starts})
-    return [Stretch(slice(start, end), real[:, start], begins[:, start]) for start, end in pairwise(edges)]
+    return [LSTMChunk(slice(start, end), mask[:, start], begins[:, start]) for start, end in pairwise(edges)]
 
 
 # B batch, T segment length, E hidden size
 class SegmentLSTM(nn.LSTM):
-    """An LSTM whose state skips padding and starts from zero with an episode. Plain segments are one call of torch's."""
+    """An LSTM whose state skips padding and starts from zero with a document. Plain segments are one call of torch's."""
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config.hidden_size, config.hidden_size, batch_first=True)
@@ -77,20 +79,20 @@ class SegmentLSTM(nn.LSTM):
             self._flat_weights = listed
 
     def forward(
-        self, inputs: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor, parts: list[Stretch]
+        self, inputs: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor, chunks: list[LSTMChunk]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
         Args:
             inputs: `(B, T, E)`, padding on the left.
             hidden: `(B, E)`, the state h before the segment.
             cell: `(B, E)`, the state c.
-            parts: the `stretches` of the segment.
+            chunks: the `chunks` of the segment.
 
         Returns:
             The states h of all positions, `(B, T, E)`, and h and c after the segment.
         """
         outputs = []
-        for columns, reads, begins in parts:
+        for columns, reads, begins in chunks:
             if begins is not None:
                 hidden, cell = reset_state(hidden, begins), reset_state(cell, begins)
             with self.weights_of_call():

@@ -11,7 +11,7 @@ from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.relative_attention import attention_weights
-from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
+from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 
 
 # B batch, T segment length, K = memory + T, H heads, D key width, V value width, N = 2k + 1 clipped distances
@@ -68,10 +68,10 @@ class ShawAttention(MemoryAttention):
         attention_mask: torch.Tensor | None,
         scaling: float,
         dropout: float = 0.0,
-        shown: TokenOrder | None = None,
+        token_order: TokenOrder | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, attended = as_shown(attention_weights(query, key, attention_mask, scaling), shown, dim=2)
+        weights, attended = unpack_tokens(attention_weights(query, key, attention_mask, scaling), token_order, dim=2)
         attended = nn.functional.dropout(attended, p=dropout, training=self.training)
         index = self.distances(*weights.shape[2:]).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[1])

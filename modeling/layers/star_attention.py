@@ -9,15 +9,15 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
+from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 
 
 # B batch, T segment length, H heads, D head dim, E hidden size
-def begins(shape: tuple[int, int], real: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Where each row begins, (B or 1, T) bool, for rows whose padding stands on the left; `real` (B, T) is None without."""
-    if real is None:
+def begins(shape: tuple[int, int], segment_mask: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Where each row begins, (B or 1, T) bool, for rows (B, T) whose padding stands on the left."""
+    if segment_mask is None:
         return torch.arange(shape[1], device=device)[None] == 0
-    return real & ~nn.functional.pad(real[:, :-1], (1, 0))
+    return segment_mask & ~nn.functional.pad(segment_mask[:, :-1], (1, 0))
 
 
 class RingAttention(MemoryAttention):
@@ -50,7 +50,7 @@ class RingAttention(MemoryAttention):
         relay: torch.Tensor,
         embeddings: torch.Tensor,
         is_first: torch.Tensor,
-        shown: TokenOrder | None = None,
+        token_order: TokenOrder | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Args:
@@ -58,7 +58,7 @@ class RingAttention(MemoryAttention):
             relay: `(B, E)`.
             embeddings: `(B, T, E)`, those of the tokens.
             is_first: `(B or 1, T)` bool, where the rows begin.
-            shown: the order in which the caller sees weights; None where nobody asked.
+            token_order: the order in which the caller sees weights; None where nobody asked.
 
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, 5)`.
@@ -71,7 +71,7 @@ class RingAttention(MemoryAttention):
         keys, values = contexts
         scores = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * self.scaling
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-        weights, attended = as_shown(weights, shown, dim=2)
+        weights, attended = unpack_tokens(weights, token_order, dim=2)
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
         attn_output = sum(weight[..., None] * value for weight, value in zip(attended.unbind(-1), values, strict=True))
         return self.o_proj(attn_output.transpose(1, 2).flatten(-2)), weights
@@ -80,10 +80,12 @@ class RingAttention(MemoryAttention):
 class RelayAttention(MemoryAttention):
     """The relay attends to itself and to all satellites: `s = attention(s, [s, h_1, .., h_n])`."""
 
-    def forward(self, relay: torch.Tensor, satellites: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-        """`relay` (B, E), `satellites` (B, T, E), `real` (B, T) bool or None without padding; returns (B, E)."""
+    def forward(
+        self, relay: torch.Tensor, satellites: torch.Tensor, segment_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`relay` (B, E), `satellites` (B, T, E), `segment_mask` (B, T) bool or None without padding; returns (B, E)."""
         query = self.split_heads(self.q_proj(relay[:, None]))
         key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
-        visible = None if real is None else nn.functional.pad(real, (1, 0), value=True)[:, None, None]
+        visible = None if segment_mask is None else nn.functional.pad(segment_mask, (1, 0), value=True)[:, None, None]
         attn_output, _ = self.attend_with_bias(query, key, value, None, visible)
         return self.o_proj(attn_output.flatten(-2)).squeeze(1)

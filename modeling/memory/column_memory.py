@@ -6,9 +6,9 @@ from typing import Self
 import torch
 
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
-from transformers_xl.modeling.ops.key_view import ALL_VISIBLE, KeyView
+from transformers_xl.modeling.ops.key_mask import ALL_VISIBLE, KeyMask
 from transformers_xl.modeling.ops.rolling_buffer import RollingBuffer, StaticRollingBuffer, Tensors
-from transformers_xl.modeling.ops.window import SegmentPacking, last, take
+from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, keep_last
 
 
 # B batch, C columns of the memory, T of the segment, E width, H heads, D head dim
@@ -41,14 +41,14 @@ class ColumnMemory(Memory):
         self.new: torch.Tensor | None = None
         self.buffer: RollingBuffer | None = None
         self.restarted: torch.Tensor | None = None  # (B,) rows of the buffer whose zeros are not projected yet
-        self.view: KeyView = ALL_VISIBLE  # what the queries of this segment see
+        self.key_mask: KeyMask = ALL_VISIBLE  # what the queries of this segment see
         self.positions: torch.Tensor | None = None  # (H, distances, D): what a cache keeps of relative positions
 
     @classmethod
-    def of_view(cls, view: KeyView = ALL_VISIBLE) -> "ColumnMemory":
+    def with_mask(cls, key_mask: KeyMask = ALL_VISIBLE) -> "ColumnMemory":
         """An empty memory, for an attention that is called on its own."""
         memory = ColumnMemory(0, 0)
-        memory.view = view
+        memory.key_mask = key_mask
         return memory
 
     @property
@@ -95,7 +95,7 @@ class ColumnMemory(Memory):
 
     def unprojected(self) -> torch.Tensor | None:
         """The columns `(B, <= reach, E)` that `extend` wants projected beside those of the segment; None: none."""
-        memory = None if self.inputs is None else last(self.inputs, self.reach)
+        memory = None if self.inputs is None else keep_last(self.inputs, self.reach)
         return None if memory is None or memory.shape[1] == 0 else memory
 
     def write(self, inputs: torch.Tensor) -> None:
@@ -104,13 +104,13 @@ class ColumnMemory(Memory):
 
     def extend(self, new: Tensors, past: Tensors | None = None) -> Tensors:
         """The projections `(B, H, C + T, D)` of `[memory; segment]`, packed."""
-        if self.view.device not in (None, new[0].device):  # layers may stand on different ones
-            self.view = self.view.to(new[0].device)
-        order = self.view.order
+        if self.key_mask.device not in (None, new[0].device):  # layers may stand on different ones
+            self.key_mask = self.key_mask.to(new[0].device)
+        order = self.key_mask.order
         if self.buffer is None:
             if past is not None:  # apart from the segment: no gradient is computed for what needs none
                 new = tuple(torch.cat(pair, dim=-2) for pair in zip(past, new, strict=True))
-            return tuple(take(each, order, dim=-2) for each in new)
+            return tuple(gather_columns(each, order, dim=-2) for each in new)
         if past is not None:
             self.project_into(self.buffer, past)
         self.inputs = self.restarted = None
@@ -126,7 +126,7 @@ class ColumnMemory(Memory):
         """Keep what an attention projected of the relative positions, `(H, distances, D)`."""
         if self.buffer is not None and self.buffer.is_static:
             # those of one token to come: a graph would be made anew for every length of a prompt
-            positions = last(positions, self.reach + 2).mT.contiguous().mT
+            positions = keep_last(positions, self.reach + 2).mT.contiguous().mT
         self.positions = positions
 
     def value(self, packing: SegmentPacking | None) -> Tensors:
@@ -135,18 +135,20 @@ class ColumnMemory(Memory):
             return (self.inputs,)
         kept, added = packing.lengths(self.inputs.shape[1], self.length)
         order, length = packing.rows(kept, added).order, packing.limited(self.length)
-        both = torch.cat([last(self.inputs, kept).to(self.new), last(self.new, added)], dim=1)  # on the layer's device
-        return (last(take(both, None if order is None else last(order, length)), length).detach(),)
+        both = torch.cat(
+            [keep_last(self.inputs, kept).to(self.new), keep_last(self.new, added)], dim=1
+        )  # on the layer's device
+        return (keep_last(gather_columns(both, None if order is None else keep_last(order, length)), length).detach(),)
 
     def value_mask(self, packing: SegmentPacking) -> torch.Tensor | None:
         """Which columns of the value are real, `(B, <= length)` bool; None: all."""
         assert self.inputs is not None, "start() or load() comes first"
-        return packing.remembered(
+        return packing.next_memory_mask(
             packing.rows(*packing.lengths(self.inputs.shape[1], self.length)), packing.limited(self.length)
         )
 
     def close(self, packing: SegmentPacking) -> None:
-        self.new, self.view = None, ALL_VISIBLE
+        self.new, self.key_mask = None, ALL_VISIBLE
         if packing.limit is not None and self.buffer is not None:
             self.buffer.keep(packing.limit)
 

@@ -15,15 +15,15 @@ from transformers_xl.configuration.configuration_compressive_transformer import 
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import (
     PackedRows,
     SegmentPacking,
-    last,
-    none_if_all,
+    drop_full_mask,
+    gather_columns,
+    keep_last,
     right_align,
-    take,
 )
 
 
@@ -79,13 +79,13 @@ class Blocks(NamedTuple):
         columns: `(B or 1, N c)`, those of `[uncompressed; segment]` that are compressed, block after block.
         is_block: `(B, N)` bool, whether a row has such a block; None: all have.
         packing: that of `[compressed; blocks]`.
-        view: what the queries see of its S columns, and how far they lie.
+        key_mask: what the queries see of its S columns, and how far they lie.
     """
 
     columns: torch.Tensor
     is_block: torch.Tensor | None
     packing: SegmentPacking
-    view: KeyView
+    key_mask: KeyMask
 
 
 def plan_blocks(
@@ -104,27 +104,27 @@ def plan_blocks(
     ends, is_block = torch.arange(1, most + 1, device=tokens.device)[None] * rate - 1, None
     if text is not None:
         is_end = (place % rate == rate - 1) & (place < size - config.mem_len) & (text >= 0)
-        ends = last(right_align(is_end), most)
-        is_block = take(is_end, ends)
+        ends = keep_last(right_align(is_end), most)
+        is_block = gather_columns(is_end, ends)
     columns, count = torch.arange(held, device=tokens.device) - held, counter.read()
-    known = none_if_all(-columns <= count[:, None])  # rows may have compressed unequally much
-    of_text, current = (None, None) if text is None else (take(text, ends), text[:, -1])
+    known = drop_full_mask(-columns <= count[:, None])  # rows may have compressed unequally much
+    of_text, current = (None, None) if text is None else (gather_columns(text, ends), text[:, -1])
     packing = SegmentPacking(tokens.batch, most, tokens.device, known, is_block, of_text, current)
     number = place.expand(len(ends), -1).gather(1, ends) // rate
     number = torch.cat([columns.expand(len(ends), -1), number], dim=1)
-    view = view_of_blocks(config, packing.rows(held), number, place, text, tokens.length)
+    key_mask = mask_of_blocks(config, packing.rows(held), number, place, text, tokens.length)
 
     new_count = count + most
     if text is None:
         tokens.limit = num_columns - most * rate
     else:
         packed, now = packing.rows(held), text[:, -1:]
-        new_count = (packed.valid & ((packed.episode == now) | ((now < 0) & (packed.episode == 0)))).sum(1)
+        new_count = (packed.valid & ((packed.document_ids == now) | ((now < 0) & (packed.document_ids == 0)))).sum(1)
         left = (size[:, -1:] - rate * (is_block & (of_text == now)).sum(1, keepdim=True)).where(now >= 0, 0)
         tokens.wanted = torch.arange(num_columns, device=tokens.device) >= num_columns - left
     counter.write(new_count.clamp(max=config.compressed_mem_len))
     leaving = (ends[..., None] + torch.arange(1 - rate, 1, device=tokens.device)).flatten(1).clamp(min=0)
-    return Blocks(leaving, is_block, packing, view)
+    return Blocks(leaving, is_block, packing, key_mask)
 
 
 def texts(tokens: SegmentPacking, before: int) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
@@ -134,7 +134,7 @@ def texts(tokens: SegmentPacking, before: int) -> tuple[torch.Tensor | None, tor
     if tokens.is_plain:
         return None, columns, torch.full_like(columns, columns.shape[1])
     rows = tokens.rows(before)
-    text = columns.new_zeros(tokens.batch, columns.shape[1]) if rows.episode is None else rows.episode
+    text = columns.new_zeros(tokens.batch, columns.shape[1]) if rows.document_ids is None else rows.document_ids
     text = text if rows.valid is None else text.masked_fill(~rows.valid, -1)
     changes = text[:, 1:] != text[:, :-1]
     begins, ends = nn.functional.pad(changes, (1, 0), value=True), nn.functional.pad(changes, (0, 1), value=True)
@@ -143,17 +143,17 @@ def texts(tokens: SegmentPacking, before: int) -> tuple[torch.Tensor | None, tor
     return text, place, place + end - columns + 1
 
 
-def view_of_blocks(
+def mask_of_blocks(
     config: CompressiveTransformerConfig,
     packed: PackedRows,
     number: torch.Tensor,
     place: torch.Tensor,
     text: torch.Tensor | None,
     length: int,
-) -> KeyView:
-    """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that was not
-    compressed before the call. A compressed vector stands for one step: the newest that is seen follows the window."""
-    number, mine = take(number, packed.order), last(place, length)
+) -> KeyMask:
+    """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not
+    compressed before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
+    number, mine = gather_columns(number, packed.order), keep_last(place, length)
     if config.same_length:
         window = torch.full_like(mine, config.mem_len)
         passed = (mine + 1 - config.mem_len).clamp(min=0) // config.compression_rate
@@ -164,8 +164,8 @@ def view_of_blocks(
     if packed.valid is not None:
         visible = visible & packed.valid[:, None]
     if text is not None:
-        visible = visible & (packed.episode[:, None] == last(text, length)[..., None])
-    return KeyView(visible[:, None], order=packed.order, distance=window[..., None] + rank)
+        visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
+    return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank)
 
 
 __all__ = ["Blocks", "CompressedCount", "CompressedMemory", "CompressiveMemory", "UncompressedMemory", "plan_blocks"]

@@ -9,7 +9,7 @@ from transformers_xl.modeling.memory.layer_memory import LayerMemory, Memory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.ops.rolling_buffer import mark_static_address
-from transformers_xl.modeling.ops.window import SegmentPacking, last, none_if_all
+from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, keep_last
 
 
 class ModelMemory:
@@ -80,7 +80,7 @@ class ModelMemory:
 
     def load(self, mems: Sequence[torch.Tensor], mems_mask: torch.Tensor | None, like: torch.Tensor) -> None:
         """Remember a value."""
-        self.mask = none_if_all(mems_mask)
+        self.mask = drop_full_mask(mems_mask)
         for memory, tensors in zip(self.memories, self.layout.grouped(mems), strict=True):
             memory.load(tensors, like)
 
@@ -92,14 +92,14 @@ class ModelMemory:
             real = (
                 torch.ones(batch, held, dtype=torch.bool, device=device)
                 if self.mask is None
-                else last(self.mask, held)
+                else keep_last(self.mask, held)
             )
             self.mask = torch.cat([real.new_zeros(batch, columns - held), real], dim=1)
             mark_static_address(self.mask)
         return self.mask
 
     def open(
-        self, inputs: torch.Tensor, segment_mask: torch.Tensor | None, episode: torch.Tensor | None
+        self, inputs: torch.Tensor, segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None
     ) -> SegmentPacking:
         """Begin the segment `inputs` (B, T, E), whose padding stands on the left."""
         batch, length = inputs.shape[:2]
@@ -107,7 +107,7 @@ class ModelMemory:
             self.start(batch, inputs)
         memory_mask = self.memory_mask(batch, inputs.device)
         self.num_before = self.num_seen
-        self.packing = SegmentPacking(batch, length, inputs.device, memory_mask, segment_mask, episode)
+        self.packing = SegmentPacking(batch, length, inputs.device, memory_mask, segment_mask, document_ids)
         return self.packing
 
     def value(self) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
@@ -117,7 +117,7 @@ class ModelMemory:
             return mems, self.mask
         lengths = [memory.shape[1] for memory in self.layout.windows(mems)]
         longest = self.windows[lengths.index(max(lengths))]
-        return mems, none_if_all(longest.value_mask(self.packing))
+        return mems, drop_full_mask(longest.value_mask(self.packing))
 
     def close(self) -> None:
         """Go on from what the segment wrote: at the end of a call with a cache."""
@@ -126,19 +126,20 @@ class ModelMemory:
         if self.windows:
             num_columns = self.num_before + packing.length
             self.note_columns(
-                packing.remembered(packing.rows(self.num_before), num_columns), packing.limited(self.longest.reach)
+                packing.next_memory_mask(packing.rows(self.num_before), num_columns),
+                packing.limited(self.longest.reach),
             )
         for memory in self.memories:
             memory.close(packing)
         self.packing = None
 
     def note_columns(self, valid: torch.Tensor | None, kept: int) -> None:
-        """Note which of the `kept` newest columns are worth remembering; `valid` (B, C) is of all, the segment included."""
+        """Note which of the `kept` newest columns are worth remembering, of those (B, C) that the segment saw and made."""
         window = self.longest
         if self.is_static:
-            self.mask.copy_(last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static
+            self.mask.copy_(keep_last(valid, kept))  # type: ignore[union-attr, arg-type]  # both exist where it is static
         elif window.buffer is None or not window.buffer.records_past:
-            self.mask = None if valid is None else none_if_all(last(valid, kept))
+            self.mask = None if valid is None else drop_full_mask(keep_last(valid, kept))
         elif valid is not None:
             pushed_out = window.num_held - valid.shape[1]
             before = valid.new_ones(valid.shape[0], pushed_out) if self.mask is None else self.mask[:, :pushed_out]
@@ -173,7 +174,7 @@ class ModelMemory:
         """Take the newest `removed` tokens back, and keep of the others what the windows reach."""
         if self.mask is not None and not self.is_static:
             whole = self.mask.narrow(1, 0, self.mask.shape[1] - removed)
-            self.mask = last(whole, self.longest.reach)
+            self.mask = keep_last(whole, self.longest.reach)
         for memory in self.memories:
             memory.crop(removed)
 

@@ -39,8 +39,8 @@ class RecurrentMemory(Memory):
         return -1 if self.state is None else len(self.state)
 
     def start(self, batch: int, like: torch.Tensor) -> None:
-        size, kind = (batch, *self.shape), {"dtype": self.dtype or like.dtype, "device": like.device}
-        state = torch.full(size, self.initial, **kind)
+        size = (batch, *self.shape)
+        state = torch.full(size, self.initial, dtype=self.dtype or like.dtype, device=like.device)
         begun = torch.zeros(batch, dtype=torch.bool, device=like.device)
         self.load((state, begun) if self.has_learned_start else (state,), like)
 

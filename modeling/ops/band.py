@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.modeling.ops.window import PackedRows, last
+from transformers_xl.modeling.ops.window import PackedRows, keep_last
 
 # least number of queries in a piece: of fewer, there would be too many pieces
 PIECE_LENGTH = 64
@@ -44,7 +44,7 @@ class Band(NamedTuple):
         if self.length == 1:  # one class alone, as it is: generation copies nothing
             states, dilation = states[:, :, (states.shape[2] - 1) % dilation :: dilation], 1
         columns = (earlier + self.pieces * self.size) * dilation
-        states = last(states, columns, dim=2)
+        states = keep_last(states, columns, dim=2)
         if states.shape[2] < columns:
             states = F.pad(states, (0, 0, columns - states.shape[2], 0))
         if self.classes == self.pieces == dilation == 1:
@@ -58,19 +58,20 @@ class Band(NamedTuple):
         if self.classes == self.pieces == 1:
             return states
         states = states.unflatten(0, (-1, self.classes, self.pieces)).flatten(2, 3)
-        return last(states.transpose(1, 2).flatten(1, 2), self.length)
+        return keep_last(states.transpose(1, 2).flatten(1, 2), self.length)
 
     def cut_rows(self, rows: PackedRows, batch: int, num_keys: int, device: torch.device) -> PackedRows:
-        """Which keys of each piece are real, and their episodes, `(N, window + size)`; None as in `rows`."""
+        """Which keys of each piece are real, and their documents, `(N, window + size)`; None as in `rows`."""
 
         def cut(columns: torch.Tensor) -> torch.Tensor:
             return self.cut(columns[:, None, :, None], self.window)[:, 0, :, 0]
 
         valid = rows.valid
-        if valid is None and (rows.episode is not None or num_keys - self.length < self.window * self.dilation):
+        if valid is None and (rows.document_ids is not None or num_keys - self.length < self.window * self.dilation):
             valid = torch.ones(batch, num_keys, dtype=torch.bool, device=device)  # the zeros before them are not
         return PackedRows(
-            valid=None if valid is None else cut(valid), episode=None if rows.episode is None else cut(rows.episode)
+            valid=None if valid is None else cut(valid),
+            document_ids=None if rows.document_ids is None else cut(rows.document_ids),
         )
 
 

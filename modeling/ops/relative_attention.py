@@ -7,7 +7,7 @@ The first term is ordinary attention with queries `q + u`. The second one is com
 
 import torch
 
-from transformers_xl.modeling.ops.token_order import TokenOrder, as_shown
+from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 
 
 def relative_shift(scores: torch.Tensor) -> torch.Tensor:
@@ -95,10 +95,10 @@ def eager_attention_forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    shown: TokenOrder | None = None,
+    token_order: TokenOrder | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in plain steps: the output of shape `(B, T, H, D)`, and the weights, their rows as `shown`."""
-    weights, attended = as_shown(attention_weights(query, key, attention_mask, scaling), shown, dim=2)
+    """Attention in plain steps: the output of shape `(B, T, H, D)`, and the weights, their rows as `token_order`."""
+    weights, attended = unpack_tokens(attention_weights(query, key, attention_mask, scaling), token_order, dim=2)
     attended = torch.nn.functional.dropout(attended, p=dropout, training=module.training)
     return (attended @ value).transpose(1, 2).contiguous(), weights

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from transformers_xl.modeling.ops.window import last, take
+from transformers_xl.modeling.ops.window import gather_columns, keep_last
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -65,10 +65,10 @@ class RollingBuffer:
         self, kept: torch.Tensor, new: torch.Tensor, order: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What a segment sees of one tensor, and what is kept of it afterwards."""
-        memory = last(kept, self.size, dim=-2)
-        seen = take(torch.cat([memory, new], dim=-2), order, dim=-2)
+        memory = keep_last(kept, self.size, dim=-2)
+        seen = gather_columns(torch.cat([memory, new], dim=-2), order, dim=-2)
         if not self.records_past:
-            return seen, last(seen, self.size, dim=-2).detach()
+            return seen, keep_last(seen, self.size, dim=-2).detach()
         pushed_out = kept.narrow(-2, 0, kept.shape[-2] - memory.shape[-2])
         return seen, torch.cat([pushed_out, seen], dim=-2).detach()
 
@@ -89,7 +89,7 @@ class RollingBuffer:
         for storage, each in zip(self.storage, new, strict=True):
             storage.narrow(-2, start, length).copy_(each)
         seen = tuple(storage.narrow(-2, start - kept, kept + length) for storage in self.storage)
-        self.tensors, self.is_owned = tuple(last(each, self.size, dim=-2) for each in seen), True
+        self.tensors, self.is_owned = tuple(keep_last(each, self.size, dim=-2) for each in seen), True
         return seen
 
     def is_writable(self) -> bool:
@@ -106,17 +106,17 @@ class RollingBuffer:
                 for storage in self.storage:
                     storage.narrow(-2, first, count).copy_(storage.narrow(-2, shift + first, count))
         else:
-            self.storage = tuple(spacious(last(each, self.size, dim=-2), space) for each in self.tensors)
+            self.storage = tuple(spacious(keep_last(each, self.size, dim=-2), space) for each in self.tensors)
         self.end = kept
 
     def keep(self, count: int) -> None:
         """Drop all but the newest `count` columns."""
-        self.tensors = tuple(last(each, count, dim=-2) for each in self.tensors)
+        self.tensors = tuple(keep_last(each, count, dim=-2) for each in self.tensors)
 
     def crop(self, removed: int) -> None:
         """Take the newest `removed` columns back, and keep `size` of the others."""
         whole = [each.narrow(-2, 0, each.shape[-2] - removed) for each in self.tensors]
-        self.hold(tuple(last(each, self.size, dim=-2) for each in whole))
+        self.hold(tuple(keep_last(each, self.size, dim=-2) for each in whole))
 
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply `function` to the tensors, whose first dimension is the batch."""
@@ -158,14 +158,14 @@ class StaticRollingBuffer(RollingBuffer):
             for each in self.tensors:
                 mark_static_address(each)
         for kept, given in zip(self.tensors, tensors, strict=True):
-            columns = last(given, self.size, dim=-2)
+            columns = keep_last(given, self.size, dim=-2)
             kept.narrow(-2, self.size - columns.shape[-2], columns.shape[-2]).copy_(columns.detach())
 
     def concatenate(
         self, kept: torch.Tensor, new: torch.Tensor, order: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = take(torch.cat([kept, new], dim=-2), order, dim=-2)
-        return seen, last(seen, self.size, dim=-2)
+        seen = gather_columns(torch.cat([kept, new], dim=-2), order, dim=-2)
+        return seen, keep_last(seen, self.size, dim=-2)
 
     def grows_in_place(self, length: int) -> bool:
         return False

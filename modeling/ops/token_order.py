@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from transformers_xl.modeling.ops.window import inverse, right_align, take
+from transformers_xl.modeling.ops.window import gather_columns, inverse, right_align
 
 
 class TokenOrder(NamedTuple):
@@ -25,10 +25,12 @@ class TokenOrder(NamedTuple):
         return cls(pack, inverse(pack))
 
 
-def as_shown(states: torch.Tensor, shown: TokenOrder | None, dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def unpack_tokens(
+    states: torch.Tensor, token_order: TokenOrder | None, dim: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed `states` as the caller sees them, and as the model goes on with them: made of what is shown, so that it has a
-    gradient. Nothing is done where nobody asked (`shown` is None)."""
-    if shown is None or shown.pack is None:
+    gradient. Nothing is done where nobody asked (`token_order` is None)."""
+    if token_order is None or token_order.pack is None:
         return states, states
-    unpacked = take(states, shown.unpack, dim)
-    return unpacked, take(unpacked, shown.pack, dim)
+    unpacked = gather_columns(states, token_order.unpack, dim)
+    return unpacked, gather_columns(unpacked, token_order.pack, dim)

@@ -70,7 +70,7 @@ def wide_attention(
         positions: `(H, K + 1, D)`, projected positions of the distances K-1 .. -1.
         content_bias: u, `(H, D)`.
         position_bias: v, `(H, D)`.
-        visible: `(B, 1, T, K)` bool where rows differ (padding, episodes); None where a query sees what `window` says.
+        visible: `(B, 1, T, K)` bool where rows differ (padding, documents); None where a query sees what `window` says.
         window: a query sees this many positions, itself included; None: all up to itself.
         scaling: factor of the scores.
         recompute: keep no weights for the backward pass, but make them once more.

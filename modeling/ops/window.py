@@ -13,12 +13,12 @@ class PackedRows(NamedTuple):
     """Rows of `[memory; segment]` packed to the right; each field is None where no row needs it.
 
     `order` (B, K): column of `[memory; segment]` that stands at each packed column; `valid` (B, K): real tokens, packed;
-    `episode` (B, K): number of the episode that each packed column belongs to, the memory's being 0.
+    `document_ids` (B, K): number of the document that each packed column belongs to, the memory's being 0.
     """
 
     order: torch.Tensor | None = None
     valid: torch.Tensor | None = None
-    episode: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
 
 
 def right_align(valid: torch.Tensor) -> torch.Tensor:
@@ -38,13 +38,13 @@ def inverse(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).scatter_(-1, order, columns)
 
 
-def rows_ending_afresh(reset: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def rows_reset_at_end(reset: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Rows (B,) bool whose last `reset` (B, T) stands behind their last real token in `valid` (B, T)."""
-    episode = reset.long().cumsum(dim=1)
-    return episode[:, -1] > episode.masked_fill(~valid, 0).amax(dim=1)
+    document_ids = reset.long().cumsum(dim=1)
+    return document_ids[:, -1] > document_ids.masked_fill(~valid, 0).amax(dim=1)
 
 
-def take(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
+def gather_columns(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
     """`rows` with the columns of dimension `dim` in the `order` (B, n) of their batch row."""
     if order is None:
         return rows
@@ -53,7 +53,7 @@ def take(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.
     return rows.take_along_dim(order.view(shape).to(rows.device), dim=dim)
 
 
-def last(columns: torch.Tensor, count: int, dim: int = 1) -> torch.Tensor:
+def keep_last(columns: torch.Tensor, count: int, dim: int = 1) -> torch.Tensor:
     """The last `count` columns, also for a count of zero, where `columns[-0:]` would keep everything."""
     length = columns.shape[dim]
     kept = min(count, length)
@@ -64,28 +64,32 @@ def pack_rows(
     shape: tuple[int, int, int],
     memory_mask: torch.Tensor | None,
     segment_mask: torch.Tensor | None,
-    episode: torch.Tensor | None,
+    document_ids: torch.Tensor | None,
 ) -> PackedRows:
     """Pack `[memory; segment]` of `shape` (B, M, T) to the right.
 
     Args:
         memory_mask: (B, >=M) bool, real columns of the memory, whose last M count; None when all are.
         segment_mask: (B, >=T) bool, real columns of the segment, whose padding stands on the left; None when all are.
-        episode: (B, T) number of the episode of each token, 0 for that of the memory; None when all are one episode.
+        document_ids: (B, T) number of the document of each token, 0 for that of the memory; None when all are one document.
     """
     batch, memory_length, length = shape
     order = valid = None
     if memory_mask is not None or segment_mask is not None:
         device = (memory_mask if memory_mask is not None else segment_mask).device
-        real = torch.ones(1, 1, dtype=torch.bool, device=device)
-        memory_mask = real.expand(batch, memory_length) if memory_mask is None else last(memory_mask, memory_length)
-        segment_mask = real.expand(batch, length) if segment_mask is None else last(segment_mask, length)
+        full = torch.ones(1, 1, dtype=torch.bool, device=device)
+        memory_mask = (
+            full.expand(batch, memory_length) if memory_mask is None else keep_last(memory_mask, memory_length)
+        )
+        segment_mask = full.expand(batch, length) if segment_mask is None else keep_last(segment_mask, length)
         valid = torch.cat([memory_mask, segment_mask], dim=1)
         order = right_align(valid)
-        valid = take(valid, order)
-    if episode is not None:
-        episode = take(torch.cat([episode.new_zeros(batch, memory_length), episode], dim=1), order)
-    return PackedRows(order, valid, episode)
+        valid = gather_columns(valid, order)
+    if document_ids is not None:
+        document_ids = gather_columns(
+            torch.cat([document_ids.new_zeros(batch, memory_length), document_ids], dim=1), order
+        )
+    return PackedRows(order, valid, document_ids)
 
 
 class SegmentPacking:
@@ -94,7 +98,7 @@ class SegmentPacking:
     Args:
         memory_mask: (B, M) bool, real columns of the memory; None when all are.
         segment_mask: (B, T) bool, real tokens, whose padding stands on the left; None when all are.
-        episode: (B, T) number of the document of each token, 0 for that of the memory; None when all are one.
+        document_ids: (B, T) number of the document of each token, 0 for that of the memory; None when all are one.
         current: (B,) number of the document at the end of the segment, where the last column does not say it.
 
     Attributes:
@@ -109,11 +113,12 @@ class SegmentPacking:
         device: torch.device,
         memory_mask: torch.Tensor | None = None,
         segment_mask: torch.Tensor | None = None,
-        episode: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
         current: torch.Tensor | None = None,
     ):
         self.batch, self.length, self.device = batch, length, device
-        self.memory_mask, self.segment_mask, self.episode, self.current = memory_mask, segment_mask, episode, current
+        self.memory_mask, self.segment_mask = memory_mask, segment_mask
+        self.document_ids, self.current = document_ids, current
         self.limit: int | None = None
         self.wanted: torch.Tensor | None = None
         self._rows: dict[tuple[int, int], PackedRows] = {}
@@ -121,32 +126,32 @@ class SegmentPacking:
     @property
     def is_plain(self) -> bool:
         """Whether all rows are alike: nothing is padded, and no document begins inside."""
-        return self.memory_mask is None and self.segment_mask is None and self.episode is None
+        return self.memory_mask is None and self.segment_mask is None and self.document_ids is None
 
     def rows(self, kept: int, added: int | None = None) -> PackedRows:
         """The last `kept` columns of the memory and `added` of the segment (all), packed."""
         added = self.length if added is None else added
         if (kept, added) not in self._rows:
             shape = (self.batch, kept, added)
-            self._rows[kept, added] = pack_rows(shape, self.memory_mask, self.segment_mask, self.episode)
+            self._rows[kept, added] = pack_rows(shape, self.memory_mask, self.segment_mask, self.document_ids)
         return self._rows[kept, added]
 
     def lengths(self, kept: int, length: int) -> tuple[int, int]:
         """How many columns of a memory and of the segment are worth copying, where `length` are remembered: padding and
         documents may leave room for more of the old ones."""
         kept = min(kept, max(length - self.length, 0) if self.is_plain else length)
-        return kept, self.length if self.episode is not None else min(self.length, length)
+        return kept, self.length if self.document_ids is not None else min(self.length, length)
 
     def limited(self, length: int) -> int:
         """How many columns are kept of a memory that may have `length`."""
         return length if self.limit is None else min(length, self.limit)
 
-    def remembered(self, rows: PackedRows, length: int) -> torch.Tensor | None:
+    def next_memory_mask(self, rows: PackedRows, length: int) -> torch.Tensor | None:
         """Which of the last `length` of the packed columns are worth remembering, (B, <=length) bool; None when all are."""
-        valid = remembered(rows, length, self.current)
+        valid = next_memory_mask(rows, length, self.current)
         if self.wanted is None:
             return valid
-        wanted = last(self.wanted, length if valid is None else valid.shape[1])
+        wanted = keep_last(self.wanted, length if valid is None else valid.shape[1])
         return wanted if valid is None else valid & wanted
 
 
@@ -155,10 +160,10 @@ def visible_positions(
 ) -> torch.Tensor | None:
     """Which keys the last `length` of `num_keys` packed columns see, (B or 1, 1, T, K) bool; None when all see all.
 
-    A token sees itself, what came before it in its episode and, with a `window`, of that only the last `window` positions.
+    A token sees itself, what came before it in its document and, with a `window`, of that only the last `window` positions.
     """
     windowed = window is not None and num_keys > window
-    if length == 1 and not windowed and rows.valid is None and rows.episode is None:
+    if length == 1 and not windowed and rows.valid is None and rows.document_ids is None:
         return None
     columns = torch.arange(num_keys, device=device)
     distance = columns[num_keys - length :, None] - columns
@@ -168,20 +173,22 @@ def visible_positions(
     visible = visible[None, None]
     if rows.valid is not None:
         visible = visible & rows.valid[:, None, None, :]
-    if rows.episode is not None:
-        visible = visible & (rows.episode[:, None, num_keys - length :, None] == rows.episode[:, None, None, :])
+    if rows.document_ids is not None:
+        visible = visible & (
+            rows.document_ids[:, None, num_keys - length :, None] == rows.document_ids[:, None, None, :]
+        )
     return visible
 
 
-def remembered(rows: PackedRows, mem_len: int, current: torch.Tensor | None = None) -> torch.Tensor | None:
+def next_memory_mask(rows: PackedRows, mem_len: int, current: torch.Tensor | None = None) -> torch.Tensor | None:
     """Which of the last `mem_len` packed columns are worth remembering, (B, <=mem_len) bool; None when all are.
 
     Only those of the `current` (B,) document are, which is that of the last column where it is not given."""
     valid = rows.valid
-    if rows.episode is not None:
-        current = rows.episode == (rows.episode[:, -1:] if current is None else current[:, None])
+    if rows.document_ids is not None:
+        current = rows.document_ids == (rows.document_ids[:, -1:] if current is None else current[:, None])
         valid = current if valid is None else valid & current
-    return None if valid is None else last(valid, mem_len)
+    return None if valid is None else keep_last(valid, mem_len)
 
 
 def reset_state(state: torch.Tensor, reset: torch.Tensor, initial: float = 0) -> torch.Tensor:
@@ -189,7 +196,7 @@ def reset_state(state: torch.Tensor, reset: torch.Tensor, initial: float = 0) ->
     return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), initial)
 
 
-def none_if_all(mask: torch.Tensor | None) -> torch.Tensor | None:
+def drop_full_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     """None for a mask that hides nothing, so that unpadded batches take the plain path. A compiled graph cannot ask."""
     if mask is None or torch.compiler.is_compiling():
         return mask

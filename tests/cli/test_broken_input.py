@@ -121,7 +121,9 @@ ONE_OF_EACH = (
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `serve` should have refused must not be served."""
-    monkeypatch.setattr("transformers_xl.cli.serve.server_of", lambda _: pytest.fail("the server was started"))
+    monkeypatch.setattr(
+        "transformers_xl.experiments.serving.server_of", lambda _: pytest.fail("the server was started")
+    )
 
 
 @pytest.fixture

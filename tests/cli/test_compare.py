@@ -85,7 +85,7 @@ def test_a_comparison_goes_on(text: Path, copied: Path):
     assert len(kept) == 5
     assert [after[name] for name in kept] == [before[name] for name in kept]
     assert after["speeds.json"] != before["speeds.json"]
-    for name in ("bits_per_byte", "recl_nats", "parameters", "settings"):
+    for name in ("bits_per_byte", "recl_losses", "parameters", "settings"):
         assert new[name] == old[name]
 
 

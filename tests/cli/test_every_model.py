@@ -70,7 +70,7 @@ def test_all_commands_are_here():
 def test_it_works_or_says_why_not(
     command: str, kind: str, folders: dict, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("transformers_xl.cli.serve.server_of", lambda _: Started)
+    monkeypatch.setattr("transformers_xl.experiments.serving.server_of", lambda _: Started)
     monkeypatch.setattr("transformers_xl.hub.uploading.HfApi", Hub)
     folder = shutil.copytree(folders[kind], tmp_path / "model")
     places = {"text": text_file, "out": tmp_path / "out"}

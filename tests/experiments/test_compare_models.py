@@ -34,8 +34,8 @@ def test_all_models_are_equally_large():
         widths, target = comparison_runs.inner_widths(arguments, names)
         for name in names:
             model = comparison_runs.builders()[name](arguments, widths[name])
-            if hasattr(model, "finish_training"):
-                model.finish_training()
+            if hasattr(model, "prepare_for_inference"):
+                model.prepare_for_inference()
             assert abs(sum(p.numel() for p in model.parameters()) / target - 1) < 0.03, name
         assert comparison_runs.inner_widths(arguments, ["gpt2"]) == ({"gpt2": widths["gpt2"]}, target)
 

@@ -27,7 +27,7 @@ def run(model: str, seed: int, bits: float, useful: int) -> dict:
     return {
         "model": model, "seed": seed, "settings": SETTINGS, "parameters": 1000, "peak_memory": 5 * 2**20 * (seed + 1),
         "memory_before": 2**20, "bits_per_byte": {"with_context": bits, "without_context": bits + 1},
-        "recl_nats": base64.b64encode(nats(useful, seed).tobytes()).decode(),
+        "recl_losses": base64.b64encode(nats(useful, seed).tobytes()).decode(),
     }  # fmt: skip
 
 

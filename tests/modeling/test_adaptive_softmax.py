@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding
-from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax, token_nats
+from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax, linear_cross_entropy
 
 CUTOFFS = [10, 21]
 FORMS = {
@@ -99,21 +99,23 @@ def test_the_softmax_is_its_definition(fields):
     torch.testing.assert_close(log_probs, expected, **EXACT)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 5, dtype=torch.float64), **EXACT)
 
-    nats = layer.nats(states, targets)
+    losses = layer.cross_entropy(states, targets)
     by_hand = -expected.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1) * (targets != -100)
-    torch.testing.assert_close(nats, by_hand, **EXACT)
+    torch.testing.assert_close(losses, by_hand, **EXACT)
     scale = torch.arange(1.0, 11.0, dtype=torch.float64).view(2, 5)  # so that the order of the losses matters
     of = [states, *layer.parameters()]
-    ours, expected_grads = (torch.autograd.grad((loss * scale).sum(), of) for loss in (nats, by_hand))
+    ours, expected_grads = (torch.autograd.grad((loss * scale).sum(), of) for loss in (losses, by_hand))
     torch.testing.assert_close(ours, expected_grads, **EXACT)
 
 
 def test_targets_of_one_cluster_give_every_weight_a_gradient():
     """One process of many may see no word of a cluster: the others wait for its gradients all the same."""
     layer = randomised(AdaptiveSoftmax(tiny_config("transformer_xl", **FORMS["narrower"]), bias=True))
-    layer.nats(torch.randn(2, 3, 32, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+    layer.cross_entropy(
+        torch.randn(2, 3, 32, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.long)
+    ).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
-    layer.nats(torch.randn(2, 3, 32, dtype=torch.float64), torch.full((2, 3), -100)).sum().backward()
+    layer.cross_entropy(torch.randn(2, 3, 32, dtype=torch.float64), torch.full((2, 3), -100)).sum().backward()
 
 
 @every_model
@@ -130,7 +132,9 @@ def test_training_has_the_loss_of_the_predictions_without_making_them(model_type
     model, evaluated, trained = losses(**FORMS["narrower"])
     assert trained.logits is None
     assert evaluated.logits.shape == (2, 12, VOCAB_SIZE)
-    expected = token_nats(model.lm_head, None, targets, logits=evaluated.logits).sum() / (targets != -100).sum()
+    expected = (
+        linear_cross_entropy(model.lm_head, None, targets, logits=evaluated.logits).sum() / (targets != -100).sum()
+    )
     torch.testing.assert_close(evaluated.loss.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(evaluated.logits.logsumexp(-1), torch.zeros(2, 12, dtype=torch.float64), **EXACT)
     assert trained.loss.isfinite()

@@ -22,7 +22,7 @@ from tiny import (
 )
 
 from transformers_xl.modeling.memory.window_memory import WindowMemory
-from transformers_xl.modeling.ops.window import last
+from transformers_xl.modeling.ops.window import keep_last
 
 CARRYING = variants(memory=("exact", "own"))
 WINDOWED = variants(memory=("exact",))
@@ -170,7 +170,7 @@ def test_reset_row_is_fresh_row(model_type, same_length, use_cache, initial_memo
 
 @pytest.mark.parametrize("model_type", WINDOWED)
 @pytest.mark.parametrize(("padded", "use_cache", "same_length"), pairwise([False, True], [None, True], [True, False]))
-def test_episode_that_starts_inside_a_segment(model_type, same_length, use_cache, padded):
+def test_document_that_starts_inside_a_segment(model_type, same_length, use_cache, padded):
     """`reset` of shape (batch, length): from that token on it is a fresh row, in this segment and in its memory."""
     model = tiny_model(model_type, same_length=same_length)
     ids = tokens(3, 27)
@@ -297,7 +297,7 @@ def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_
 
 @pytest.mark.parametrize("model_type", WINDOWED)
 @pytest.mark.parametrize("use_cache", [False, True], ids=["value", "engine"])
-def test_an_episode_may_begin_at_a_pad(model_type, use_cache):
+def test_a_document_may_begin_at_a_pad(model_type, use_cache):
     model = tiny_model(model_type)
     before, ids = tokens(2, 5), tokens(2, 7, seed=1)
     mask, reset = torch.ones(2, 7, dtype=torch.long), torch.zeros(2, 7, dtype=torch.bool)
@@ -342,7 +342,7 @@ def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_len
         assert len(output.mems) == len(memory_value(model_type))
         for remembered, expected, kept in zip(output.mems, inputs, lengths, strict=False):
             assert not remembered.requires_grad
-            torch.testing.assert_close(remembered, last(expected, kept).detach(), **EXACT)
+            torch.testing.assert_close(remembered, keep_last(expected, kept).detach(), **EXACT)
 
 
 @pytest.mark.parametrize("model_type", CARRYING)

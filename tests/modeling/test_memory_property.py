@@ -1,4 +1,4 @@
-"""The memory contract under texts, cuts, paddings and episodes that nobody thought of."""
+"""The memory contract under texts, cuts, paddings and documents that nobody thought of."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ FORMS = st.sampled_from([None, True])  # of `use_cache`: value or engine
 
 
 class Text(NamedTuple):
-    """Rows of tokens, how they are cut, which are real, and where episodes begin, be it at padding."""
+    """Rows of tokens, how they are cut, which are real, and where documents begin, be it at padding."""
 
     input_ids: torch.Tensor
     lengths: list[int]
@@ -28,7 +28,7 @@ def side_of_padding(side: str, columns: list[bool]) -> list[bool]:
 
 
 @st.composite
-def texts(draw, episodes: bool) -> Text:
+def texts(draw, documents: bool) -> Text:
     """Up to three rows in up to five segments, each row of each segment padded in its own way."""
     batch = draw(st.integers(1, 3))
     lengths = draw(st.lists(st.integers(1, MEM_LEN + 3), min_size=1, max_size=5))
@@ -43,7 +43,7 @@ def texts(draw, episodes: bool) -> Text:
     mask = torch.tensor(rows)
     total = sum(lengths)
     begins = torch.zeros_like(mask)
-    if episodes:
+    if documents:
         begins = torch.tensor([draw(st.lists(st.integers(0, 4), min_size=total, max_size=total)) for _ in rows]) == 0
     return Text(tokens(batch, total, seed=draw(st.integers(0, 99))), lengths, mask, begins)
 
@@ -57,7 +57,7 @@ def assert_rows_alone(model, text: Text, results: torch.Tensor, lengths: list[in
 
 @windowed
 @several
-@given(text=texts(episodes=False), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
+@given(text=texts(documents=False), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_any_cut_and_padding_is_one_forward_of_the_real_tokens(model_type, use_cache, text, mem_len):
     model = tiny_model(model_type, mem_len=mem_len)
     results, _ = read(model, text.input_ids, text.lengths, use_cache=use_cache, attention_mask=text.mask)
@@ -66,8 +66,8 @@ def test_any_cut_and_padding_is_one_forward_of_the_real_tokens(model_type, use_c
 
 @windowed
 @several
-@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
-def test_any_episode_is_one_forward_of_its_own(model_type, use_cache, text, mem_len):
+@given(text=texts(documents=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
+def test_any_document_is_one_forward_of_its_own(model_type, use_cache, text, mem_len):
     model = tiny_model(model_type, mem_len=mem_len)
     results, _ = read(model, *text[:2], use_cache=use_cache, attention_mask=text.mask, reset=text.reset)
     assert_rows_alone(model, text, results, [text.input_ids.shape[1]])
@@ -75,7 +75,7 @@ def test_any_episode_is_one_forward_of_its_own(model_type, use_cache, text, mem_
 
 @windowed
 @several
-@given(text=texts(episodes=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
+@given(text=texts(documents=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_without_same_length_rows_are_independent_of_each_other(model_type, use_cache, text, mem_len):
     """What a token sees then depends on the cut, so the row alone is cut in the same way."""
     model = tiny_model(model_type, mem_len=mem_len, same_length=False)
@@ -86,7 +86,7 @@ def test_without_same_length_rows_are_independent_of_each_other(model_type, use_
 @carrying
 @several
 @given(
-    text=texts(episodes=False),
+    text=texts(documents=False),
     data=st.data(),
     use_cache=FORMS,
     same_length=st.booleans(),
@@ -114,7 +114,7 @@ def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_
 
 @carrying
 @several
-@given(text=texts(episodes=False), forms=st.lists(st.booleans(), min_size=5, max_size=5), same_length=st.booleans())
+@given(text=texts(documents=False), forms=st.lists(st.booleans(), min_size=5, max_size=5), same_length=st.booleans())
 def test_value_may_become_engine_between_any_two_segments(model_type, same_length, text, forms):
     """The value is read on as a value, and turned into a cache where `forms` says so: from there on it stays one."""
     model = tiny_model(model_type, same_length=same_length)
@@ -129,9 +129,9 @@ def test_value_may_become_engine_between_any_two_segments(model_type, same_lengt
 
 @windowed
 @several
-@given(text=texts(episodes=True))
-def test_memory_is_the_newest_real_tokens_of_the_episode(model_type, text):
-    """Whatever the cut, the padding and the episodes: what a row remembers is what it remembers alone."""
+@given(text=texts(documents=True))
+def test_memory_is_the_newest_real_tokens_of_the_document(model_type, text):
+    """Whatever the cut, the padding and the documents: what a row remembers is what it remembers alone."""
     model = tiny_model(model_type)
     _, memory = read(model, *text[:2], attention_mask=text.mask, reset=text.reset)
     for row in range(len(text.input_ids)):

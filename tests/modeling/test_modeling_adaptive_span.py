@@ -128,7 +128,7 @@ def test_a_cache_from_before_the_trimming_goes_on():
 
 def test_a_trimmed_model_is_saved_and_loaded_trimmed(tmp_path):
     model, ids = spanning_model("causal_lm"), tokens(1, 20)
-    model.finish_training()
+    model.prepare_for_inference()
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).double()
     assert loaded.config.layer_spans == [9, 7]

@@ -9,7 +9,7 @@ import torch
 from tiny import EXACT, memory_of, pairwise, read, read_row_alone, result_of, tiny_config, tiny_model, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops import backends, band
@@ -55,7 +55,7 @@ def naive(
     ids=str,
 )
 def test_attention_is_its_equations(attention, piece_length, heads, lengths, monkeypatch):
-    """Values and gradients, in float64; the second row has padding in its memory, the third an episode that begins."""
+    """Values and gradients, in float64; the second row has padding in its memory, the third a document that begins."""
     (window, dilations), (memory, length) = heads, lengths
     monkeypatch.setattr(band, "PIECE_LENGTH", piece_length)
     model = tiny_model(
@@ -72,13 +72,13 @@ def test_attention_is_its_equations(attention, piece_length, heads, lengths, mon
     columns = torch.arange(memory + length)
     rows = PackedRows(
         valid=torch.stack([columns >= (memory // 2 if row == 1 else 0) for row in range(3)]),
-        episode=torch.stack([(columns >= begins[2]).long() * (row == 2) for row in range(3)]),
+        document_ids=torch.stack([(columns >= begins[2]).long() * (row == 2) for row in range(3)]),
     )
     table = model.positions(min(memory + length, 41), segment), bias
     output, weights = layer(
         segment,
         remembered if memory else None,
-        ColumnMemory.of_view(BandedView(rows=rows, window=window * max(dilations) + 1)),
+        ColumnMemory.with_mask(BandedKeyMask(rows=rows, window=window * max(dilations) + 1)),
         segment=SegmentContext(position_embeddings=table),
     )
     assert (weights is None) == (attention != "eager")
@@ -111,7 +111,7 @@ def test_a_head_sees_every_dth_position_of_its_window_and_no_other(attention):
     states = torch.randn(4, 1, 4, 20, 8, dtype=torch.float64, requires_grad=True)  # queries, keys, values by head
     table = model.positions(16, states), model.positions.bias
     output, _ = layer.attend(
-        *states[:3], ColumnMemory.of_view(BandedView(window=16)), SegmentContext(position_embeddings=table)
+        *states[:3], ColumnMemory.with_mask(BandedKeyMask(window=16)), SegmentContext(position_embeddings=table)
     )
     for head, dilation in enumerate([1, 2, 3, 5]):
         (gradient,) = torch.autograd.grad(output[0, -1, head].sum(), states, retain_graph=True)
@@ -138,8 +138,8 @@ def test_segments_with_memory_are_one_long_forward(use_cache, piece_length, monk
 
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_and_episodes_with_gaps_by_head(use_cache, side):
-    """Rows of unequal length in every segment, one of them empty, and episodes that begin inside."""
+def test_padding_and_documents_with_gaps_by_head(use_cache, side):
+    """Rows of unequal length in every segment, one of them empty, and documents that begin inside."""
     model = tiny_model("causal_longformer", **FIELDS)
     ids, mask, reset = tokens(3, 36), torch.zeros(3, 36, dtype=torch.bool), torch.zeros(3, 36, dtype=torch.bool)
     for (row, segment), count in zip(

@@ -198,7 +198,7 @@ def test_order_is_in_the_frequencies_alone():
 @use_cache
 def test_positions_run_on(use_cache):
     """The same words in the second segment are other vectors than in the first, and so are those of one long text; what a
-    row has read is counted without padding, from 1 again after a reset, of an episode's own start."""
+    row has read is counted without padding, from 1 again after a reset, of a document's own start."""
     model = tiny_model(MODEL)
     seen = []
     model.layers[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]), prepend=True)

@@ -128,7 +128,7 @@ def test_tokens_leave_and_are_copied_upward(way, norm_position):
 @pytest.mark.parametrize("grad", [True, False], ids=["masked", "packed"])
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 def test_exits_hang_on_nothing_but_the_text_before(way, use_cache, grad):
-    """Any cut of the text, padding on any side, rows beside, episodes: each token leaves where it leaves alone."""
+    """Any cut of the text, padding on any side, rows beside, documents: each token leaves where it leaves alone."""
     model, ids = leaving_model(way), tokens(3, 18)
     mask = torch.ones(3, 18, dtype=torch.bool)
     mask[0, :4] = mask[1, 5:9] = mask[1, 12] = mask[2, 14:] = False

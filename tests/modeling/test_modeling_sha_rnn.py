@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from transformers_xl import MemoryTrainer, ShaRNNConfig
 from transformers_xl.modeling.layers.boom import Boom
-from transformers_xl.modeling.layers.segment_lstm import stretches
+from transformers_xl.modeling.layers.segment_lstm import split_chunks
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
@@ -191,17 +191,17 @@ def test_the_gate_of_the_values_collapses_to_a_vector(tmp_path):
     model = tiny_model("sha_rnn", "causal_lm")
     nn.init.normal_(model.model.layers[0].self_attn.value_gate)
     expected, before = model(tokens(2, 10)).logits, model.num_parameters()
-    model.finish_training()
+    model.prepare_for_inference()
     assert before - model.num_parameters() == 32 * 64 + 64
     torch.testing.assert_close(model(tokens(2, 10)).logits, expected, **EXACT)
-    model.finish_training()  # once more changes nothing
+    model.prepare_for_inference()  # once more changes nothing
     model.save_pretrained(tmp_path)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] | info["unexpected_keys"]
     torch.testing.assert_close(loaded(tokens(2, 10)).logits, expected, **EXACT)
 
 
-# --- padding and episodes of the LSTM
+# --- padding and documents of the LSTM
 
 
 def test_a_plain_segment_is_one_call_of_the_lstm(monkeypatch):
@@ -222,9 +222,10 @@ def test_a_plain_segment_is_one_call_of_the_lstm(monkeypatch):
 def test_a_segment_is_cut_where_a_row_begins_to_read_or_anew():
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
     # padding was brought to the left from inside of the first row: its numbers are out of order
-    episode = torch.tensor([[1, 2, 0, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
+    document_ids = torch.tensor([[1, 2, 0, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
     parts = [
-        (p.columns.start, p.columns.stop, p.reads.tolist(), p.begins.tolist()) for p in stretches(6, mask, episode)
+        (p.columns.start, p.columns.stop, p.reads.tolist(), p.begins.tolist())
+        for p in split_chunks(6, mask, document_ids)
     ]
     assert parts == [
         (0, 2, [False, True], [False, False]),
@@ -233,8 +234,8 @@ def test_a_segment_is_cut_where_a_row_begins_to_read_or_anew():
         (4, 5, [True, True], [False, True]),
         (5, 6, [True, True], [True, False]),
     ]
-    first = torch.tensor([[1, 1]])  # an episode may begin with the segment
-    assert [part.begins.tolist() for part in stretches(2, None, first)] == [[True]]
+    first = torch.tensor([[1, 1]])  # a document may begin with the segment
+    assert [part.begins.tolist() for part in split_chunks(2, None, first)] == [[True]]
 
 
 # --- training

@@ -226,7 +226,7 @@ def test_memory_trainer_hands_the_relay_from_batch_to_batch(tmp_path):
 # --- what is refused
 
 
-def test_an_episode_cannot_begin_inside_of_a_segment():
+def test_a_document_cannot_begin_inside_of_a_segment():
     model, reset = tiny_model(STAR), torch.zeros(2, 5, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"`reset` of shape \(batch, length\).* one relay.*Cut the text"):
         model(tokens(2, 5), reset=reset)

@@ -111,7 +111,7 @@ def test_any_cut_is_the_loop(lengths, use_cache, same_length):
 
 
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
-def test_padding_and_episodes_are_the_loop(use_cache):
+def test_padding_and_documents_are_the_loop(use_cache):
     model = one_layer(attention_window=4)
     ids = tokens(3, 14)
     mask, reset = torch.ones(3, 14, dtype=torch.bool), torch.zeros(3, 14, dtype=torch.bool)
@@ -119,9 +119,9 @@ def test_padding_and_episodes_are_the_loop(use_cache):
     reset[0, 6] = reset[2, 9] = reset[2, 3] = True
     results, _ = read(model, ids, [7, 7], use_cache=use_cache, attention_mask=mask, reset=reset)
     for row in range(3):
-        episode = reset[row].cumsum(0)
-        for number in episode.unique():
-            here = mask[row] & (episode == number)
+        document_ids = reset[row].cumsum(0)
+        for number in document_ids.unique():
+            here = mask[row] & (document_ids == number)
             torch.testing.assert_close(results[row, here], model_by_hand(model, ids[row, here]), **EXACT)
 
 

@@ -13,7 +13,7 @@ from transformers_xl.modeling.layers.positions import RelativeBias
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.window_memory import AttentionMemory
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 FIELDS = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
@@ -86,7 +86,7 @@ def test_weights_do_not_grow_with_the_steps():
 
 
 def padded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, mask and starts of episodes of three rows of 24 columns; the last row is short and has interior padding."""
+    """Ids, mask and starts of documents of three rows of 24 columns; the last row is short and has interior padding."""
     mask, reset = torch.ones(3, 24, dtype=torch.bool), torch.zeros(3, 24, dtype=torch.bool)
     mask[1, :5] = mask[2, 9:14] = mask[2, 20:] = False
     reset[0, 11] = reset[2, 7] = True
@@ -98,7 +98,7 @@ def padded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
 @use_cache
 def test_skipping_what_has_halted_changes_nothing(use_cache, same_length, lengths, attention):
-    """With gradients everything is computed, without them the running positions only; also with padding and episodes."""
+    """With gradients everything is computed, without them the running positions only; also with padding and documents."""
     model = halting_model(same_length=same_length)
     model.set_attn_implementation(attention)
     ids, mask, reset = padded()
@@ -210,7 +210,7 @@ def test_a_layer_leaves_halted_positions_as_they_are(skip_halted):
     states, kept = torch.randn(2, 3, 6, 32, dtype=torch.float64)
     running = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    memory = AttentionMemory(ColumnMemory.of_view(KeyView(visible)))
+    memory = AttentionMemory(ColumnMemory.with_mask(KeyMask(visible)))
     arguments = (memory, SegmentContext(position_embeddings=(table, bias)))
     everywhere = layer(states, *arguments).hidden_states
     for others in (None, kept):

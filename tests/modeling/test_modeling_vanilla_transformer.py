@@ -38,7 +38,7 @@ def test_positions_are_added_where_the_paper_adds_them(position_type):
 
 @TYPES
 def test_positions_count_real_tokens_from_where_the_text_begins(position_type):
-    """Padding moves nothing; an episode inside of a segment begins at position 0, and sees nothing before it."""
+    """Padding moves nothing; a document inside of a segment begins at position 0, and sees nothing before it."""
     model = tiny_model("vanilla_transformer", position_type=position_type)
     ids = tokens(1, 7)
     expected = model(ids).last_hidden_state
@@ -124,7 +124,7 @@ def test_what_exists_in_training_only_can_be_left_behind(tmp_path):
     again = VanillaTransformerForCausalLM.from_pretrained(tmp_path / "training")
     assert len(again.auxiliary.second_token) == 2  # training goes on where it stopped
     torch.testing.assert_close(again.auxiliary.state_dict(), model.auxiliary.state_dict(), atol=0, rtol=0)
-    again.finish_training()
+    again.prepare_for_inference()
     assert again.num_parameters() == size - 3 * (32 * 37 + 37)
     again.save_pretrained(tmp_path / "finished")
     finished, report = VanillaTransformerForCausalLM.from_pretrained(tmp_path / "finished", output_loading_info=True)

@@ -9,7 +9,7 @@ from tiny import EXACT, FLOAT32, tiny_config, tiny_model, tokens
 from torch import nn
 from torch.nn import functional as F
 
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, stretches
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chunks
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 
 RECURRENT = ("sha_rnn", "r_transformer")
@@ -42,12 +42,12 @@ def test_values_and_gradients(rnn_class: type[nn.RNNBase]):
         torch.testing.assert_close(parameter.grad, gradient * mask if name == "weight_hh_l0" else gradient, **EXACT)
 
 
-def test_one_mask_for_all_stretches_of_a_segment():
+def test_one_mask_for_all_chunks_of_a_segment():
     torch.manual_seed(0)
     lstm = SegmentLSTM(tiny_config("sha_rnn")).double()
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, :2] = False
-    parts = stretches(6, mask, None)
+    parts = split_chunks(6, mask, None)
     assert len(parts) > 1
     inputs, state = torch.randn(2, 6, 32, dtype=torch.float64), torch.zeros(2, 32, dtype=torch.float64)
     reference, _ = dropped_by_hand(lstm, 0.5, seed=1)

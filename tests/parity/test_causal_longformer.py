@@ -9,7 +9,7 @@ import torch
 from golden import Case
 
 from transformers_xl import CausalLongformerConfig
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedView
+from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
@@ -54,5 +54,5 @@ def attend(fields: dict, case: Case, implementation: str, inputs: list[torch.Ten
     for parameter in (attention.r_proj.weight, *positions.parameters()):
         torch.nn.init.zeros_(parameter)  # the case has no positions
     table = positions(max(length, config.layer_windows[0]), inputs[0]), positions.bias
-    memory = ColumnMemory.of_view(BandedView(window=config.layer_windows[0]))
+    memory = ColumnMemory.with_mask(BandedKeyMask(window=config.layer_windows[0]))
     return attention.attend(*inputs, memory, SegmentContext(position_embeddings=table))

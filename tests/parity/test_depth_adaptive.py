@@ -77,7 +77,7 @@ class Runs:
         self.models.append(model)
         outputs = model(inputs_embeds=self.embeds, shift_labels=self.targets, output_hidden_states=True)
         logits = model.layer_logits(outputs)
-        return model, outputs, logits, -model.layer_nats(outputs, logits, self.targets).detach()
+        return model, outputs, logits, -model.layer_losses(outputs, logits, self.targets).detach()
 
     def check(self, name: str, actual: torch.Tensor) -> torch.Tensor:
         expected = self.case.tensors.get(f"out.{name}", actual)

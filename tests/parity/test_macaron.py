@@ -16,7 +16,7 @@ from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.modeling_macaron import HalfStepFeedForward, MacaronLayer
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 NAMES = {
     "self_attn.out_proj": "self_attn.o_proj",
@@ -55,7 +55,7 @@ class ReadsEncoder:
     def after_attention(self, hidden_states, attn_output, segment, encoded, encoded_visible, **kwargs):
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
         queries = self.encoder_layernorm.before(hidden_states)
-        memory = ColumnMemory.of_view(KeyView(encoded_visible))
+        memory = ColumnMemory.with_mask(KeyMask(encoded_visible))
         attended, self.encoder_weights = self.encoder_attn(queries, None, memory, key_states=encoded)
         hidden_states = self.encoder_layernorm.after(hidden_states + attended)
         mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), segment)
@@ -130,7 +130,7 @@ def test_values_and_gradients(case: Case):
         context["encoded"] = inputs["encoder_out"].transpose(0, 1)
         padding = case.inputs.get("encoder_padding_mask")
         context["encoded_visible"] = None if padding is None else ~padding.bool()[:, None, None, :]
-    memory = AttentionMemory(ColumnMemory.of_view(KeyView(visible_pairs(case))))
+    memory = AttentionMemory(ColumnMemory.with_mask(KeyMask(visible_pairs(case))))
     y = layer(inputs["x"].transpose(0, 1), memory, SegmentContext(), **context)[0].transpose(0, 1)  # time-major there
     case.check("y", y)
     if "encoder_out" in inputs:

@@ -9,7 +9,7 @@ from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.single_head_attention import Overparameterization, SingleHeadAttention
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 NAMES = {
     "encoder.weight": "model.embed_tokens.weight",
@@ -135,7 +135,7 @@ def attend(attention: SingleHeadAttention, query: torch.Tensor, key: torch.Tenso
     length, num_keys = query.shape[1], key.shape[1]
     visible = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)[None, None]
     projected = attention.queries(query), attention.project(key)[0], attention.project(value)[1]
-    mixed, weights = attention.attend(*projected, ColumnMemory.of_view(KeyView(visible)), SegmentContext())
+    mixed, weights = attention.attend(*projected, ColumnMemory.with_mask(KeyMask(visible)), SegmentContext())
     return mixed.flatten(-2).transpose(0, 1), weights
 
 

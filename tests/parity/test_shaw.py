@@ -13,7 +13,7 @@ from tiny import EXACT
 from transformers_xl import ShawTransformerConfig
 from transformers_xl.modeling.layers.shaw_attention import ShawAttention
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 NAMES = {
     "W_Q": "q_proj.weight",
@@ -82,7 +82,7 @@ def test_values_and_gradients(case: Case):
     attention.o_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
     x, memory = inputs["x"], inputs.get("mem")
     num_keys = x.shape[1] + (0 if memory is None else memory.shape[1])
-    y, alpha = attention(x, memory, ColumnMemory.of_view(KeyView(visible_pairs(case, x.shape[1], num_keys))))
+    y, alpha = attention(x, memory, ColumnMemory.with_mask(KeyMask(visible_pairs(case, x.shape[1], num_keys))))
     for name, output in (("y", y), ("alpha", alpha), ("z", *heads), ("scalar", golden.squares(y))):
         case.check(name, output)
     golden.squares(y).backward()
@@ -132,7 +132,7 @@ def test_causal_with_memory(
     memory = torch.randn(2, memory_length, 12, dtype=torch.float64)
     visible = torch.ones(1, 1, length, memory_length + length, dtype=torch.bool).tril(memory_length)
     results = []
-    for output in (attention(x, memory, ColumnMemory.of_view(KeyView(visible)))[0], naive(attention, x, memory)):
+    for output in (attention(x, memory, ColumnMemory.with_mask(KeyMask(visible)))[0], naive(attention, x, memory)):
         attention.zero_grad()
         x.grad = None
         output.square().sum().backward()

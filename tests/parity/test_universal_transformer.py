@@ -20,7 +20,7 @@ from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.modeling_universal_transformer import HaltingUnit
-from transformers_xl.modeling.ops.key_view import KeyView
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 THRESHOLD = 0.9  # of that code
 
@@ -123,7 +123,7 @@ class ReleasedLayer(nn.Module):
         length = states.shape[1]
         visible = torch.ones(1, 1, length, length, dtype=torch.bool)
         visible = visible.tril() if self.is_causal else visible
-        memory = ColumnMemory.of_view(KeyView(visible))
+        memory = ColumnMemory.with_mask(KeyMask(visible))
         states = states + self.attentions["self"](self.norms["self"](states), memory=memory)[0]
         if self.is_decoder:
             queries = self.norms["encoder"](states)

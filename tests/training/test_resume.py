@@ -295,11 +295,11 @@ def test_memory_is_stored_as_it_is(tmp_path):
     shared = torch.randn(3, 8, 4)
     memory = Memory((shared[:, 2:], shared[:, :2].bfloat16(), torch.arange(3)), torch.rand(3, 6) > 0.5)
     save_memory(tmp_path / "memory", memory, {"loss": torch.tensor(1.5)})
-    loaded, further = load_memory(tmp_path / "memory", torch.device("cpu"))
+    loaded, extra = load_memory(tmp_path / "memory", torch.device("cpu"))
     for ours, theirs in zip([*loaded.mems, loaded.mems_mask], [*memory.mems, memory.mems_mask], strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
-    assert further == {"loss": torch.tensor(1.5)}
+    assert extra == {"loss": torch.tensor(1.5)}
     save_memory(tmp_path / "nothing", None, {})
     assert load_memory(tmp_path / "nothing", torch.device("cpu")) == (None, {})
 

@@ -10,9 +10,9 @@ from tiny import FLOAT32, memory_of, read, tiny_model, tokens, variants
 from transformers import AutoModel, AutoModelForCausalLM
 
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.layers.banded_attention import BandedView
+from transformers_xl.modeling.layers.banded_attention import BandedKeyMask
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTMContext, Stretch
+from transformers_xl.modeling.layers.segment_lstm import LSTMChunk, SegmentLSTMContext
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import PackedRows
 
@@ -118,14 +118,12 @@ def test_what_layers_are_told_follows_them_to_their_device():
     """Accelerate calls `to` of what it cannot look into: every tensor is found, whatever it lies in."""
     mask = torch.ones(1, 3, dtype=torch.bool)
     positions = (torch.zeros(4, 8), Biases(torch.zeros(2, 4), torch.zeros(2, 4)))
-    context = SegmentLSTMContext(
-        mask, None, positions, TokenOrder(mask.long()), stretches=[Stretch(slice(0, 3), mask)]
-    )
-    moved = send_to_device({"segment": context, "view": BandedView(rows=PackedRows(valid=mask))}, "meta")
+    context = SegmentLSTMContext(mask, None, positions, TokenOrder(mask.long()), chunks=[LSTMChunk(slice(0, 3), mask)])
+    moved = send_to_device({"segment": context, "view": BandedKeyMask(rows=PackedRows(valid=mask))}, "meta")
     assert type(moved["segment"]) is SegmentLSTMContext
     segment, rows = moved["segment"], moved["view"].rows
-    (table, biases), stretch = segment.position_embeddings, segment.stretches[0]
-    tensors = [segment.segment_mask, table, *biases, segment.shown.pack, stretch.reads, rows.valid]
+    (table, biases), chunk = segment.position_embeddings, segment.chunks[0]
+    tensors = [segment.segment_mask, table, *biases, segment.token_order.pack, chunk.reads, rows.valid]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert (stretch.columns, segment.episode, rows.order) == (slice(0, 3), None, None)
+    assert (chunk.columns, segment.document_ids, rows.order) == (slice(0, 3), None, None)
     assert context.segment_mask.device.type == "cpu"

@@ -27,7 +27,7 @@ def _moved(value: Any, device: torch.device | str | int, non_blocking: bool) -> 
 
 # B batch, T segment length, K packed columns of [memory; segment]
 @dataclass(frozen=True)
-class KeyView(DeviceMovable):
+class KeyMask(DeviceMovable):
     """What the queries of a layer see of its K columns.
 
     Args:
@@ -53,6 +53,6 @@ class KeyView(DeviceMovable):
         return None if tensor is None else tensor.device
 
 
-ALL_VISIBLE = KeyView()  # what an attention sees that is told nothing
+ALL_VISIBLE = KeyMask()  # what an attention sees that is told nothing
 
-__all__ = ["ALL_VISIBLE", "DeviceMovable", "KeyView"]
+__all__ = ["ALL_VISIBLE", "DeviceMovable", "KeyMask"]
