@@ -172,7 +172,7 @@ def _check_cache(model: PreTrainedModel, batch: int, cache: Cache) -> None:
             "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT makes a cache of the library's own, "
             "which knows no memory: use LoRA."
         )
-    layers = len(model.layer_memories())
+    layers = len(model.layers) if cache.layers else 0  # none of them may remember anything
     if len(cache) != layers or cache.batch_size not in (-1, batch):
         raise ValueError(
             f"The memory (`past_key_values`, or `mems` of generate) has {len(cache)} layers and {cache.batch_size} rows: "
