@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import torch
 from click.testing import Result
 from programs import run
 from safetensors.torch import load_file, save_file
+
+from transformers_xl.cli.errors import GRACE
 
 ROOT = Path(__file__).parents[2]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -230,6 +233,29 @@ def test_debug_shows_the_trace(folders: dict):
     assert result.exit_code == 2
     assert "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("Error: `prompt`=''")
+
+
+@pytest.mark.parametrize("words", [("evaluate", "nowhere"), ("train", "--mem-len", "many")])
+def test_only_the_main_process_of_a_launcher_speaks(words: tuple, text_file: Path, monkeypatch: pytest.MonkeyPatch):
+    """The others wait for the end that the launcher makes of them, and speak when it does not come."""
+
+    class EndedByLauncher(BaseException):
+        """As SIGTERM: nothing catches it."""
+
+    def ended(seconds: float) -> None:
+        raise EndedByLauncher
+
+    arguments = (*words, "--text", text_file) if words[0] == "evaluate" else (*words, text_file, "-o", "out")
+    said = run(*arguments)
+    assert said.exit_code == 2
+    monkeypatch.setenv("RANK", "1")
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    assert run(*arguments).stderr == said.stderr != ""
+    assert waits == [GRACE]
+    monkeypatch.setattr(time, "sleep", ended)
+    with pytest.raises(EndedByLauncher):
+        run(*arguments)
 
 
 def test_a_bug_of_ours_is_no_error_of_the_input(folders: dict, monkeypatch: pytest.MonkeyPatch):
