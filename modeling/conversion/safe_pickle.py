@@ -65,7 +65,7 @@ def short_repr(value: Any) -> str:
 def path_repr(where: str) -> str:
     """The name of a file in quotes; of a long one, its end."""
     quoted = repr(where)
-    return quoted if len(quoted) <= MAX_PATH else f"'...{quoted[4 - MAX_PATH:]}"
+    return quoted if len(quoted) <= MAX_PATH else f"'...{quoted[4 - MAX_PATH :]}"
 
 
 def refusal(where: str, reason: object) -> ValueError:

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from click.testing import Result
@@ -200,6 +202,25 @@ def test_absurd_arguments(text_file: Path, tmp_path: Path, folders: dict):
         assert result.exit_code == 2, (option, result.output, result.exception)
         assert not (tmp_path / "out").exists()
     assert_one_sentence(run("evaluate", folders["bytes"], "--text", text_file, "--segment-length", 10**13), "memory")
+
+
+def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is refused before it is made: the system would end a process that fills its memory, without a word."""
+    free = SimpleNamespace(available=2**20)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    words = ("--hidden-size", 64, "--layers", 1, "--heads", 2, "--mem-len", 8, "--segment-length", 8, "--steps", 1)
+    train = ("train", text_file, "-o", tmp_path / "out", *words, "--batch-size", 2, "--warmup-steps", 0)
+    result = run(*train)
+    assert_one_sentence(
+        result, "A model of 70,915 parameters needs 0.0 GiB of memory, and 0.0 GiB are free: choose a smaller"
+    )
+    assert not (tmp_path / "out").exists()
+    free.available = 70_915 * 16
+    assert run(*train).exit_code == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert_one_sentence(run(*train, "--overwrite"), "are free")
+    free.available = 2**40
+    assert_one_sentence(run(*train, "--overwrite", "--hidden-size", 2 * 10**6), "1,024.0 GiB are free")
 
 
 @pytest.mark.parametrize("arguments", [("generate", "{}", "-p", "a\udcff"), ("chat", "{}", "--stop", "\udcff")])
