@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.modeling.layers.adaptive_embedding import Projection
+from transformers_xl.modeling.layers.adaptive_embedding import Projection, TiedTable
 from transformers_xl.modeling.layers.adaptive_softmax import TiedLinear
 from transformers_xl.modeling.layers.positions import RelativeBias
 
@@ -23,7 +23,7 @@ def test_that_of_the_released_code():
         if isinstance(module, nn.LayerNorm):
             assert module.weight.mean().item() == pytest.approx(1.0, abs=0.005)
             assert module.weight.std().item() == pytest.approx(0.02, rel=0.2)
-        elif isinstance(module, (nn.Linear, nn.Embedding, TiedLinear)):
+        elif isinstance(module, (nn.Linear, TiedTable, TiedLinear)):
             sampled = 4 / math.sqrt(2 * module.weight.numel())  # four times the spread of a standard deviation
             assert module.weight.mean().item() == pytest.approx(0.0, abs=0.04 * sampled)
             assert module.weight.std().item() == pytest.approx(0.02, rel=sampled)
@@ -37,7 +37,7 @@ def test_that_of_the_released_code():
             continue
         seen.add(type(module).__name__)
         assert getattr(module, "bias", None) is None or not module.bias.any()
-    assert {"SublayerLayerNorm", "Linear", "Embedding", "Projection", "TiedLinear"} <= seen
+    assert {"SublayerLayerNorm", "Linear", "TiedTable", "Projection", "TiedLinear"} <= seen
 
 
 def test_gains_of_norms_start_at_one_by_default():
