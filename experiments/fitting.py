@@ -1,4 +1,4 @@
-"""What `train` and `compare` share: a byte-level model of a variant, and its training on a text.
+"""What `compare` trains: a byte-level model of a variant, on a text.
 
 Imported by the commands when they run: it costs the import of torch and transformers.
 """

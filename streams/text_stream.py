@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from transformers_xl.streams.identity import digest_of
 from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+from transformers_xl.streams.text_files import TextCounts
 
 
 class TextStream(Dataset):
@@ -38,6 +39,7 @@ class TextStream(Dataset):
             segments are full, and the up to `lanes * segment_length` tokens at the end of the text are left out.
             `True`, for evaluation: every token is read once, and the last segment of a lane is padded on the right.
         pad_token_id: what the padding of `keep_tail` is filled with; it is masked everywhere.
+        counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
 
     Raises:
         ValueError: `ids` is not one row of integers, or too short for its lanes, or a number is below 1.
@@ -50,6 +52,7 @@ class TextStream(Dataset):
         lanes: int = 1,
         keep_tail: bool = False,
         pad_token_id: int = 0,
+        counts: TextCounts | None = None,
     ):
         ids = token_row("ids", ids)
         check_sizes(segment_length, lanes)
@@ -65,6 +68,7 @@ class TextStream(Dataset):
         self.lanes = lanes
         self.keep_tail = keep_tail
         self.pad_token_id = pad_token_id
+        self.counts = counts
         if keep_tail:
             self.starts = np.linspace(0, len(ids), lanes + 1).astype(np.int64)
             self.segments = -(-int(np.diff(self.starts).max()) // segment_length)

@@ -197,8 +197,12 @@ def test_a_training_on_nothing(words: list[str], tmp_path: Path):
 
 
 def test_absurd_arguments(text_file: Path, tmp_path: Path, folders: dict):
-    for option, value in (("--layers", 10**9), ("--hidden-size", 10**12), ("--intermediate-size", 10**13)):
-        result = run("train", text_file, "-o", tmp_path / "out", option, value, "--batch-size", 1)
+    for option, value in (
+        ("--model.num_hidden_layers", 10**9),
+        ("--model.hidden_size", 10**12),
+        ("--model.intermediate_size", 10**13),
+    ):
+        result = run("train", text_file, "-o", tmp_path / "out", option, value, "--data.batch_size", 1)
         assert result.exit_code == 2, (option, result.output, result.exception)
         assert not (tmp_path / "out").exists()
     assert_one_sentence(run("evaluate", folders["bytes"], "--text", text_file, "--segment-length", 10**13), "memory")
