@@ -18,6 +18,7 @@ from transformers_xl.cli.generate import generate
 from transformers_xl.cli.measure_curve import context_curve
 from transformers_xl.cli.measure_recl import recl
 from transformers_xl.cli.measure_speed import speed
+from transformers_xl.cli.prepare import prepare
 from transformers_xl.cli.push import push
 from transformers_xl.cli.report import report
 from transformers_xl.cli.serve import serve
@@ -44,6 +45,7 @@ def options(
 
 
 for command in (
+    prepare,
     train,
     evaluate,
     generate,
