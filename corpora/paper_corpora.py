@@ -1,7 +1,8 @@
 """The corpora that the papers report on: which file is meant, what it is cut into, and the numbers that must come out.
 
 Where a number comes from stands beside it. XL: kimiyoung/transformer-xl (`getdata.sh`, `data_utils.py`, and
-`prep_enwik8.py` and `prep_text8.py`, which it downloads). AS: facebookresearch/adaptive-span (`data.py`). RT: DSE-MSU/R-transformer.
+`prep_enwik8.py` and `prep_text8.py`, which it downloads). AS: facebookresearch/adaptive-span (`data.py`).
+RT: DSE-MSU/R-transformer.
 """
 
 import re
