@@ -138,7 +138,7 @@ class MemoryModel(MemoryPreTrainedModel):
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
         self.embed_tokens = self.build_embedding(config)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.embedding_dropout)
         self.captured_states = CapturedStates()
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)

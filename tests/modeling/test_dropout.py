@@ -83,6 +83,23 @@ def test_activation_checkpointing_draws_the_same_masks(model_type: str):
         torch.testing.assert_close(plain, again)
 
 
+@pytest.mark.parametrize("model_type", variants())
+def test_the_embedding_has_a_dropout_of_its_own(model_type: str):
+    ids = tokens(2, 6)
+    model = tiny_model(model_type, head_of(model_type), embedding_dropout=0.5).train()
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.p > 0] == [0.5]
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    model = tiny_model(model_type, head_of(model_type), dropout=0.5, embedding_dropout=0.0).train()
+    embeddings = model.get_input_embeddings()(ids)
+    assert model.model.dropout(embeddings) is embeddings or torch.equal(model.model.dropout(embeddings), embeddings)
+    assert tiny_model(model_type, head_of(model_type), dropout=0.5).model.dropout.p == 0.5
+
+
+def test_a_dropout_of_the_embedding_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="`embedding_dropout`=1.0 must be at least 0 and below 1"):
+        tiny_config("transformer_xl", embedding_dropout=1.0)
+
+
 @pytest.mark.parametrize("model_type", ["transformer_xl", "sha_rnn", "r_transformer"])
 def test_bfloat16(model_type: str):
     fields = {} if model_type == "transformer_xl" else {"weight_dropout": 0.3}
