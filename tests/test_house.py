@@ -11,13 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
-    "cli", "configuration", "corpora", "cpu", "evaluation", "experiments", "files", "hub", "modeling", "streams",
-    "tokenization", "training",
+    "cli", "configuration", "corpora", "cpu", "evaluation", "experiments", "files", "hub", "modeling", "recipes",
+    "streams", "tokenization", "training",
 )  # fmt: skip
 
 # who may import whom, by room; `ops` and `layers` are rooms of their own. A room may always import itself.
 MAY_IMPORT = {
     "files": set(),
+    "recipes": set(),
     "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained` alone
     "cpu": set(),
     "tokenization": {"configuration"},
