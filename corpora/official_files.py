@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from transformers_xl.hub.installing import pip_install
+
 
 def members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """Name (without folders) and content of each file that is `wanted`, one in memory at a time; in the order of the
@@ -63,7 +65,7 @@ def _lines_of_parquet(data: bytes) -> bytes:
     try:
         from pyarrow import lib, parquet
     except ImportError as error:
-        raise ValueError("Parquet files need pyarrow: pip install 'transformers-xl[datasets]'.") from error
+        raise ValueError(f"Parquet files need the package datasets: {pip_install('datasets')}.") from error
     try:
         rows = parquet.read_table(io.BytesIO(data), columns=["text"])["text"].to_pylist()
     except (lib.ArrowException, KeyError) as error:

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained` alone
     "cpu": set(),
     "tokenization": {"configuration"},
-    "corpora": {"files", "tokenization"},
+    "corpora": {"files", "hub", "tokenization"},
     "modeling.ops": {"configuration"},
     "modeling.memory": {"configuration", "modeling.ops"},
     "modeling.layers": {"configuration", "modeling.memory", "modeling.ops"},

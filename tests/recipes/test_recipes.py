@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from optional_packages import needs
 from stand_ins import stand_in
 from transformers import AutoTokenizer
 
@@ -147,6 +148,8 @@ def small(model: dict, vocab_size: int) -> dict:
 def test_it_trains_when_it_is_small(name: str, corpora, tmp_path: Path):
     values = read(name)
     ids, vocab_size = corpora(name)
+    if "optimizer" in values["training"]:
+        needs("pytorch_optimizer")
     config = config_of(small(values["model"], vocab_size))
     torch.manual_seed(0)
     model = VARIANTS[config.model_type].causal_lm_class(config)
