@@ -103,7 +103,9 @@ def test_the_model_is_its_equations(num_hidden_layers, attention_layers, num_att
     expected, memory = model_by_hand(model, ids[0])
     output = model(ids)
     torch.testing.assert_close(output.last_hidden_state[0], expected, **EXACT)
-    memories = [memory for memory in output.mems if memory.dim() == 3]  # of the attentions, in the order of their blocks
+    memories = [
+        memory for memory in output.mems if memory.dim() == 3
+    ]  # of the attentions, in the order of their blocks
     torch.testing.assert_close(memories[-1][0], memory[-5:].detach(), **EXACT)
 
     direction, parameters = torch.randn_like(expected), list(model.parameters())
