@@ -40,9 +40,9 @@ def _files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
                     yield name, archive.read(entry)
     elif is_archive(source):
         with tarfile.open(source, "r|*") as archive:  # in one pass: a .tar.gz has no index
-            for entry in archive:
-                if entry.isfile() and wanted(name := PurePosixPath(entry.name).name):
-                    stream = archive.extractfile(entry)
+            for member in archive:
+                if member.isfile() and wanted(name := PurePosixPath(member.name).name):
+                    stream = archive.extractfile(member)
                     assert stream is not None
                     yield name, stream.read()
     elif wanted(source.name):
