@@ -125,7 +125,14 @@ CORPORA: dict[str, Corpus] = {
     "wikitext-2": _wikitext(
         "wikitext-2",
         "542ccefacc6c27f945fb54453812b3cd",  # torchtext
-        {"train lines": 36_718, "valid lines": 3_760, "test lines": 4_358, "vocabulary": 33_278},
+        {
+            "train lines": 36_718,
+            "valid lines": 3_760,
+            "test lines": 4_358,
+            "valid tokens": 217_646,  # counted in the official files; as of WikiText-103, whose articles they are
+            "test tokens": 245_569,
+            "vocabulary": 33_278,
+        },
         PARTS,
     ),
     "wikitext-103": _wikitext(

@@ -107,8 +107,7 @@ def _write_texts(
             bar.update(len(data))
     missing = [part for part in PARTS if not _size(folder / f"{part}.txt")]
     if missing:
-        patterns = [pattern for pattern, parts in corpus.members.items() if set(parts) & set(missing)]
-        raise _wrong(corpus, source, f"no text for {', '.join(missing)}: no file is named {' or '.join(patterns)}")
+        raise _wrong(corpus, source, f"it has no file for {', '.join(missing)}")
     return dict(lines), digests
 
 
@@ -119,7 +118,7 @@ def _size(path: Path) -> int:
 def _wrong(corpus: Corpus, source: Path, what: str) -> ValueError:
     return ValueError(
         f"`source`={str(source)!r} is not the corpus that the papers mean ({what}): give {corpus.files}, from "
-        f"{corpus.url}; for another corpus of this form say --no-check."
+        f"{corpus.url}; for another corpus of this form say `check=False` (--no-check)."
     )
 
 

@@ -140,12 +140,12 @@ def test_another_file_than_the_official_one_is_refused(corpus, fields, message, 
 
 def test_a_source_without_the_files_of_the_corpus_is_refused(tmp_path: Path):
     source = stand_in("enwik8", tmp_path)
-    with pytest.raises(ValueError, match=r"no text for train, valid, test: no file is named ptb\\.train\\.txt or"):
+    with pytest.raises(ValueError, match=r"it has no file for train, valid, test\): give simple-examples.tgz"):
         prepare("ptb", source, tmp_path / "out", check=False, progress=False)
     with zipfile.ZipFile(tmp_path / "part.zip", "w") as archive:
         archive.writestr("ptb.train.txt", "a dog\n")
         archive.writestr("ptb.test.txt", "a dog\n")
-    with pytest.raises(ValueError, match=r"no text for valid: no file is named ptb\\.valid\\.txt\)"):
+    with pytest.raises(ValueError, match=r"it has no file for valid\)"):
         prepare("ptb", tmp_path / "part.zip", tmp_path / "out", check=False, progress=False)
 
 
