@@ -61,6 +61,8 @@ class MemoryConfig(ConfigWithCode):
             Probability of dropout after the embedding, in the feed-forward, and on the output of every sub-layer.
         embedding_dropout (`float`, *optional*):
             Probability of the dropout after the embedding; `dropout` when not given.
+        residual_dropout (`float`, *optional*):
+            Probability of the dropout on the output of every sub-layer; `dropout` when not given.
         variational_dropout (`bool`, *optional*, defaults to `False`):
             Whether that dropout drops the same features at all positions of a row's segment, and others in the next segment
             (https://arxiv.org/abs/1512.05287). Dropout on the attention weights stays as it is.
@@ -117,6 +119,7 @@ class MemoryConfig(ConfigWithCode):
     lm_head_bias: bool = True
     dropout: float | int = 0.1
     embedding_dropout: float | int | None = None
+    residual_dropout: float | int | None = None
     variational_dropout: bool = False
     attention_dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
@@ -251,7 +254,7 @@ class MemoryConfig(ConfigWithCode):
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"`{name}`={getattr(self, name)!r} must be one of {choices}.")
-        for name in ("dropout", "embedding_dropout", "attention_dropout"):
+        for name in ("dropout", "embedding_dropout", "residual_dropout", "attention_dropout"):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
         for name in ("embedding_initializer_range", "norm_initializer_range"):

@@ -70,7 +70,7 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         self.residual_layernorm = self.layer_norm(config)
         self.mlp_layernorm = self.layer_norm(config)
         self.mlp = Boom(config)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.residual_dropout)
 
     @staticmethod
     def layer_norm(config: ShaRNNConfig) -> nn.LayerNorm:
