@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 READY := $(VENV)/.ready
-FOLDERS := benchmarks cli configuration cpu docs evaluation examples experiments files hub modeling recipes streams tests tokenization training \
-	transformers_xl
-PACKAGE := cli configuration cpu evaluation experiments files hub modeling recipes streams tokenization training
+FOLDERS := benchmarks cli configuration corpora cpu docs evaluation examples experiments files hub modeling recipes streams tests \
+	tokenization training transformers_xl
+PACKAGE := cli configuration corpora cpu evaluation experiments files hub modeling recipes streams tokenization training
 
 .PHONY: help setup quickstart space test lint format typing bench stress gpu-check clean
 

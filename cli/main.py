@@ -19,6 +19,7 @@ from transformers_xl.cli.generate import generate
 from transformers_xl.cli.measure_curve import context_curve
 from transformers_xl.cli.measure_recl import recl
 from transformers_xl.cli.measure_speed import speed
+from transformers_xl.cli.prepare import prepare
 from transformers_xl.cli.push import push
 from transformers_xl.cli.report import report
 from transformers_xl.cli.serve import serve
@@ -49,6 +50,7 @@ SECTIONED = {"ignore_unknown_options": True}
 app.command(no_args_is_help=True, context_settings=SECTIONED, epilog=SECTIONS)(train)
 app.command(context_settings=SECTIONED)(config)
 for command in (
+    prepare,
     evaluate,
     generate,
     compare,

@@ -27,6 +27,8 @@ class AdaptiveSoftmaxConfig(MemoryConfig):
             `hidden_size` when not given.
         tie_projs (`bool` or `list[bool]`, *optional*, defaults to `True`):
             Whether the projections of the head are those of the embedding, for all clusters or for each.
+        proj_same_dim (`bool`, *optional*, defaults to `True`):
+            Whether, with `div_val` above 1, a cluster as wide as the model has a projection too.
         proj_initializer_range (`float`, *optional*, defaults to 0.01):
             Standard deviation of the normal distribution that the projections of an adaptive input and softmax start from.
     """
@@ -40,6 +42,7 @@ class AdaptiveSoftmaxConfig(MemoryConfig):
     div_val: int = 1
     embedding_size: int | None = None
     tie_projs: bool | list[bool] = True
+    proj_same_dim: bool = True
     proj_initializer_range: float | int = 0.01
 
     def __post_init__(self, **kwargs: Any):
@@ -81,6 +84,12 @@ class AdaptiveSoftmaxConfig(MemoryConfig):
     def has_projections(self) -> bool:
         """Whether vectors of words are brought to the width of the model by a projection."""
         return self.div_val > 1 or self.embedding_size not in (None, self.token_width)
+
+    @property
+    def projected_clusters(self) -> list[bool]:
+        """Whether each cluster has a projection."""
+        all_widths = self.has_projections and self.proj_same_dim
+        return [all_widths or width != self.token_width for _, width in self.clusters]
 
     @property
     def is_adaptive(self) -> bool:

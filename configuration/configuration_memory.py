@@ -59,6 +59,10 @@ class MemoryConfig(ConfigWithCode):
             Whether the language modeling head has a bias.
         dropout (`float`, *optional*, defaults to 0.1):
             Probability of dropout after the embedding, in the feed-forward, and on the output of every sub-layer.
+        embedding_dropout (`float`, *optional*):
+            Probability of the dropout after the embedding; `dropout` when not given.
+        residual_dropout (`float`, *optional*):
+            Probability of the dropout on the output of every sub-layer; `dropout` when not given.
         variational_dropout (`bool`, *optional*, defaults to `False`):
             Whether that dropout drops the same features at all positions of a row's segment, and others in the next segment
             (https://arxiv.org/abs/1512.05287). Dropout on the attention weights stays as it is.
@@ -68,11 +72,18 @@ class MemoryConfig(ConfigWithCode):
             Epsilon of the layer norms.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal distribution that weights start from.
+        linear_initializer (`str`, *optional*, defaults to `"normal"`):
+            `"normal"`: linear maps start from that distribution, without biases; `"uniform"`: weights and biases start
+            uniform in +-1/sqrt(inputs), as torch's do.
+        embedding_initializer_range (`float`, *optional*):
+            Standard deviation of the normal distribution that embeddings start from; `initializer_range` when not given.
         norm_initializer_range (`float`, *optional*, defaults to 0.0):
             Standard deviation of the normal distribution around 1 that the gains of the layer norms start from; 0.02 in
             the code of Transformer-XL.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the head uses the weights of the embedding.
+        scale_embedding (`bool`, *optional*, defaults to `True`):
+            Whether vectors of words are multiplied by the root of the model's width.
     """
 
     model_type = "memory_transformer"
@@ -107,12 +118,17 @@ class MemoryConfig(ConfigWithCode):
     attention_bias: bool = False
     lm_head_bias: bool = True
     dropout: float | int = 0.1
+    embedding_dropout: float | int | None = None
+    residual_dropout: float | int | None = None
     variational_dropout: bool = False
     attention_dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
+    linear_initializer: str = "normal"
+    embedding_initializer_range: float | int | None = None
     norm_initializer_range: float | int = 0.0
     tie_word_embeddings: bool = True
+    scale_embedding: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -231,14 +247,19 @@ class MemoryConfig(ConfigWithCode):
                 "`mem_len`=0 with `same_length`=True lets a token see nothing, not even itself: "
                 "set `same_length=False` for a model without memory, or `mem_len` to at least 1."
             )
-        for name, choices in (("norm_position", ("pre", "post")), ("initial_memory", ("empty", "zeros"))):
+        for name, choices in (
+            ("norm_position", ("pre", "post")),
+            ("initial_memory", ("empty", "zeros")),
+            ("linear_initializer", ("normal", "uniform")),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"`{name}`={getattr(self, name)!r} must be one of {choices}.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in ("dropout", "embedding_dropout", "residual_dropout", "attention_dropout"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
-        if self.norm_initializer_range < 0:
-            raise ValueError(f"`norm_initializer_range`={self.norm_initializer_range} must not be negative.")
+        for name in ("embedding_initializer_range", "norm_initializer_range"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"`{name}`={getattr(self, name)} must not be negative.")
 
     def with_mem_len(self, mem_len: int) -> Self:
         """A copy with another length of the memory.

@@ -13,7 +13,9 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
 
     Args:
         num_hidden_layers (`int`, *optional*, defaults to 6):
-            Number of blocks, at least 2: the last but one has the attention.
+            Number of blocks.
+        attention_layers (`list[int]`, *optional*):
+            Indices of the blocks with attention, from 0 on. When not given, that of the last block but one.
         num_attention_heads (`int`, *optional*, defaults to 1):
             Heads of the attention. They share the width, so any divisor of `hidden_size` is allowed.
         project_keys (`bool`, *optional*, defaults to `False`):
@@ -44,6 +46,7 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
 
     model_type = "sha_rnn"
 
+    attention_layers: list[int] | None = None
     num_attention_heads: int = 1
     project_keys: bool = False
     project_values: bool = False
@@ -60,10 +63,17 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
         super().validate_architecture()
         if not 0 <= self.weight_dropout < 1:
             raise ValueError(f"`weight_dropout`={self.weight_dropout} must be at least 0 and below 1.")
-        if self.num_hidden_layers < 2:
+        if self.attention_layers is None:
+            if self.num_hidden_layers < 2:
+                raise ValueError(
+                    f"`num_hidden_layers`={self.num_hidden_layers} must be at least 2, for the last block but one has the "
+                    "attention: or say which have by `attention_layers`."
+                )
+            self.attention_layers = [self.num_hidden_layers - 2]
+        if not self.attention_layers or not set(self.attention_layers) <= set(range(self.num_hidden_layers)):
             raise ValueError(
-                f"`num_hidden_layers`={self.num_hidden_layers} must be at least 2: the last block but one has the "
-                "attention."
+                f"`attention_layers`={self.attention_layers} must hold at least one of the blocks "
+                f"0..{self.num_hidden_layers - 1} (`num_hidden_layers`)."
             )
         if self.head_dim != self.hidden_size / self.num_attention_heads:
             raise ValueError(
@@ -81,14 +91,13 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
                 "Boom layer has no chunk to sum: make it a multiple, or set `boom_shortcut=False`."
             )
 
-    @property
-    def attention_layer(self) -> int:
-        """Index of the only block with attention."""
-        return self.num_hidden_layers - 2
+    def has_attention(self, layer_idx: int) -> bool:
+        """Whether a block attends."""
+        return layer_idx in (self.attention_layers or ())
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        return [self.mem_len if layer == self.attention_layer else 0 for layer in range(self.num_hidden_layers)]
+        return [self.mem_len if self.has_attention(layer) else 0 for layer in range(self.num_hidden_layers)]
 
 
 __all__ = ["ShaRNNConfig"]

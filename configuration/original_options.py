@@ -21,7 +21,6 @@ WITHOUT_FIELD: dict[str, tuple[tuple, str]] = {
     "ext_len": ((0,), "a segment is not read again as context; give a longer `mem_len`"),
     "init": (("normal",), NORMAL),
     "init_range": ((), NORMAL),
-    "proj_same_dim": ((True,), "with `div_val` above 1 a cluster as wide as the model has a projection too"),
     "sample_softmax": ((-1, 0), "the softmax is a full one, or adaptive with `cutoffs`"),
 }
 TRAINING = (

@@ -92,7 +92,7 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
 
     def __init__(self, config: ComplexOrderTransformerConfig):
         super().__init__(config)
-        self.dropout = AmplitudeDropout(config)
+        self.dropout = AmplitudeDropout(config, config.embedding_dropout)
         self.norm = ComplexLayerNorm(config) if config.use_final_norm else None
         self.post_init()
 

@@ -67,8 +67,16 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        embedding_range = self.config.embedding_initializer_range
         if isinstance(module, nn.LayerNorm) and self.config.norm_initializer_range > 0:
             init.normal_(module.weight, mean=1.0, std=self.config.norm_initializer_range)
+        elif isinstance(module, nn.Linear) and self.config.linear_initializer == "uniform":
+            for parameter in module.parameters(recurse=False):
+                init.uniform_(parameter, -(module.in_features**-0.5), module.in_features**-0.5)
+        elif isinstance(module, nn.Embedding) and embedding_range is not None:
+            init.normal_(module.weight, mean=0.0, std=embedding_range)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])  # as the library does
         elif isinstance(module, nn.RNNBase):  # as torch does: the library knows the LSTM alone, and in another way
             for parameter in module.parameters():
                 init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
@@ -137,7 +145,7 @@ class MemoryModel(MemoryPreTrainedModel):
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
         self.embed_tokens = self.build_embedding(config)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.embedding_dropout)
         self.captured_states = CapturedStates()
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)

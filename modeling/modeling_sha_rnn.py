@@ -1,7 +1,7 @@
 """SHA-RNN: Merity, 2019, https://arxiv.org/abs/1911.11423. Code: Smerity/sha-rnn.
 
-A stack of LSTMs, each followed by a wide feed-forward without a second matrix; one block also attends, with a single head,
-to the memory of its own LSTM's outputs.
+A stack of LSTMs, each followed by a wide feed-forward without a second matrix; one block, or more, also attends, with a
+single head, to the memory of its own LSTM's outputs.
 """
 
 from typing import NamedTuple
@@ -47,7 +47,7 @@ class AttendingShaRNNMemory(NamedTuple):
 
 
 class ShaRNNLayer(GradientCheckpointingLayer):
-    """LSTM, in one block attention, Boom (`Block` in the code, whose norms these are).
+    """LSTM, in some blocks attention, Boom (`Block` in the code, whose norms these are).
 
         x = LSTM(norm(x))        x = norm(x) + attention(norm(x), [memory; norm'(x)])        x = norm(x) + boom(norm'(x))
 
@@ -63,14 +63,14 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         self.input_layernorm = self.layer_norm(config)
         self.lstm = SegmentLSTM(config)
         self.weight_dropout = config.weight_dropout
-        self.has_attention = layer_idx == config.attention_layer
+        self.has_attention = config.has_attention(layer_idx)
         self.self_attn = SingleHeadAttention(config, layer_idx) if self.has_attention else None
         self.query_layernorm = self.layer_norm(config) if self.has_attention else None
         self.memory_layernorm = self.layer_norm(config) if self.has_attention else None
         self.residual_layernorm = self.layer_norm(config)
         self.mlp_layernorm = self.layer_norm(config)
         self.mlp = Boom(config)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.residual_dropout)
 
     @staticmethod
     def layer_norm(config: ShaRNNConfig) -> nn.LayerNorm:
@@ -132,7 +132,9 @@ class ShaRNNForCausalLM(ShaRNNPreTrainedModel, MemoryForCausalLM):
 
     def prepare_for_inference(self) -> None:
         """Drop the matrix that over-parameterises the gate of the values: no output changes."""
-        self.model.layers[self.config.attention_layer].self_attn.collapse()
+        for layer in self.model.layers:
+            if layer.has_attention:
+                layer.self_attn.collapse()
         self.config.collapsed_gate = True
 
 

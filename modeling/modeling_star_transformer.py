@@ -101,7 +101,7 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         self.relay_attn = RelayAttention(config, layer_idx)
         self.relay_layernorm = SublayerLayerNorm(config) if config.norm_position == "post" else None
         self.act_fn = activation(config.hidden_act)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.residual_dropout)
 
     def forward(
         self,

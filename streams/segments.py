@@ -11,6 +11,7 @@ def segment_item(
     reset: bool,
     pad_token_id: int = 0,
     with_mask: bool = True,
+    context: int = 0,
 ) -> dict[str, torch.Tensor]:
     """A segment, filled up on the right to `segment_length`.
 
@@ -21,6 +22,7 @@ def segment_item(
         reset: whether a lane or a document begins here.
         pad_token_id: what the padding is filled with; it is masked everywhere.
         with_mask: give an `attention_mask`.
+        context: the first so many tokens are read for context: nothing is to be predicted of them.
 
     Returns:
         `input_ids`; `labels` and `shift_labels`, -100 where nothing is to be predicted; `attention_mask`, 1 for tokens and
@@ -38,6 +40,9 @@ def segment_item(
         "shift_labels": filled(targets, -100),
         "reset": torch.tensor(reset),
     }
+    if context:
+        item["labels"][: context + 1] = -100  # those who shift them predict token i + 1 from token i
+        item["shift_labels"][:context] = -100
     if with_mask:
         item["attention_mask"] = (torch.arange(segment_length) < len(tokens)).long()
     return item

@@ -40,9 +40,18 @@ class TextStream(Dataset):
             `True`, for evaluation: every token is read once, and the last segment of a lane is padded on the right.
         pad_token_id: what the padding of `keep_tail` is filled with; it is masked everywhere.
         counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
+        overlap: tokens that a segment has from the one before, as context: they have no target again. For models without
+            memory (the "effective history" of the R-Transformer's code).
+        vary_lengths: segments are a few tokens shorter than `segment_length`, and one in twenty half as long, so that they
+            do not begin at the same places: `N(length, 5)`, as for AWD-LSTM and SHA-RNN (Merity et al., 2017,
+            https://arxiv.org/abs/1708.02182, section 5). The same in every epoch.
+        roll: every lane begins at a random place in every epoch, and comes round to it (`--roll` of NVIDIA's
+            Transformer-XL).
+        seed: of the lengths, and of the places.
 
     Raises:
-        ValueError: `ids` is not one row of integers, or too short for its lanes, or a number is below 1.
+        ValueError: `ids` is not one row of integers, or too short for its lanes, or a number is below 1; `overlap` leaves
+            nothing new, or goes with what needs segments that follow each other.
     """
 
     def __init__(
@@ -53,9 +62,14 @@ class TextStream(Dataset):
         keep_tail: bool = False,
         pad_token_id: int = 0,
         counts: TextCounts | None = None,
+        overlap: int = 0,
+        vary_lengths: bool = False,
+        roll: bool = False,
+        seed: int = 0,
     ):
         ids = token_row("ids", ids)
         check_sizes(segment_length, lanes)
+        _check_cut(segment_length, keep_tail, overlap, vary_lengths, roll)
         # every lane needs a token and a target in evaluation, a full segment and the target behind it in training
         needed = lanes + 1 if keep_tail else lanes * segment_length + 1
         if len(ids) < needed:
@@ -69,12 +83,35 @@ class TextStream(Dataset):
         self.keep_tail = keep_tail
         self.pad_token_id = pad_token_id
         self.counts = counts
+        self.overlap = overlap
+        self.vary_lengths = vary_lengths
+        self.roll = roll
+        self.seed = seed
+        self.epoch = 0
+        step = segment_length - overlap
         if keep_tail:
             self.starts = np.linspace(0, len(ids), lanes + 1).astype(np.int64)
-            self.segments = -(-int(np.diff(self.starts).max()) // segment_length)
+            more = -(-max(0, int(np.diff(self.starts).max()) - segment_length) // step)
+            lengths = np.array([segment_length] + [step] * more)
         else:
-            self.segments = (len(ids) - 1) // (lanes * segment_length)
-            self.starts = np.arange(lanes + 1) * self.segments * segment_length
+            lengths = self._lengths((len(ids) - 1) // lanes, step)
+            self.starts = np.arange(lanes + 1) * lengths.sum()
+        self.segments = len(lengths)
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)])  # of the segments' new tokens in their lane
+
+    def _lengths(self, tokens: int, step: int) -> np.ndarray:
+        """New tokens of each segment, of which `tokens` hold as many as there are whole ones."""
+        if not self.vary_lengths:
+            return np.array([self.segment_length] + [step] * ((tokens - self.segment_length) // step))
+        random, longest = np.random.default_rng(self.seed), self.segment_length
+        least = min(5, longest)
+        means = np.where(random.random(tokens // least) < 0.95, longest, longest / 2)
+        lengths = np.clip(random.normal(means, 5).astype(np.int64), least, longest)
+        return lengths[: int(np.searchsorted(np.cumsum(lengths), tokens, side="right"))]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin every lane at the places of this epoch, with `roll`. Accelerate's loaders call it."""
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return self.segments * self.lanes
@@ -83,25 +120,49 @@ class TextStream(Dataset):
         if not 0 <= index < len(self):
             raise IndexError(f"item {index} of a stream of {len(self)}")
         segment, lane = divmod(index, self.lanes)
-        start = self.starts[lane] + segment * self.segment_length
+        context = self.overlap if segment else 0
+        begin, stop = self.offsets[segment] - context, self.offsets[segment + 1]
         # with `keep_tail` a lane may be a segment shorter than the longest
-        stop = max(start, min(start + self.segment_length, self.starts[lane + 1]))
-        tokens, targets = self.ids[start:stop], self.ids[start + 1 : stop + 1]
+        length = self.starts[lane + 1] - self.starts[lane]
+        columns = np.arange(begin, min(stop, length))
+        if self.roll:
+            columns = (columns + self._place(lane, int(length))) % length
+        columns += self.starts[lane]
+        targets = self.ids[columns[columns + 1 < len(self.ids)] + 1]
         return segment_item(
-            tokens, targets, self.segment_length, segment == 0, self.pad_token_id, with_mask=self.keep_tail
+            self.ids[columns], targets, stop - begin, segment == 0, self.pad_token_id, self.keep_tail, context
         )
+
+    def _place(self, lane: int, length: int) -> int:
+        """Where a lane begins in this epoch."""
+        return int(np.random.default_rng((self.seed, self.epoch, lane)).integers(length))
 
     @cached_property
     def identity(self) -> dict[str, int | str]:
         """What must be the same for a run to go on: `text` (a SHA-256 of its ids, read once), `lanes`, `segment_length`,
-        `documents` and `keep_tail`."""
-        return {
+        `documents` and `keep_tail`, and of how it is cut what is not the default."""
+        cut: dict[str, int | str] = {"overlap": self.overlap, "vary_lengths": self.vary_lengths, "roll": self.roll}
+        if self.vary_lengths or self.roll:
+            cut["seed"] = self.seed
+        return {name: value for name, value in cut.items() if value} | {
             "text": digest_of([self.ids]),
             "lanes": self.lanes,
             "segment_length": self.segment_length,
             "documents": "one endless text",
             "keep_tail": self.keep_tail,
         }
+
+
+def _check_cut(segment_length: int, keep_tail: bool, overlap: int, vary_lengths: bool, roll: bool) -> None:
+    if not 0 <= overlap < segment_length:
+        raise ValueError(
+            f"`overlap`={overlap} must be at least 0 and leave something new in `segment_length`={segment_length}."
+        )
+    for name, value in (("vary_lengths", vary_lengths), ("roll", roll)):
+        if value and overlap:
+            raise ValueError(f"`{name}`={value} does not go with `overlap`={overlap}: leave one of them out.")
+        if value and keep_tail:
+            raise ValueError(f"`{name}`={value} is for training, and `keep_tail`={keep_tail} for evaluation.")
 
 
 __all__ = ["TextStream"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from transformers_xl.configuration.saved_with_code import TokenizerWithCode
 
@@ -25,6 +25,20 @@ def _byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def _tokenizer_of(symbols: list[int]) -> Tokenizer:
+    """A tokenizer that knows these bytes alone: any other is an error, where a BPE would pass over it."""
+    printable = _printable_bytes()
+    tokenizer = Tokenizer(models.WordLevel({printable[byte]: index for index, byte in enumerate(symbols)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 class ByteTokenizer(TokenizerWithCode):
     r"""
     UTF-8 bytes as tokens: the id of a byte is its value, 0..255, followed by `<|pad|>` (256), `<|bos|>` (257) and
@@ -36,6 +50,15 @@ class ByteTokenizer(TokenizerWithCode):
     [`~ByteTokenizer.decode_bytes`]; `decode` shows them as U+FFFD.
 
     Padding is on the left by default, where `generate()` needs it. No token is added to a text.
+
+    With `symbols` the vocabulary is that of one corpus, as papers count it: the 204 bytes of enwik8 without line feeds have
+    the ids 0..203 in the order of their values, and there is no special token.
+
+    Args:
+        symbols: the bytes that texts are made of, by default all, and the special tokens.
+
+    Raises:
+        ValueError: `symbols` is empty or holds what is no byte; a text holds a byte that is not among them.
 
     Example:
 
@@ -50,19 +73,40 @@ class ByteTokenizer(TokenizerWithCode):
 
     model_input_names = ["input_ids", "attention_mask"]
 
-    def __init__(self, tokenizer_object: Tokenizer | None = None, split_special_tokens: bool = True, **kwargs):
+    def __init__(
+        self,
+        tokenizer_object: Tokenizer | None = None,
+        split_special_tokens: bool = True,
+        symbols: Iterable[int] | None = None,
+        **kwargs,
+    ):
+        own: dict = dict(_SPECIAL_TOKENS)
+        if symbols is not None:
+            symbols = sorted(set(symbols))
+            if not symbols or not 0 <= symbols[0] <= symbols[-1] <= 255:
+                raise ValueError(f"`symbols`={symbols} must be bytes, 0..255, at least one.")
+            own = {"symbols": symbols}
         if tokenizer_object is None and kwargs.get("tokenizer_file") is None:
-            tokenizer_object = _byte_level_tokenizer()
+            tokenizer_object = _byte_level_tokenizer() if symbols is None else _tokenizer_of(symbols)
         super().__init__(
             tokenizer_object=tokenizer_object,
             split_special_tokens=split_special_tokens,
             # an argument, not a class attribute: it is saved, and holds where the files are read without this class
-            **{**_SPECIAL_TOKENS, "padding_side": "left", "clean_up_tokenization_spaces": False, **kwargs},
+            **{**own, "padding_side": "left", "clean_up_tokenization_spaces": False, **kwargs},
         )
+        self._symbols = bytes(range(256) if symbols is None else symbols)
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """The ids of any bytes, UTF-8 or not: their values."""
-        return list(data)
+        """The ids of any bytes, UTF-8 or not: their values, or their places among the `symbols`.
+
+        Raises:
+            ValueError: a byte is not among the `symbols`.
+        """
+        if len(self._symbols) == 256:
+            return list(data)
+        if others := data.translate(None, self._symbols):
+            raise ValueError(_not_known(others[0], self._symbols))
+        return list(data.translate(bytes.maketrans(self._symbols, bytes(range(len(self._symbols))))))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids`, exactly. Special tokens are left out.
@@ -71,11 +115,26 @@ class ByteTokenizer(TokenizerWithCode):
             ValueError: for an id that is no byte and no special token.
         """
         ids = [int(token_id) for token_id in ids]
-        special = set(self.all_special_ids)
-        unknown = [token_id for token_id in ids if not 0 <= token_id < 256 and token_id not in special]
+        special, size = set(self.all_special_ids), len(self._symbols)
+        unknown = [token_id for token_id in ids if not 0 <= token_id < size and token_id not in special]
         if unknown:
-            raise ValueError(f"`ids` holds {unknown[0]}: a byte is 0..255, special tokens are {sorted(special)}.")
-        return bytes(token_id for token_id in ids if token_id < 256)
+            raise ValueError(
+                f"`ids` holds {unknown[0]}: a byte is 0..{size - 1}, special tokens are {sorted(special)}."
+            )
+        return bytes(self._symbols[token_id] for token_id in ids if token_id < size)
+
+    def _encode_plus(self, text, *args, **kwargs):
+        try:
+            return super()._encode_plus(text, *args, **kwargs)
+        except Exception as error:  # the library raises nothing narrower
+            if "[UNK]" not in str(error):
+                raise
+            raise ValueError(_not_known(None, self._symbols)) from error
+
+
+def _not_known(byte: int | None, symbols: bytes) -> str:
+    named = "a byte" if byte is None else f"the byte {byte} ({bytes([byte])!r})"
+    return f"`text` holds {named} that is not among the {len(symbols)} `symbols` of this tokenizer: leave it out."
 
 
 __all__ = ["ByteTokenizer"]

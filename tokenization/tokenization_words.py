@@ -92,6 +92,8 @@ class WordTokenizer(TokenizerWithCode):
         split: Split = "moses",
         add_eos: bool = True,
         special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        eos_token: str = "<eos>",
+        unk_token: str = "<unk>",
         progress: bool = True,
     ) -> "WordTokenizer":
         """Make a vocabulary of the words of texts: the special tokens, then words by falling frequency.
@@ -102,8 +104,10 @@ class WordTokenizer(TokenizerWithCode):
             max_size: the most tokens the vocabulary may have, special ones included.
             lower_case: put all letters in lower case, here and in all texts to come.
             split: `"moses"`, `"spaces"` or `"characters"`.
-            add_eos: the end of a line is the token `<eos>`.
-            special_tokens: the first ids. `<eos>` and `<unk>` must be among them; `<pad>` is set as the padding.
+            add_eos: the end of a line is the `eos_token`.
+            special_tokens: the first ids. `eos_token` and `unk_token` must be among them; `<pad>` is set as the padding.
+            eos_token: stands for the end of a line.
+            unk_token: stands for words that are left out.
             progress: show a bar on stderr.
 
         Raises:
@@ -117,9 +121,11 @@ class WordTokenizer(TokenizerWithCode):
             raise ValueError(
                 f"`max_size`={max_size} leaves no place for words beside the {len(special_tokens)} special tokens."
             )
-        if len(set(special_tokens)) < len(special_tokens) or not {"<eos>", "<unk>"} <= set(special_tokens):
-            raise ValueError(f"`special_tokens`={special_tokens} must hold <eos> and <unk>, and no token twice.")
-        normalizer, pre_tokenizer = _rules(split, lower_case, "<eos>" if add_eos else None, special_tokens)
+        if len(set(special_tokens)) < len(special_tokens) or not {eos_token, unk_token} <= set(special_tokens):
+            raise ValueError(
+                f"`special_tokens`={special_tokens} must hold {eos_token} and {unk_token}, and no token twice."
+            )
+        normalizer, pre_tokenizer = _rules(split, lower_case, eos_token if add_eos else None, special_tokens)
         counted: Counter[str] = Counter()
         for text in tqdm(texts, unit=" texts", disable=None if progress else True):
             words = pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
@@ -135,10 +141,12 @@ class WordTokenizer(TokenizerWithCode):
         if not candidates:
             raise ValueError(f"`min_freq`={min_freq} leaves no word: the most frequent occurs {most} times.")
         symbols = [*special_tokens, *candidates[:room]]
-        named = {"eos_token": "<eos>", "unk_token": "<unk>"} | ({"pad_token": "<pad>"} if "<pad>" in symbols else {})
+        named = {"eos_token": eos_token, "unk_token": unk_token} | (
+            {"pad_token": "<pad>"} if "<pad>" in symbols else {}
+        )
         others = [token for token in special_tokens if token not in named.values()]
         vocabulary = {word: index for index, word in enumerate(symbols)}
-        counts = _counts_by_id(vocabulary, counted, "<unk>")
+        counts = _counts_by_id(vocabulary, counted, unk_token)
         return cls._build(vocabulary, counts, split, lower_case, add_eos, named, others)
 
     @classmethod

@@ -32,6 +32,8 @@ class MemoryTrainingArguments(TrainingArguments):
     the callbacks as they were.
 
     Args:
+        optimizer: `"lamb"`: an optimizer that `optim` does not know, in its place. It has `adam_beta1`, `adam_beta2` and
+            `adam_epsilon`.
         group_learning_rates: peak learning rates of groups of parameters that the model names, as `{"values": 1e-3}`;
             `learning_rate` for the rest. Product-key memories have `"keys"` and `"values"`, adaptive spans `"spans"`, the
             halting unit of the Universal Transformer `"ponder"`, the halting networks of the Depth-adaptive one
@@ -55,6 +57,7 @@ class MemoryTrainingArguments(TrainingArguments):
     dataloader_drop_last: bool = True
     remove_unused_columns: bool = False
     restore_callback_states_from_checkpoint: bool = True
+    optimizer: str | None = None
     group_learning_rates: dict[str, float] | str | None = None
     average_weights: str | None = None
     average_decay: float = 0.999

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, TrainingArguments, default_data_collator
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
@@ -17,6 +17,7 @@ from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, T
 from transformers_xl.training.label_smoothing import check_smoothing, smoothed_labels
 from transformers_xl.training.memory_length import MemoryLengthWarmup, check_memory_warmup
 from transformers_xl.training.memory_state import Memory, match_rows
+from transformers_xl.training.optimizers import check_optimizer, lamb_and_kwargs
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
 from transformers_xl.training.pushing import CheckpointPushes, HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
@@ -51,6 +52,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         for dataset in datasets_of(kwargs.get("eval_dataset")):
             check_dataset("eval_dataset", dataset, args.eval_batch_size, args, training=False)
         check_groups(model, args)
+        check_optimizer(args)
         check_averaging(args)
         check_memory_warmup(model, args)
         check_smoothing(model, args.label_smoothing_factor)
@@ -75,6 +77,12 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
             self.add_callback(EarlyStoppingCallback(patience))
         self.add_callback(SavingAfterEpoch)
         self.add_callback(CheckpointPushes(self))
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
+        if getattr(args, "optimizer", None) is None:
+            return ResumableTrainer.get_optimizer_cls_and_kwargs(args, model)
+        return lamb_and_kwargs(args)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is not None:

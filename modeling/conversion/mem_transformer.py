@@ -174,11 +174,12 @@ def _projections(old: OldWeights, config: TransformerXLConfig, has_head: bool) -
     count = len(config.clusters)
     tied = config.tie_projs if isinstance(config.tie_projs, list) else [config.tie_projs] * count
     shapes = [(config.hidden_size, width) for _, width in config.clusters]
-    for index in range(count if config.div_val > 1 else 1):
+    projected = [index for index in range(count) if config.projected_clusters[index]]
+    for index in projected if config.div_val > 1 else [0]:
         sharing = [i for i in range(count) if tied[i] and (index == i or config.div_val == 1)]
         names = [f"word_emb.emb_projs.{index}", *(f"crit.out_projs.{i}" for i in sharing)]
         (ours[f"model.embed_tokens.projections.{index}.weight"],) = old.take(shapes[index], *names)
-    for index in range(count if has_head else 0):
+    for index in projected if has_head else []:
         if not tied[index]:
             (ours[f"lm_head.projections.{index}.weight"],) = old.take(shapes[index], f"crit.out_projs.{index}")
     return ours

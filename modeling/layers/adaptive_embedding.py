@@ -61,8 +61,26 @@ class TiedTable(nn.Module):
         return self
 
 
+class NoProjection(nn.Identity):
+    """In the place of a projection, where a cluster is as wide as the model."""
+
+    def down(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
+
+def cluster_projections(config: AdaptiveSoftmaxConfig) -> nn.ModuleList:
+    """One for each cluster; none where no cluster needs one."""
+    if not config.has_projections:
+        return nn.ModuleList()
+    return nn.ModuleList(
+        Projection(width, config.token_width) if projected else NoProjection()
+        for (_, width), projected in zip(config.clusters, config.projected_clusters, strict=True)
+    )
+
+
 class AdaptiveEmbedding(nn.Module):
-    """Ids `(batch, length)` to vectors `(batch, length, hidden_size)`, multiplied by the root of their width.
+    """Ids `(batch, length)` to vectors `(batch, length, hidden_size)`, multiplied by the root of their width, unless
+    `config.scale_embedding` is False.
 
     A table for every cluster. Clusters of the same width (`div_val` 1) share one projection, and need none where they are
     as wide as the model.
@@ -71,17 +89,14 @@ class AdaptiveEmbedding(nn.Module):
     def __init__(self, config: AdaptiveSoftmaxConfig):
         super().__init__()
         self.embedding_dim, self.starts = config.token_width, [0, *config.cutoffs]
+        self.embed_scale = math.sqrt(config.token_width) if config.scale_embedding else 1.0
         self.tables = nn.ModuleList()
         table = TiedTable if config.tie_word_embeddings else nn.Embedding
         for start, (size, width) in zip(self.starts, config.clusters, strict=True):
             pad = None if config.pad_token_id is None else config.pad_token_id - start
             self.tables.append(table(size, width, pad if pad is not None and 0 <= pad < size else None))
-        widths = [width for _, width in config.clusters]
-        if not config.has_projections:
-            widths = []
-        elif config.div_val == 1:
-            widths = widths[:1]
-        self.projections = nn.ModuleList([Projection(width, config.token_width) for width in widths])
+        projections = cluster_projections(config)
+        self.projections = projections[:1] if config.div_val == 1 else projections
 
     @property
     def num_embeddings(self) -> int:
@@ -103,7 +118,7 @@ class AdaptiveEmbedding(nn.Module):
             if self.projections:
                 rows = self.projections[min(index, len(self.projections) - 1)](rows)
             embeddings = torch.where((input_ids >= start)[..., None], rows, embeddings)
-        return embeddings * math.sqrt(self.embedding_dim)
+        return embeddings * self.embed_scale
 
 
 def uses_adaptive_softmax(config: MemoryConfig) -> TypeGuard[AdaptiveSoftmaxConfig]:

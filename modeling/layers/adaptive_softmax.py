@@ -18,7 +18,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.layers.adaptive_embedding import Projection, uses_adaptive_softmax
+from transformers_xl.modeling.layers.adaptive_embedding import cluster_projections, uses_adaptive_softmax
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
@@ -66,8 +66,7 @@ class AdaptiveSoftmax(nn.Module):
         layer = TiedLinear if config.tie_word_embeddings else nn.Linear
         self.clusters = nn.ModuleList([layer(width, size, bias=bias) for size, width in config.clusters])
         self.tails = nn.Linear(config.clusters[0][1], len(config.cutoffs), bias=bias) if config.cutoffs else None
-        widths = [width for _, width in config.clusters] if config.has_projections else []
-        self.projections = nn.ModuleList([Projection(width, config.token_width) for width in widths])
+        self.projections = cluster_projections(config)
 
     @property
     def sizes(self) -> list[int]:
@@ -169,7 +168,7 @@ def tied_weights(config: AdaptiveSoftmaxConfig) -> dict[str, str]:
         source = index if config.div_val > 1 else 0  # clusters of the same width share a projection
         if config.tie_word_embeddings:
             ties[f"lm_head.clusters.{index}.weight"] = f"model.embed_tokens.tables.{index}.weight"
-        if config.has_projections and tied_projs[index]:
+        if config.projected_clusters[index] and tied_projs[index]:
             ties[f"lm_head.projections.{index}.weight"] = f"model.embed_tokens.projections.{source}.weight"
     return ties
 

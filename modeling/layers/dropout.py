@@ -17,10 +17,13 @@ class Dropout(nn.Dropout):
     gradient sees, as for the truncated gradients of recurrent networks; and a mask that outlives its segment would have to
     be remembered with `mems`, reset with its row and saved with the training. States without positions have a mask of their
     own.
+
+    Args:
+        p: the probability; `config.dropout` when not given.
     """
 
-    def __init__(self, config: MemoryConfig):
-        super().__init__(config.dropout)
+    def __init__(self, config: MemoryConfig, p: float | None = None):
+        super().__init__(config.dropout if p is None else p)
         self.is_variational = config.variational_dropout
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:

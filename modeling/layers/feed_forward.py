@@ -17,7 +17,8 @@ class FeedForward(nn.Module):
         self.fc2: nn.Module = nn.Linear(config.intermediate_size, config.hidden_size)
         self.act_fn = activation(config.hidden_act)
         self.dropout = Dropout(config)
+        self.output_dropout = Dropout(config, config.residual_dropout)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         inner = self.dropout(self.act_fn(self.fc1(hidden_states)))
-        return self.dropout(self.fc2(inner))
+        return self.output_dropout(self.fc2(inner))

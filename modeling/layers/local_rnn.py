@@ -35,7 +35,7 @@ class LocalRNN(nn.Module):
         self.window = config.local_window
         self.norm = SublayerLayerNorm(config)
         self.rnn = RNNS[config.rnn_type](config.hidden_size, config.hidden_size, batch_first=True)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.residual_dropout)
         self.weight_dropout = config.weight_dropout
 
     def forward(

@@ -119,7 +119,7 @@ class ProductKeyMemory(nn.Module):
         self.query_net = QueryNetwork(config)
         self.keys = nn.Parameter(torch.empty(self.heads, 2, self.num_keys, config.memory_key_dim // 2))
         self.values = Values(config)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.residual_dropout)
 
     def init_weights(self, config: PKMTransformerConfig) -> None:
         bound = (config.memory_key_dim // 2) ** -0.5

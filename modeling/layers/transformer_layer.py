@@ -44,7 +44,7 @@ class MemoryLayer(GradientCheckpointingLayer):
         self.self_attn = self.attention_class(config, layer_idx)
         self.post_attention_layernorm = SublayerLayerNorm(config)
         self.mlp = self.feed_forward_class(config)
-        self.dropout = Dropout(config)
+        self.dropout = Dropout(config, config.residual_dropout)
 
     def attention_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.input_layernorm.before(hidden_states)

@@ -78,7 +78,6 @@ def test_options_and_an_old_config_file_say_the_same():
         ("attn_type", 0, 2, "VanillaTransformerConfig"),
         ("ext_len", 0, 8, "`mem_len`"),
         ("sample_softmax", -1, 100, "`cutoffs`"),
-        ("proj_same_dim", True, False, "`div_val`"),
         ("init", "normal", "uniform", "`initializer_range`"),
         ("emb_init", "normal", "uniform", "`initializer_range`"),
     ],

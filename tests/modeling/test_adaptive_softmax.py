@@ -17,6 +17,8 @@ FORMS = {
     "narrower-four": {"cutoffs": [5, *CUTOFFS], "div_val": 4, "embedding_size": 64},
     "same width": {"cutoffs": CUTOFFS},
     "projected": {"cutoffs": CUTOFFS, "embedding_size": 12},
+    "first not projected": {"cutoffs": CUTOFFS, "div_val": 2, "proj_same_dim": False},
+    "not scaled": {"cutoffs": CUTOFFS, "div_val": 2, "scale_embedding": False},
     "no clusters": {"embedding_size": 12},
     "no bias": {"cutoffs": CUTOFFS, "div_val": 2, "lm_head_bias": False},
 }
@@ -40,14 +42,15 @@ def cluster_of(config, word: int) -> tuple[int, int]:
 def embedding_by_hand(weights: dict, config, word: int) -> torch.Tensor:
     cluster, place = cluster_of(config, word)
     vector = weights[f"tables.{cluster}.weight"][place]
-    if "projections.0.weight" in weights:
-        vector = weights[f"projections.{cluster if config.div_val > 1 else 0}.weight"] @ vector
-    return vector * math.sqrt(config.hidden_size)
+    projection = weights.get(f"projections.{cluster if config.div_val > 1 else 0}.weight")
+    vector = vector if projection is None else projection @ vector
+    return vector * math.sqrt(config.hidden_size) if config.scale_embedding else vector
 
 
 def log_prob_by_hand(weights: dict, config, state: torch.Tensor, word: int) -> torch.Tensor:
     def read(cluster: int) -> torch.Tensor:
-        return weights[f"projections.{cluster}.weight"].T @ state if "projections.0.weight" in weights else state
+        projection = weights.get(f"projections.{cluster}.weight")
+        return state if projection is None else projection.T @ state
 
     def score(name: str, row: int, vector: torch.Tensor) -> torch.Tensor:
         bias = weights.get(f"{name}.bias")
@@ -78,6 +81,25 @@ def test_the_embedding_is_its_definition(fields):
     ours = torch.autograd.grad((output * weight).sum(), list(layer.parameters()))
     by_hand = torch.autograd.grad((expected.view_as(output) * weight).sum(), list(layer.parameters()))
     torch.testing.assert_close(ours, by_hand, **EXACT)
+
+
+@pytest.mark.parametrize("model_type", VARIANTS)
+def test_vectors_of_words_need_not_be_scaled(model_type):
+    ids, width = tokens(2, 5), tiny_config(model_type).token_width
+    scaled, plain = (tiny_model(model_type, scale_embedding=scale).get_input_embeddings() for scale in (True, False))
+    # waves have amplitudes first, and then what is never scaled
+    torch.testing.assert_close(plain(ids)[..., :width], plain.weight[ids], **EXACT)
+    torch.testing.assert_close(scaled(ids)[..., :width], plain.weight[ids] * math.sqrt(width), **EXACT)
+
+
+def test_a_cluster_as_wide_as_the_model_needs_no_projection():
+    fields = {"cutoffs": CUTOFFS, "div_val": 2, "tie_projs": False}
+    with_projection, without = (
+        tiny_model("transformer_xl", "causal_lm", **fields, proj_same_dim=same) for same in (True, False)
+    )
+    assert with_projection.num_parameters() - without.num_parameters() == 2 * 32 * 32
+    assert "model.embed_tokens.projections.0.weight" not in without.state_dict()
+    assert "lm_head.projections.0.weight" not in without.state_dict()
 
 
 @every_form

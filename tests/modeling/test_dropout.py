@@ -83,6 +83,37 @@ def test_activation_checkpointing_draws_the_same_masks(model_type: str):
         torch.testing.assert_close(plain, again)
 
 
+@pytest.mark.parametrize("model_type", variants())
+def test_the_embedding_has_a_dropout_of_its_own(model_type: str):
+    ids = tokens(2, 6)
+    model = tiny_model(model_type, head_of(model_type), embedding_dropout=0.5).train()
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.p > 0] == [0.5]
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    model = tiny_model(model_type, head_of(model_type), dropout=0.5, embedding_dropout=0.0).train()
+    embeddings = model.get_input_embeddings()(ids)
+    assert model.model.dropout(embeddings) is embeddings or torch.equal(model.model.dropout(embeddings), embeddings)
+    assert tiny_model(model_type, head_of(model_type), dropout=0.5).model.dropout.p == 0.5
+
+
+@pytest.mark.parametrize("model_type", variants())
+def test_what_sublayers_add_has_a_dropout_of_its_own(model_type: str):
+    ids = tokens(2, 6)
+    model = tiny_model(model_type, residual_dropout=0.5).train()
+    dropping = [module for module in model.modules() if isinstance(module, nn.Dropout) and module.p > 0]
+    assert {module.p for module in dropping} == {0.5}
+    assert len(dropping) >= len(model.layers)
+    assert not torch.equal(model(ids).last_hidden_state, model(ids).last_hidden_state)
+    model = tiny_model(model_type, dropout=0.5, residual_dropout=0.0, embedding_dropout=0.0).train()
+    left = [name for name, module in model.named_modules() if isinstance(module, nn.Dropout) and module.p > 0]
+    assert not [name for name in left if not name.endswith("mlp.dropout")]  # inside of the feed-forwards
+
+
+@pytest.mark.parametrize("name", ["embedding_dropout", "residual_dropout"])
+def test_a_probability_that_is_none_is_refused(name: str):
+    with pytest.raises(ValueError, match=f"`{name}`=1.0 must be at least 0 and below 1"):
+        tiny_config("transformer_xl", **{name: 1.0})
+
+
 @pytest.mark.parametrize("model_type", ["transformer_xl", "sha_rnn", "r_transformer"])
 def test_bfloat16(model_type: str):
     fields = {} if model_type == "transformer_xl" else {"weight_dropout": 0.3}

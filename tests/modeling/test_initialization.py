@@ -40,11 +40,43 @@ def test_that_of_the_released_code():
     assert {"SublayerLayerNorm", "Linear", "TiedTable", "Projection", "TiedLinear"} <= seen
 
 
+@pytest.mark.parametrize("fields", [{}, {"cutoffs": [100, 300], "div_val": 2}, {"tie_word_embeddings": False}])
+def test_uniform_linear_maps_and_an_embedding_of_its_own_width(fields, tmp_path):
+    torch.manual_seed(0)
+    config = TransformerXLConfig(
+        vocab_size=500, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512,
+        pad_token_id=3, linear_initializer="uniform", embedding_initializer_range=1.0, **fields,
+    )  # fmt: skip
+    model = TransformerXLForCausalLM(config)
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tied = {table.weight for table in tables}
+    maps = [module for module in model.modules() if isinstance(module, nn.Linear) and module.weight not in tied]
+    assert len(maps) >= 2 * 7
+    for module in maps:
+        bound = module.in_features**-0.5
+        for parameter in module.parameters():
+            if parameter.numel() > 50:  # not the bias of an entry or two
+                assert 0.9 * bound < parameter.abs().max() <= bound
+                assert parameter.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+    for table in tables:
+        sampled = 4 / math.sqrt(2 * table.weight.numel())
+        assert table.weight.std().item() == pytest.approx(1.0, rel=sampled + 0.01)
+    assert not tables[0].weight[3].any()
+    model.save_pretrained(tmp_path)  # what was loaded is left alone
+    loaded = TransformerXLForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+def test_an_initializer_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match="`linear_initializer`='orthogonal' must be one of"):
+        TransformerXLConfig(linear_initializer="orthogonal")
+
+
 def test_gains_of_norms_start_at_one_by_default():
     config = TransformerXLConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     norms = [module for module in TransformerXLForCausalLM(config).modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == 3
     assert all(bool((norm.weight == 1).all()) for norm in norms)
-    for name in ("norm_initializer_range", "proj_initializer_range"):
+    for name in ("embedding_initializer_range", "norm_initializer_range", "proj_initializer_range"):
         with pytest.raises(ValueError, match=f"`{name}`"):
             TransformerXLConfig(**{name: -0.1})

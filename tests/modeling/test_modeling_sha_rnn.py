@@ -68,11 +68,11 @@ def boom_by_hand(mlp: nn.Module, x: torch.Tensor, config) -> torch.Tensor:
 
 
 def model_by_hand(model, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output for one row of ids, and what the block with attention remembers of all positions."""
+    """The output for one row of ids, and what the last block with attention remembers of all positions."""
     config, x = model.config, model.embed_tokens.weight[ids]  # its scale is undone by the first norm
     for index, layer in enumerate(model.layers):
         x = lstm_by_hand(layer.lstm, norm_by_hand(layer.input_layernorm, x))
-        if index == len(model.layers) - 2:
+        if index in config.attention_layers:
             memory, x = norm_by_hand(layer.memory_layernorm, x), norm_by_hand(layer.query_layernorm, x)
             x = x + attention_by_hand(layer.self_attn, x, memory, config)
         boom = boom_by_hand(layer.mlp, norm_by_hand(layer.mlp_layernorm, x), config)
@@ -80,26 +80,33 @@ def model_by_hand(model, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return x, memory
 
 
-@pytest.mark.parametrize("num_hidden_layers", [2, 4])
+@pytest.mark.parametrize(
+    ("num_hidden_layers", "attention_layers"), [(2, None), (4, None), (3, [0, 1, 2]), (3, [0, 2]), (1, [0])]
+)
 @pytest.mark.parametrize("num_attention_heads", [1, 4])
 @pytest.mark.parametrize("fields", [{}, ALL_MAPS], ids=["plain", "all maps"])
-def test_the_model_is_its_equations(num_hidden_layers, num_attention_heads, fields):
+def test_the_model_is_its_equations(num_hidden_layers, attention_layers, num_attention_heads, fields):
     """Values and gradients, at once; values in segments, by both forms of the memory."""
     model = tiny_model(
         "sha_rnn",
         num_hidden_layers=num_hidden_layers,
+        attention_layers=attention_layers,
         num_attention_heads=num_attention_heads,
         mem_len=5,
         intermediate_size=75,  # two chunks of 32, and 11 features that are dropped
         **fields,
     )
-    for gate in ("query_gate", "key_gate", "value_gate"):
-        nn.init.normal_(getattr(model.layers[-2].self_attn, gate))
+    for layer in model.config.attention_layers:
+        for gate in ("query_gate", "key_gate", "value_gate"):
+            nn.init.normal_(getattr(model.layers[layer].self_attn, gate))
     ids = tokens(1, 11)
     expected, memory = model_by_hand(model, ids[0])
     output = model(ids)
     torch.testing.assert_close(output.last_hidden_state[0], expected, **EXACT)
-    torch.testing.assert_close(output.mems[0][0], memory[-5:].detach(), **EXACT)
+    memories = [
+        memory for memory in output.mems if memory.dim() == 3
+    ]  # of the attentions, in the order of their blocks
+    torch.testing.assert_close(memories[-1][0], memory[-5:].detach(), **EXACT)
 
     direction, parameters = torch.randn_like(expected), list(model.parameters())
     by_hand, ours = (
@@ -110,6 +117,12 @@ def test_the_model_is_its_equations(num_hidden_layers, num_attention_heads, fiel
     for use_cache in (None, True):
         in_segments, _ = read(model, ids, [3, 1, 2, 5], use_cache=use_cache)
         torch.testing.assert_close(in_segments[0], expected, **EXACT)
+
+
+@pytest.mark.parametrize("layers", [[], [2], [-1]])
+def test_blocks_with_attention_are_blocks(layers):
+    with pytest.raises(ValueError, match=r"`attention_layers`=.* must hold at least one of the blocks 0\.\.1"):
+        tiny_config("sha_rnn", attention_layers=layers)
 
 
 def test_any_divisor_of_the_width_is_a_number_of_heads():
@@ -187,12 +200,13 @@ def test_boom_drops_what_fills_no_chunk(intermediate_size):
     assert used.tolist() == [index < intermediate_size // 32 * 32 for index in range(intermediate_size)]
 
 
-def test_the_gate_of_the_values_collapses_to_a_vector(tmp_path):
-    model = tiny_model("sha_rnn", "causal_lm")
+@pytest.mark.parametrize("attention_layers", [None, [0, 1]])
+def test_the_gates_of_the_values_collapse_to_vectors(tmp_path, attention_layers):
+    model = tiny_model("sha_rnn", "causal_lm", attention_layers=attention_layers)
     nn.init.normal_(model.model.layers[0].self_attn.value_gate)
     expected, before = model(tokens(2, 10)).logits, model.num_parameters()
     model.prepare_for_inference()
-    assert before - model.num_parameters() == 32 * 64 + 64
+    assert before - model.num_parameters() == len(model.config.attention_layers) * (32 * 64 + 64)
     torch.testing.assert_close(model(tokens(2, 10)).logits, expected, **EXACT)
     model.prepare_for_inference()  # once more changes nothing
     model.save_pretrained(tmp_path)

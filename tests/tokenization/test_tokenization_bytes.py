@@ -105,3 +105,37 @@ def test_a_streamer_puts_characters_together(capsys: pytest.CaptureFixture):
         streamer.put(torch.tensor([token]))
     streamer.end()
     assert capsys.readouterr().out.rstrip("\n") == text.rstrip("\n")
+
+
+CORPUS = b"abc \xc3\xa9"
+
+
+def test_symbols_of_a_corpus_are_its_bytes_and_nothing_else(tmp_path: Path):
+    tokenizer = ByteTokenizer(symbols=CORPUS)
+    assert len(tokenizer) == tokenizer.vocab_size == 6
+    assert tokenizer.all_special_ids == []
+    ids = [1, 2, 0, 5, 4]  # in the order of the values: space, a, b, c, 0xa9, 0xc3
+    assert tokenizer("ab \u00e9")["input_ids"] == ids == tokenizer.encode_bytes("ab \u00e9".encode())
+    assert tokenizer.decode(ids) == "ab \u00e9"
+    assert tokenizer.decode_bytes(ids) == "ab \u00e9".encode()
+    tokenizer.save_pretrained(tmp_path)
+    for loaded in (ByteTokenizer.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)):
+        assert len(loaded) == 6
+        assert loaded.pad_token is None
+        assert loaded.encode_bytes(CORPUS) == tokenizer.encode_bytes(CORPUS)
+
+
+def test_a_byte_that_is_no_symbol_is_refused():
+    tokenizer = ByteTokenizer(symbols=CORPUS)
+    with pytest.raises(ValueError, match=r"byte 100 \(b'd'\) that is not among the 6 `symbols`"):
+        tokenizer.encode_bytes(b"abcd")
+    with pytest.raises(ValueError, match="not among the 6 `symbols`"):
+        tokenizer("abcd")
+    with pytest.raises(ValueError, match="`ids` holds 6: a byte is 0..5"):
+        tokenizer.decode_bytes([6])
+
+
+@pytest.mark.parametrize("symbols", [[], [-1, 4], [256]])
+def test_symbols_are_bytes(symbols: list[int]):
+    with pytest.raises(ValueError, match="`symbols`"):
+        ByteTokenizer(symbols=symbols)

@@ -89,6 +89,23 @@ def test_resumed_from_any_step_a_training_ends_the_same(tmp_path, whole, step: i
         assert result.training_loss == pytest.approx(sum(logged[step // 2 :]) / len(logged[step // 2 :]), abs=1e-6)
 
 
+class Rolled(TextStream):
+    def __init__(self, ids, segment_length: int, lanes: int):
+        super().__init__(ids, segment_length, lanes, roll=True)
+
+
+@pytest.mark.parametrize("step", [1, 3, 4])
+def test_lanes_that_roll_go_on_in_their_epoch(tmp_path, step: int):
+    trainer = build(tmp_path / "whole", Rolled)
+    trainer.train()
+    expected = ends_of(trainer)
+    assert trainer.train_dataset.epoch == 1
+    checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
+    resumed = build(tmp_path / "resumed", Rolled)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert equal(ends_of(resumed), expected)
+
+
 def test_without_its_memory_it_would_not(tmp_path, whole, monkeypatch):
     monkeypatch.setattr(trainer_overrides, "load_memory", lambda *args: (None, load_memory(*args)[1]))
     trainer = build(tmp_path)
