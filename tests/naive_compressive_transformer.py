@@ -1,9 +1,9 @@
 """The Compressive Transformer in plain loops, from the equations of Rae et al., 2019, https://arxiv.org/abs/1911.05507.
 
 A text is a list of positions. Position i has left the window of token j when i <= j - mem_len. Block n is the positions
-n c .. n c + c - 1. Token j sees its window, and of the blocks whose positions all have left it the newest ones, the newest at
-distance `mem_len`, each block before it one further. Without `same_length` a token sees what its call began with, and the
-earlier tokens of the call.
+n c .. n c + c - 1. Token j sees its window, and of the blocks whose positions all have left it the newest ones, the newest
+at distance `mem_len`, each block before it one further. Without `same_length` a token sees what its call began with, and
+the earlier tokens of the call.
 """
 
 import math
@@ -50,7 +50,7 @@ class Naive:
         if self.config.compression_function == "max":
             return states.max(0).values
         weight, bias = self.state[f"{prefix}.conv.weight"], self.state[f"{prefix}.conv.bias"]
-        return sum(weight[:, :, k] @ states[k] for k in range(len(states))) + bias
+        return weight @ states.flatten() + bias
 
     def what_is_seen(self, text: Text, start: int, query: int) -> list[tuple[torch.Tensor, int]]:
         """The vectors that token `query` of a call that began at `start` sees, each with its distance."""
