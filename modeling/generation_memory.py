@@ -1,7 +1,7 @@
 """`generate()` with memory: https://arxiv.org/abs/1901.02860, section 3.2, at the cost of one token per token."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.generation import (
@@ -17,6 +17,7 @@ from transformers.utils import ModelOutput
 from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 # Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.
 PROMPT_PIECE = 512
@@ -24,6 +25,8 @@ PROMPT_PIECE = 512
 
 class _WithMemory:
     """Memory of a generated text, as properties: a field would be copied into the answers of a pipeline."""
+
+    past_key_values: Any  # a `MemoryCache`, or None
 
     @property
     def mems(self) -> MemoryCache | None:
@@ -73,8 +76,10 @@ class _NotingStoppingCriteria(StoppingCriteriaList):
         return done
 
 
-class MemoryGenerationMixin(GenerationMixin):
+class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
     """`GenerationMixin` for a model with memory."""
+
+    model: MemoryModel
 
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
@@ -188,7 +193,9 @@ class MemoryGenerationMixin(GenerationMixin):
             prompt = [model_kwargs.get(name) for name in _BeamStart._fields[2:]]
             cache.start = _BeamStart(cache.copy(), int(cache.get_seq_length()), *prompt)
         elif generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-            generation_config._memory_cache = cache  # for `_get_stopping_criteria`; this config is private to the call
+            vars(generation_config)["_memory_cache"] = (
+                cache  # for `_get_stopping_criteria`; this config is private to the call
+            )
 
     def _start_cache(
         self,
@@ -211,7 +218,7 @@ class MemoryGenerationMixin(GenerationMixin):
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:
         criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
-        cache = generation_config.__dict__.pop("_memory_cache", None)
+        cache = vars(generation_config).pop("_memory_cache", None)
         return criteria if cache is None else _NotingStoppingCriteria(criteria, cache)
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
@@ -267,9 +274,10 @@ class MemoryGenerationMixin(GenerationMixin):
     @torch.no_grad()
     def _read_again(self, result: MemoryGenerateBeamOutput, start: _BeamStart) -> MemoryCache:
         """The memory of the sequences that won, which is not that of the beams that ran last: they are read once more."""
-        rows = result.beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
-        num_generated = (result.beam_indices >= 0).sum(dim=1, keepdim=True)
-        generated_length = result.beam_indices.shape[1]
+        beam_indices = result["beam_indices"]
+        rows = beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
+        num_generated = (beam_indices >= 0).sum(dim=1, keepdim=True)
+        generated_length = beam_indices.shape[1]
         prompt_ids, generated_ids = result.sequences.tensor_split(
             [result.sequences.shape[1] - generated_length], dim=1
         )

@@ -58,6 +58,7 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
 class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel, MemoryModel):
     layer_class = AdaptiveSpanLayer
     positions_class = SpanPositions
+    positions: SpanPositions
     auxiliary_loss_coef = "span_loss_coef"
 
     def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:

@@ -77,8 +77,8 @@ class CompressiveTransformerLayer(MemoryLayer):
         config = self.self_attn.config
         return CompressiveMemory(UncompressedMemory(config), CompressedMemory(config))
 
-    def project(self, states: torch.Tensor | None) -> Tensors | None:
-        return None if states is None else self.self_attn.project(self.attention_input(states))
+    def project(self, states: torch.Tensor) -> Tensors:
+        return self.self_attn.project(self.attention_input(states))
 
     def forward(
         self, hidden_states: torch.Tensor, memory: CompressiveMemory, segment: CompressiveContext, **kwargs
@@ -93,7 +93,9 @@ class CompressiveTransformerLayer(MemoryLayer):
         compressed = self.compression(old)
         past = memory.compressed.unprojected()
         memory.compressed.write(compressed.detach())
-        far_key, far_value = memory.compressed.extend(self.project(compressed.detach()), self.project(past))
+        far_key, far_value = memory.compressed.extend(
+            self.project(compressed.detach()), None if past is None else self.project(past)
+        )
 
         queries = self.attention_input(hidden_states)
         attn_output, _ = self.self_attn(queries, (far_key, key), (far_value, value), memory, segment, **kwargs)

@@ -136,7 +136,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     def project_positions(self, memory: ModelMemory, segment: SegmentContext) -> None:
         """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of
         none, and nobody may run the last ones."""
-        table, _ = segment.position_embeddings
+        table, _ = segment.relative_positions
         if table is not None:
             for layer, window in zip(self.layers, memory.windows, strict=True):
                 if window.buffer is not None:
@@ -189,7 +189,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if self.exit_classifiers is None:
             return super().compute_logits(outputs, logits_to_keep)
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-        exit_layers = slice_logits_to_keep(outputs.exit_layers[..., None], logits_to_keep).squeeze(-1)
+        exit_layers = slice_logits_to_keep(outputs["exit_layers"][..., None], logits_to_keep).squeeze(-1)
         logits = hidden_states.new_zeros(*exit_layers.shape, self.config.vocab_size)
         for number in range(1, self.config.num_hidden_layers + 1):
             here = exit_layers == number
@@ -286,7 +286,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What the classifier of each layer reads, of a call at full depth with its hidden states."""
-        return [*map(self.readable, outputs.hidden_states[1:-1]), outputs.hidden_states[-1]]
+        _, *behind, last = outputs["hidden_states"]
+        return [*map(self.readable, behind), last]
 
     def layer_logits(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What each layer predicts, of a call at full depth with its hidden states."""
@@ -320,7 +321,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     def exit_log_probs(self, outputs: MemoryHeadOutput, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
         of a length of 1, for `halting="sequence"`. Sections 3.1 and 3.2."""
-        embeds, *behind = outputs.hidden_states
+        embeds, *behind = outputs["hidden_states"]
         mask = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
         mask = mask.to(embeds.dtype)[..., None]
         mean = (embeds * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)

@@ -59,6 +59,8 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": MemoryAttention}
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
+    # to a type checker the library's is no method, but what `functools.wraps` returns
+    push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]
 
     def post_init(self) -> None:
         super().post_init()

@@ -137,6 +137,7 @@ class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
 class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
     layer_class = StarTransformerLayer
     positions_class = StarTransformerPositions
+    positions: StarTransformerPositions
     output_class = StarTransformerModelOutput
 
     def layer_memories(self) -> list[LayerMemory]:
@@ -197,10 +198,10 @@ class StarTransformerForSequenceClassification(StarTransformerPreTrainedModel, M
         """The mean of the relay and, for each feature, its maximum over the real tokens. Section 3.3."""
         satellites = outputs.last_hidden_state
         if attention_mask is None:
-            return (outputs.relay + satellites.amax(dim=1)) / 2
+            return (outputs["relay"] + satellites.amax(dim=1)) / 2
         real = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
         largest = satellites.masked_fill(~real, -torch.inf).amax(dim=1).masked_fill(~real.any(dim=1), 0.0)
-        return (outputs.relay + largest) / 2
+        return (outputs["relay"] + largest) / 2
 
 
 @auto_docstring(
@@ -215,7 +216,7 @@ class StarTransformerForTokenClassification(StarTransformerPreTrainedModel, Memo
 
     def features(self, outputs: StarTransformerModelOutput) -> torch.Tensor:
         """The mean of each satellite and the relay."""
-        return (outputs.last_hidden_state + outputs.relay[:, None]) / 2
+        return (outputs.last_hidden_state + outputs["relay"][:, None]) / 2
 
 
 __all__ = [

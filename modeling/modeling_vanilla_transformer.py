@@ -189,7 +189,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
 
         total = loss(self.lm_head, outputs.last_hidden_state, first, logits)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
-        for layer, (weight, states) in enumerate(zip(weights, outputs.hidden_states[1:], strict=True)):
+        for layer, (weight, states) in enumerate(zip(weights, outputs["hidden_states"][1:], strict=True)):
             if weight == 0.0:
                 continue
             if layer < last:

@@ -197,7 +197,7 @@ class RelativeAttention(MemoryAttention):
         self, num_keys: int | None, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1 (None: of all that there are), and u, v."""
-        table, shared_bias = segment.position_embeddings
+        table, shared_bias = segment.relative_positions
         positions = self.project_positions(table, memory)
         positions = positions if num_keys is None else keep_last(positions, num_keys + 1)
         bias = shared_bias if self.bias is None else self.bias()

@@ -167,7 +167,7 @@ def mask_of_blocks(
     visible = (rank >= 0) & (rank < config.compressed_mem_len)
     if packed.valid is not None:
         visible = visible & packed.valid[:, None]
-    if text is not None:
+    if text is not None and packed.document_ids is not None:
         visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
     return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank)
 
