@@ -70,11 +70,11 @@ def check_inputs(
     reset: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     has_cache: bool,
-) -> None:
-    """Check the shapes of a segment's arguments."""
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
+) -> tuple[int, int]:
+    """Check the shapes of a segment's arguments; batch and length of the segment."""
     name, inputs, dims = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
+    if inputs is None or (input_ids is not None and inputs_embeds is not None):
+        raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
     if inputs.dim() != dims or 0 in inputs.shape:
         wanted = "(batch, length)" if dims == 2 else "(batch, length, hidden_size)"
         raise ValueError(f"`{name}` has shape {tuple(inputs.shape)}: it must be {wanted}, each at least 1.")
@@ -112,6 +112,7 @@ def check_inputs(
             f"`position_ids` has shape {tuple(position_ids.shape)} and type {position_ids.dtype}: it must be integers, of "
             f"shape (batch, length) = ({batch}, {length})."
         )
+    return batch, length
 
 
 def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:

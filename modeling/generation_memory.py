@@ -117,9 +117,9 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
         if self._returns_ids_alone(configs):
             with torch.inference_mode():  # autograd's books cost some twentieth of a token
-                result = super().generate(inputs, generation_config=generation_config, **kwargs)
-            return result.clone()  # such a tensor could not be trained on
-        result = super().generate(inputs, generation_config=generation_config, **kwargs)
+                ids: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
+            return ids.clone()  # such a tensor could not be trained on
+        result: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
         returned = isinstance(result, ModelOutput)
         cache = result.past_key_values if returned else kwargs.get("past_key_values")
         cache = cache if isinstance(cache, MemoryCache) else None

@@ -24,7 +24,8 @@ class MemoryCacheLayer:
 
     def __init__(self, memories: LayerMemory, is_compileable: bool):
         self.memories, self.is_compileable = memories, is_compileable
-        self.buffers = [memory.buffer for memory in memories if isinstance(memory, ColumnMemory)]
+        buffers = [memory.buffer for memory in memories if isinstance(memory, ColumnMemory)]
+        self.buffers = [buffer for buffer in buffers if buffer is not None]
 
     @property
     def is_initialized(self) -> bool:

@@ -6,7 +6,7 @@ a halting network says, and its state is copied upward for those that still run.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss
+from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.depth_halting import (
     HALTING_NETWORKS,
     correctness,
@@ -140,7 +141,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         if table is not None:
             for layer, window in zip(self.layers, memory.windows, strict=True):
                 if window.buffer is not None:
-                    layer.self_attn.project_positions(table, window)
+                    cast(RelativeAttention, layer.self_attn).project_positions(table, window)
 
 
 @auto_docstring(
@@ -160,7 +161,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     def build_head(self, config: DepthAdaptiveTransformerConfig) -> None:
         super().build_head(config)
-        self.exit_classifiers, self.halting = None, None
+        self.exit_classifiers: nn.ModuleList | None = None
+        self.halting: Any = None
         if not config.shared_classifier:
             self.exit_classifiers = nn.ModuleList(
                 self.build_classifier(config) for _ in range(config.num_hidden_layers - 1)

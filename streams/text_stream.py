@@ -16,10 +16,11 @@ from transformers_xl.streams.text_files import TextCounts
 
 
 class TextStream(Dataset):
-    """A text of token ids, cut into `lanes` contiguous lanes that are read side by side.
+    """A text of token ids, cut into `lanes` contiguous parts that are read side by side: the rows of the batches.
 
-    Items are step-major: item `i` is segment `i // lanes` of lane `i % lanes`. Read in order, in batches of `lanes`
-    items, row `b` of a batch therefore continues row `b` of the batch before; in `n` processes with batches of
+    A lane is all that one batch row reads: row `b` of every batch holds the next segment of lane `b`, so that it continues
+    row `b` of the batch before. Items are step-major: item `i` is segment `i // lanes` of lane `i % lanes`. In order, they
+    make such batches of `lanes` items; in `n` processes with batches of
     `lanes / n` items the same holds for every process under Accelerate's default dealing of batches.
 
     Each item is a dictionary of
@@ -34,7 +35,7 @@ class TextStream(Dataset):
     Args:
         ids: token ids of the whole text `(tokens,)`, an array or tensor of integers (a memory map will do).
         segment_length: tokens per segment.
-        lanes: number of lanes: batch size per process x processes.
+        lanes: batch rows of all processes: batch size per process x processes.
         keep_tail: what happens to the end of a text that does not fill its last segments. `False`, for training: all
             segments are full, and the up to `lanes * segment_length` tokens at the end of the text are left out.
             `True`, for evaluation: every token is read once, and the last segment of a lane is padded on the right.

@@ -197,11 +197,14 @@ class RelativeAttention(MemoryAttention):
         self, num_keys: int | None, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1 (None: of all that there are), and u, v."""
-        table, shared_bias = segment.relative_positions
+        table, _ = segment.relative_positions
         positions = self.project_positions(table, memory)
-        positions = positions if num_keys is None else keep_last(positions, num_keys + 1)
-        bias = shared_bias if self.bias is None else self.bias()
-        return positions, bias  # type: ignore[return-value]  # what layers do not have of their own, the model has
+        return positions if num_keys is None else keep_last(positions, num_keys + 1), self.biases(segment)
+
+    def biases(self, segment: SegmentContext) -> Biases:
+        """u and v: those of the layer, or those that all share."""
+        _, shared = segment.relative_positions
+        return shared if self.bias is None else self.bias()  # type: ignore[return-value]  # one of them exists
 
     def attend(self, query, key, value, memory, segment, **kwargs):
         if memory.key_mask.distance is not None:

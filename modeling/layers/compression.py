@@ -73,9 +73,9 @@ class CompressiveAttention(RelativeAttention):
         Returns:
             The output `(B, T, E)` and the weights `(B, H, T, S + K)`.
         """
-        query, (table, shared_bias) = self.queries(hidden_states), segment.relative_positions
+        query, (table, _) = self.queries(hidden_states), segment.relative_positions
         positions = self.project_positions(table, memory.inputs)
-        bias = shared_bias if self.bias is None else self.bias()
+        bias = self.biases(segment)
         content_query = query + bias.content_bias[:, None]
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         by_position = (

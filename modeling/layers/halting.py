@@ -4,6 +4,7 @@ For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv
 """
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -60,7 +61,8 @@ class HaltingAttention(RelativeAttention):
         places, behind, key_mask = running, None, memory.key_mask
         if num_queries < length:  # the queries of each row move together
             places = torch.arange(num_queries, device=running.device) < counts[:, None]
-            seen = gather(key_mask.visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
+            visible = cast(torch.Tensor, key_mask.visible)  # there, for more than one token
+            seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
             key_mask = replace(key_mask, visible=scatter(seen, places).transpose(1, 2), by_distance=False)
             behind = scatter(length - 1 - running.nonzero()[:, 1], places)
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
