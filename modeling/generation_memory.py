@@ -20,7 +20,7 @@ from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 # Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.
-PROMPT_PIECE = 512
+PREFILL_CHUNK = 512
 
 
 class _WithMemory:
@@ -130,7 +130,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             return result
         if isinstance(result, GenerateBeamDecoderOnlyOutput):
             result = MemoryGenerateBeamOutput(**result)
-            cache = None if start is None else self._read_again(result, start)
+            cache = None if start is None else self._rebuild_cache(result, start)
         else:
             result = MemoryGenerateOutput(**result)
         result.past_key_values = cache
@@ -246,11 +246,11 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"
         length = inputs[name].shape[1]
         is_captured = inputs.get("output_attentions") or inputs.get("output_hidden_states")
-        if length <= PROMPT_PIECE or not isinstance(cache, MemoryCache) or not self.config.same_length or is_captured:
+        if length <= PREFILL_CHUNK or not isinstance(cache, MemoryCache) or not self.config.same_length or is_captured:
             return inputs
-        front = length - PROMPT_PIECE
+        front = length - PREFILL_CHUNK
         given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
-        self._read_on(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PROMPT_PIECE)
+        self._prefill(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PREFILL_CHUNK)
         if cache.records_past:
             cache.crop(0)  # no token of a prompt is taken back
         inputs |= {key: inputs[key][:, front:] for key in (name, "position_ids") if key in given}
@@ -272,7 +272,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         return past_key_values
 
     @torch.no_grad()
-    def _read_again(self, result: MemoryGenerateBeamOutput, start: _BeamStart) -> MemoryCache:
+    def _rebuild_cache(self, result: MemoryGenerateBeamOutput, start: _BeamStart) -> MemoryCache:
         """The memory of the sequences that won, which is not that of the beams that ran last: they are read once more."""
         beam_indices = result["beam_indices"]
         rows = beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
@@ -299,12 +299,12 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             if getattr(start, name) is not None:
                 prompt[name] = getattr(start, name)[rows, -length:]
         # with `same_length=False` one call is one segment: the prompt, and then a token per call
-        self._read_on(cache, prompt, PROMPT_PIECE if self.config.same_length else length)
+        self._prefill(cache, prompt, PREFILL_CHUNK if self.config.same_length else length)
         generated = {"input_ids": generated_ids, "attention_mask": generated_mask}
-        self._read_on(cache, generated, PROMPT_PIECE if self.config.same_length else 1)
+        self._prefill(cache, generated, PREFILL_CHUNK if self.config.same_length else 1)
         return cache
 
-    def _read_on(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
+    def _prefill(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
         """Read `inputs`, each `(batch, length, ...)`, into the cache, at most `piece` tokens at once."""
         length = next(iter(inputs.values())).shape[1]
         for start in range(0, length, piece):

@@ -177,12 +177,12 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]
 
-    def readable(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """What predicts, of the output of a layer before the last: behind the final norm, where there is one."""
         return hidden_states if self.model.norm is None else self.model.norm(hidden_states)
 
     def classifier(self, number: int) -> nn.Module:
-        """What predicts behind layer `number`, from readable states."""
+        """What predicts behind layer `number`, from states behind the final norm."""
         if self.exit_classifiers is None or number == self.config.num_hidden_layers:
             return self.lm_head
         return self.exit_classifiers[number - 1]
@@ -207,11 +207,11 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         it (0: the mean embedding); None: they show nothing. Sections 3.1 to 3.3."""
         layers, thresholds = self.config.num_hidden_layers, self.config.confidence_thresholds
         if thresholds is None:
-            return self.halting.exit_layer(number, self.readable(hidden_states) if number else hidden_states)
+            return self.halting.exit_layer(number, self.final_norm(hidden_states) if number else hidden_states)
         if not 0 < number < layers:
             return None
         threshold = thresholds[number - 1] if isinstance(thresholds, list) else thresholds
-        logits = self.classifier(number)(self.readable(hidden_states))
+        logits = self.classifier(number)(self.final_norm(hidden_states))
         confidence = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).amax(-1)
         return torch.where(confidence >= threshold, number, layers)
 
@@ -289,7 +289,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What the classifier of each layer reads, of a call at full depth with its hidden states."""
         _, *behind, last = outputs["hidden_states"]
-        return [*map(self.readable, behind), last]
+        return [*map(self.final_norm, behind), last]
 
     def layer_logits(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What each layer predicts, of a call at full depth with its hidden states."""
@@ -327,7 +327,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         mask = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
         mask = mask.to(embeds.dtype)[..., None]
         mean = (embeds * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        return self.halting.log_probs([mean, *map(self.readable, behind[:-1])])
+        return self.halting.log_probs([mean, *map(self.final_norm, behind[:-1])])
 
     def exit_loss(
         self,

@@ -109,13 +109,13 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         relay: torch.Tensor,
         embeddings: torch.Tensor,
         is_first: torch.Tensor,
-        real: torch.Tensor | None,
+        segment_mask: torch.Tensor | None,
         token_order: TokenOrder | None = None,
     ) -> StarTransformerLayerOutput:
         normed = self.ring_layernorm.before(satellites)
         attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, token_order)
         satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
-        relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, real)))
+        relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, segment_mask)))
         relay = relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
         return StarTransformerLayerOutput(satellites, relay)
 
@@ -180,11 +180,11 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         return self.output_in_order(order, last_hidden_state=satellites, relay=relay)
 
 
-def mean_of_tokens(states: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+def mean_of_tokens(states: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
     """The mean `(batch, width)` of the real tokens of each row, zeros where there are none."""
-    if real is None:
+    if segment_mask is None:
         return states.mean(dim=1)
-    return (states * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
+    return (states * segment_mask[..., None]).sum(dim=1) / segment_mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 @auto_docstring(
@@ -199,8 +199,8 @@ class StarTransformerForSequenceClassification(StarTransformerPreTrainedModel, M
         satellites = outputs.last_hidden_state
         if attention_mask is None:
             return (outputs["relay"] + satellites.amax(dim=1)) / 2
-        real = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
-        largest = satellites.masked_fill(~real, -torch.inf).amax(dim=1).masked_fill(~real.any(dim=1), 0.0)
+        mask = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
+        largest = satellites.masked_fill(~mask, -torch.inf).amax(dim=1).masked_fill(~mask.any(dim=1), 0.0)
         return (outputs["relay"] + largest) / 2
 
 

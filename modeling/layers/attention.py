@@ -187,11 +187,11 @@ class RelativeAttention(MemoryAttention):
         return self.relative_scores(query, *self.relative_terms(num_keys, segment, memory))
 
     def relative_scores(
-        self, query: torch.Tensor, positions: torch.Tensor, bias: Biases, behind: torch.Tensor | None = None
+        self, query: torch.Tensor, positions: torch.Tensor, bias: Biases, num_keys_after: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`behind` (B, T): number of keys behind each query, where the queries are not the last T positions."""
+        """`num_keys_after` (B, T): keys that come after each query, where the queries are not the last T positions."""
         position_query = (query + bias.position_bias[:, None]) * self.scaling
-        return query + bias.content_bias[:, None], position_scores(position_query, positions, behind)
+        return query + bias.content_bias[:, None], position_scores(position_query, positions, num_keys_after)
 
     def relative_terms(
         self, num_keys: int | None, segment: SegmentContext, memory: ColumnMemory
@@ -239,13 +239,13 @@ class RelativeAttention(MemoryAttention):
         positions: torch.Tensor,
         bias: Biases,
         key_mask: KeyMask,
-        behind: torch.Tensor | None = None,
+        num_keys_after: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and weights, of projected positions `(H, K + 1, D)` and biases; `behind` as in `relative_scores`."""
+        """Output and weights, of projected positions `(H, K + 1, D)`; `num_keys_after` as in `relative_scores`."""
         backend = relative_backend(self.config._attn_implementation, query)
-        if backend is None or behind is not None or (self.training and self.attention_dropout > 0):
-            query, scores = self.relative_scores(query, positions, bias, behind)
+        if backend is None or num_keys_after is not None or (self.training and self.attention_dropout > 0):
+            query, scores = self.relative_scores(query, positions, bias, num_keys_after)
             return self.attend_with_bias(query, key, value, scores, key_mask.visible, **kwargs)
         attn_output = backend(
             query,

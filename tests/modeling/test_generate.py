@@ -129,7 +129,7 @@ def assert_read_in_pieces(model, ids: torch.Tensor, monkeypatch, **settings) -> 
     settings |= {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
     prompt = {"inputs_embeds" if ids.is_floating_point() else "input_ids": ids}
     expected = model.generate(**prompt, **settings)
-    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    monkeypatch.setattr(generation_memory, "PREFILL_CHUNK", 5)
     lengths = lengths_read(model)
     result = model.generate(**prompt, **settings)
     assert torch.equal(result.sequences, expected.sequences)
@@ -173,7 +173,7 @@ def test_embeddings_of_a_long_prompt_are_read_in_pieces(beams, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"prefill_chunk_size": 4}, {"use_cache": False}], ids=str)
 def test_the_caller_may_say_how_a_prompt_is_read(settings, monkeypatch):
-    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    monkeypatch.setattr(generation_memory, "PREFILL_CHUNK", 5)
     model = language_model("transformer_xl")
     lengths = lengths_read(model)
     greedy(model, tokens(1, 23), new=1, **settings)
@@ -181,7 +181,7 @@ def test_the_caller_may_say_how_a_prompt_is_read(settings, monkeypatch):
 
 
 def test_what_is_shown_of_a_prompt_is_whole(monkeypatch):
-    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    monkeypatch.setattr(generation_memory, "PREFILL_CHUNK", 5)
     model = language_model("transformer_xl")
     result = greedy(model, tokens(1, 23), new=1, output_hidden_states=True, return_dict_in_generate=True)
     assert result.hidden_states[0][0].shape[1] == 23
