@@ -250,7 +250,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             return inputs
         front = length - PREFILL_CHUNK
         given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
-        self._prefill(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PREFILL_CHUNK)
+        self._prefill_memory(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PREFILL_CHUNK)
         if cache.records_past:
             cache.crop(0)  # no token of a prompt is taken back
         inputs |= {key: inputs[key][:, front:] for key in (name, "position_ids") if key in given}
@@ -299,12 +299,12 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             if getattr(start, name) is not None:
                 prompt[name] = getattr(start, name)[rows, -length:]
         # with `same_length=False` one call is one segment: the prompt, and then a token per call
-        self._prefill(cache, prompt, PREFILL_CHUNK if self.config.same_length else length)
+        self._prefill_memory(cache, prompt, PREFILL_CHUNK if self.config.same_length else length)
         generated = {"input_ids": generated_ids, "attention_mask": generated_mask}
-        self._prefill(cache, generated, PREFILL_CHUNK if self.config.same_length else 1)
+        self._prefill_memory(cache, generated, PREFILL_CHUNK if self.config.same_length else 1)
         return cache
 
-    def _prefill(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
+    def _prefill_memory(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
         """Read `inputs`, each `(batch, length, ...)`, into the cache, at most `piece` tokens at once."""
         length = next(iter(inputs.values())).shape[1]
         for start in range(0, length, piece):
