@@ -55,9 +55,8 @@ class TiedTable(nn.Module):
 
     def resize(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> "TiedTable":
         """Itself, with the weight that the library's `resized` makes of an embedding that has its own."""
-        table = nn.Embedding(*self.weight.shape, device="meta")
-        table.weight = self.weight
-        self.weight = resized(table, size, mean_resizing=mean_resizing).weight
+        table = nn.Embedding.from_pretrained(self.weight, freeze=False)
+        self.weight = nn.Parameter(resized(table, size, mean_resizing=mean_resizing).weight)
         return self
 
 
