@@ -6,7 +6,7 @@ Ids are sorted by frequency and cut into clusters at `config.cutoffs`. The words
 
 import math
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import torch
 from torch import nn
@@ -55,8 +55,9 @@ class TiedTable(nn.Module):
 
     def resize(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> "TiedTable":
         """Itself, with the weight that the library's `resized` makes of an embedding that has its own."""
-        table = nn.Embedding.from_pretrained(self.weight, freeze=False)
-        self.weight = nn.Parameter(resized(table, size, mean_resizing=mean_resizing).weight)
+        table = nn.Embedding(self.weight.shape[0], self.weight.shape[1], device="meta")
+        table.weight = self.weight
+        self.weight = cast(nn.Parameter, resized(table, size, mean_resizing=mean_resizing).weight)
         return self
 
 
