@@ -8,6 +8,7 @@ from torch.func import functional_call
 
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.compressed_memory import Blocks, CompressiveMemory
 from transformers_xl.modeling.ops.relative_attention import (
@@ -18,6 +19,7 @@ from transformers_xl.modeling.ops.relative_attention import (
 )
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.token_order import unpack_tokens
+from transformers_xl.modeling.ops.wide_attention import one_token_attention
 from transformers_xl.modeling.ops.window import keep_last
 
 
@@ -50,9 +52,10 @@ class Compression(nn.Module):
 
 
 class CompressiveAttention(RelativeAttention):
-    """Relative attention to `[compressed; uncompressed; segment]`, in plain steps whatever `attn_implementation` says.
+    """Relative attention to `[compressed; uncompressed; segment]`.
 
-    The scores of both parts are computed apart and meet in the softmax: no keys are copied.
+    The scores of both parts are computed apart and meet in the softmax: no keys are copied. In plain steps whatever
+    `attn_implementation` says, one token of generation excepted.
     """
 
     def forward(
@@ -61,9 +64,9 @@ class CompressiveAttention(RelativeAttention):
         keys: Tensors,
         values: Tensors,
         memory: CompressiveMemory,
-        segment: SegmentContext,
+        segment: CompressiveContext,
         **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         Args:
             hidden_states: the segment `(B, T, E)`, normalised where the model is pre-norm.
@@ -71,11 +74,31 @@ class CompressiveAttention(RelativeAttention):
             memory: what the queries see of both.
 
         Returns:
-            The output `(B, T, E)` and the weights `(B, H, T, S + K)`.
+            The output `(B, T, E)` and the weights `(B, H, T, S + K)`; None of one token that is read in one piece.
         """
         query, (table, _) = self.queries(hidden_states), segment.relative_positions
         positions = self.project_positions(table, memory.inputs)
         bias = self.biases(segment)
+        nearest = segment.blocks.nearest
+        if nearest is not None:
+            keys, values = (
+                [keep_last(part, count, dim=-2) for part, count in zip(parts, nearest, strict=True)]
+                for parts in (keys, values)
+            )
+            positions = keep_last(positions, sum(nearest) + 1)
+            attn_output = one_token_attention(query, keys, values, positions, *bias, self.scaling)
+            return self.merge_heads(attn_output), None
+        weights = self.weights(query, keys, positions, bias, memory)
+        weights, attended = unpack_tokens(weights, segment.token_order, dim=2)
+        attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
+        parts = attended.split([key.shape[-2] for key in keys], dim=-1)
+        attn_output = sum(part @ value for part, value in zip(parts, values, strict=True))
+        return self.merge_heads(attn_output.transpose(1, 2)), weights
+
+    def weights(
+        self, query: torch.Tensor, keys: Tensors, positions: torch.Tensor, bias: Biases, memory: CompressiveMemory
+    ) -> torch.Tensor:
+        """Those of both parts, `(B, H, T, S + K)`."""
         content_query = query + bias.content_bias[:, None]
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         by_position = (
@@ -86,11 +109,7 @@ class CompressiveAttention(RelativeAttention):
             visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.key_mask.visible)
             for key, added, part in zip(keys, by_position, (memory.compressed, memory.inputs), strict=True)
         ]
-        weights, attended = unpack_tokens(masked_softmax(torch.cat(scores, dim=-1), None), segment.token_order, dim=2)
-        attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
-        parts = attended.split([key.shape[-2] for key in keys], dim=-1)
-        attn_output = sum(part @ value for part, value in zip(parts, values, strict=True))
-        return self.merge_heads(attn_output.transpose(1, 2)), weights
+        return masked_softmax(torch.cat(scores, dim=-1), None)
 
 
 def visible_scores(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:

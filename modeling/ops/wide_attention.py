@@ -42,6 +42,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from transformers_xl.modeling.ops.relative_attention import relative_shift
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
 
 # Scores of a piece: they are made, normalised and used while they are still in the processor's cache. Without gradients,
 # a head with at least ONE_HEAD of them is a piece, and every head is worked on in the same buffer.
@@ -84,7 +85,7 @@ def wide_attention(
     arguments = (query, key, value, positions, content_bias, position_bias)
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
     if not learns and query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
-        return _one_token(arguments, scaling)
+        return one_token_attention(query, (key,), (value,), positions, content_bias, position_bias, scaling)
     if learns:
         return _WideAttention.apply(*arguments, visible, window, scaling, recompute)
     return _without_gradients(arguments, visible, window, scaling)
@@ -114,19 +115,34 @@ def _without_gradients(
     return attn_output
 
 
-def _one_token(arguments: tuple[torch.Tensor, ...], scaling: float) -> torch.Tensor:
-    """A token that sees all keys: generation, where few operations count more than few operands."""
-    query, key, value, positions, content_bias, position_bias = arguments
+def one_token_attention(
+    query: torch.Tensor,
+    keys: Tensors,
+    values: Tensors,
+    positions: torch.Tensor,
+    content_bias: torch.Tensor,
+    position_bias: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attention `(B, 1, H, D)` of one token that sees all keys: generation, where few operations count more than few
+    operands. `keys` and `values` are parts `(B, H, K, D)` that lie one behind the other, the token itself last; a part is
+    read where it stands."""
     batch, heads, _, width = query.shape
-    query = query.squeeze(2)
+    query, lengths = query.squeeze(2), [key.shape[2] for key in keys]
     position_query = (query + position_bias).transpose(0, 1)
-    position_scores = torch.bmm(position_query, positions.narrow(1, 0, key.shape[2]).mT).transpose(0, 1)
+    position_scores = torch.bmm(position_query, positions.narrow(1, 0, sum(lengths)).mT).transpose(0, 1)
     content_query = (query + content_bias).reshape(batch * heads, 1, width)
-    scores = torch.baddbmm(
-        position_scores.reshape(batch * heads, 1, -1), content_query, key.flatten(0, 1).mT,
-        beta=scaling, alpha=scaling,
-    )  # fmt: skip
-    return torch.bmm(scores.softmax(dim=-1), value.flatten(0, 1)).view(batch, 1, heads, -1)
+    scores = [
+        torch.baddbmm(by_position, content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+        for key, by_position in zip(
+            keys, position_scores.reshape(batch * heads, 1, -1).split(lengths, -1), strict=True
+        )
+    ]
+    weights = torch.cat(scores, dim=-1).softmax(dim=-1) if len(scores) > 1 else scores[0].softmax(dim=-1)
+    read = [
+        torch.bmm(part, value.flatten(0, 1)) for part, value in zip(weights.split(lengths, -1), values, strict=True)
+    ]
+    return sum(read[1:], start=read[0]).view(batch, 1, heads, -1)
 
 
 class _WideAttention(torch.autograd.Function):
