@@ -85,10 +85,11 @@ class CompressiveTransformerLayer(MemoryLayer):
     def forward(
         self, hidden_states: torch.Tensor, memory: CompressiveMemory, segment: CompressiveContext, **kwargs
     ) -> LayerOutput:
-        past = memory.inputs.unprojected()
+        normed, past = self.attention_input(hidden_states), memory.inputs.unprojected()
         memory.inputs.write(hidden_states)
         before = None if past is None else (*self.project(past), past[:, None])
-        key, value, inputs = memory.inputs.extend((*self.project(hidden_states), hidden_states[:, None]), before)
+        new = (*self.self_attn.project(normed), hidden_states[:, None])
+        key, value, inputs = memory.inputs.extend(new, before)
 
         far = memory.compressed.projected
         if self.training or segment.blocks.columns.shape[1] > 0 or not far:
@@ -98,15 +99,14 @@ class CompressiveTransformerLayer(MemoryLayer):
             memory.compressed.write(compressed.detach())
             far = memory.compressed.extend(self.project(compressed.detach()), None if past is None else self.project(past))
 
-        queries = self.attention_input(hidden_states)
         keys, values = zip(far, (key, value), strict=True)
-        attn_output, _ = self.self_attn(queries, keys, values, memory, segment, **kwargs)
+        attn_output, _ = self.self_attn(normed, keys, values, memory, segment, **kwargs)
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs)
         if not self.training:
             return LayerOutput(hidden_states)
         if self.input_layernorm.norm_position == "pre":
             old, compressed = (without_learning(self.input_layernorm, each) for each in (old, compressed))
-        return LayerOutput(hidden_states, reconstruction_loss(self.self_attn, queries, old, compressed, segment))
+        return LayerOutput(hidden_states, reconstruction_loss(self.self_attn, normed, old, compressed, segment))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Compressive Transformer.")

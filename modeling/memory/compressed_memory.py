@@ -63,10 +63,8 @@ class CompressedMemory(ColumnMemory):
 
     @property
     def projected(self) -> Tensors:
-        """What a cache has projected of the columns that the next segment sees, each `(B, H, <= length, D)`; empty: not
-        yet."""
-        tensors = () if self.buffer is None or self.inputs is not None else self.buffer.tensors
-        return tuple(keep_last(each, self.reach, dim=-2) for each in tensors)
+        """What a cache has projected of its columns, each `(B, H, <= length, D)`; empty: not yet, or not all."""
+        return () if self.buffer is None or self.inputs is not None else self.buffer.tensors
 
 
 class CompressiveMemory(NamedTuple):

@@ -35,7 +35,9 @@ A block, times some heads and rows of the batch, is a piece: about half a millio
 cache. New memory costs more than arithmetic: the pieces of a call are worked on in the same space.
 """
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -125,24 +127,25 @@ def one_token_attention(
     scaling: float,
 ) -> torch.Tensor:
     """Attention `(B, 1, H, D)` of one token that sees all keys: generation, where few operations count more than few
-    operands. `keys` and `values` are parts `(B, H, K, D)` that lie one behind the other, the token itself last; a part is
+    operands. `keys` and `values` are parts `(B, H, K, D)` that lie one behind the other, the token itself last; each is
     read where it stands."""
     batch, heads, _, width = query.shape
-    query, lengths = query.squeeze(2), [key.shape[2] for key in keys]
+    query, num_keys = query.squeeze(2), sum(key.shape[2] for key in keys)
     position_query = (query + position_bias).transpose(0, 1)
-    position_scores = torch.bmm(position_query, positions.narrow(1, 0, sum(lengths)).mT).transpose(0, 1)
+    position_scores = torch.bmm(position_query, positions.narrow(1, 0, num_keys).mT).transpose(0, 1)
     content_query = (query + content_bias).reshape(batch * heads, 1, width)
     scores = [
         torch.baddbmm(by_position, content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
-        for key, by_position in zip(
-            keys, position_scores.reshape(batch * heads, 1, -1).split(lengths, -1), strict=True
-        )
+        for key, by_position in zip(keys, _parts(position_scores.reshape(batch * heads, 1, -1), keys), strict=True)
     ]
-    weights = torch.cat(scores, dim=-1).softmax(dim=-1) if len(scores) > 1 else scores[0].softmax(dim=-1)
-    read = [
-        torch.bmm(part, value.flatten(0, 1)) for part, value in zip(weights.split(lengths, -1), values, strict=True)
-    ]
-    return sum(read[1:], start=read[0]).view(batch, 1, heads, -1)
+    weights = (torch.cat(scores, dim=-1) if len(scores) > 1 else scores[0]).softmax(dim=-1)
+    read = [torch.bmm(part, value.flatten(0, 1)) for part, value in zip(_parts(weights, values), values, strict=True)]
+    return functools.reduce(torch.add, read).view(batch, 1, heads, -1)
+
+
+def _parts(columns: torch.Tensor, parts: Tensors) -> Sequence[torch.Tensor]:
+    """`(.., K)` as the columns of each part."""
+    return (columns,) if len(parts) == 1 else columns.split([part.shape[2] for part in parts], dim=-1)
 
 
 class _WideAttention(torch.autograd.Function):
