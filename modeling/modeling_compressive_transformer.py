@@ -97,10 +97,13 @@ class CompressiveTransformerLayer(MemoryLayer):
             compressed = self.compression(old)
             past = memory.compressed.unprojected()
             memory.compressed.write(compressed.detach())
-            far = memory.compressed.extend(self.project(compressed.detach()), None if past is None else self.project(past))
+            far = memory.compressed.extend(
+                self.project(compressed.detach()), None if past is None else self.project(past)
+            )
 
         keys, values = zip(far, (key, value), strict=True)
-        attn_output, _ = self.self_attn(normed, keys, values, memory, segment, **kwargs)
+        memories = (memory.compressed, memory.inputs)
+        attn_output, _ = self.self_attn(normed, keys, values, memories, segment, **kwargs)
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs)
         if not self.training:
             return LayerOutput(hidden_states)

@@ -195,7 +195,9 @@ def mask_of_blocks(
         visible = visible & packed.valid[:, None]
     if text is not None and packed.document_ids is not None:
         visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
-    return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank)
+    rate = config.compression_rate
+    behind = mine[..., None] - (number[:, None] + 1) * rate + 1
+    return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank, span=rate, behind=behind)
 
 
 __all__ = ["Blocks", "CompressedCount", "CompressedMemory", "CompressiveMemory", "UncompressedMemory", "plan_blocks"]
