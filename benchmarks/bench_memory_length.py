@@ -30,9 +30,11 @@ RESULTS = Path(__file__).parent / "results"
 def train(args: argparse.Namespace, folder: Path) -> dict:
     """Train with the command line; what it measured."""
     options = {
-        "hidden-size": args.hidden_size, "layers": args.layers, "mem-len": args.mem_len, "segment-length": args.segment,
-        "steps": args.steps, "batch-size": args.lanes, "eval-fraction": args.eval_fraction, "seed": args.seed,
-        "learning-rate": args.learning_rate, "warmup-steps": args.warmup_steps,
+        "model.hidden_size": args.hidden_size, "model.intermediate_size": 4 * args.hidden_size,
+        "model.num_hidden_layers": args.layers, "model.mem_len": args.mem_len, "model.segment_length": args.segment,
+        "data.batch_size": args.lanes, "data.eval_fraction": args.eval_fraction, "training.seed": args.seed,
+        "training.max_steps": args.steps, "training.learning_rate": args.learning_rate,
+        "training.warmup_steps": args.warmup_steps,
     }  # fmt: skip
     command = ["train", str(args.text), "-o", str(folder)]
     command += [part for name, value in options.items() for part in (f"--{name}", str(value))]

@@ -2,8 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import typer
+from typer import Option
+
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markdown.")]
 
 
 def is_main_process() -> bool:
@@ -39,8 +44,12 @@ def show(renderable) -> None:
     typer.echo(text.get(), nl=False)
 
 
-def show_table(title: str, header: list[str], rows: list[list[str]]) -> None:
-    """Print a table whose columns but the first are numbers."""
+def show_table(title: str, header: list[str], rows: list[list[str]], as_markdown: bool = False) -> None:
+    """Print a table whose columns but the first are numbers: aligned, or as Markdown without its title."""
+    if as_markdown:
+        rule = ["---", *["---:"] * (len(header) - 1)]
+        typer.echo("\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows)))
+        return
     from rich.table import Table
 
     table = Table(*header, title=title)
@@ -60,6 +69,8 @@ def check_output(folder: Path, overwrite: bool) -> None:
 
 
 __all__ = [
+    "AsJson",
+    "AsMarkdown",
     "check_output",
     "is_main_process",
     "sampling",

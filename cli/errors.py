@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 import traceback
 from contextlib import suppress
 from io import UnsupportedOperation
@@ -11,7 +12,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from transformers_xl.cli.common import is_main_process
 from transformers_xl.files.blaming import sentence
+
+GRACE = 10.0  # seconds
 
 
 class Commands(TyperGroup):
@@ -33,13 +37,23 @@ class Commands(TyperGroup):
         except BrokenPipeError as error:
             drop_output()
             raise typer.Exit(128 + signal.SIGPIPE) from error  # as a shell reports what SIGPIPE ended
+        except typer.Exit:
+            raise
         except Exception as error:
+            leave_it_to_the_main_process()
             if not caused_by_input(error):
                 raise
             if ctx.params["debug"]:
                 traceback.print_exception(error)
             typer.echo(f"Error: {sentence(error)}", err=True)
             raise typer.Exit(2) from error
+
+
+def leave_it_to_the_main_process() -> None:
+    """Wait, in any other process of a launcher, which ends all of them when one fails: an error that every process has is
+    said once. Who is still there after the wait has an error of its own."""
+    if not is_main_process():
+        time.sleep(GRACE)
 
 
 def drop_output() -> None:
@@ -55,8 +69,9 @@ def caused_by_input(error: Exception) -> bool:
 
     if isinstance(error, ValueError | OSError | MemoryError | StrictDataclassError | SafetensorError):
         return True
-    # torch has no narrower class for memory that the CPU does not have
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    # torch has no narrower class for memory that the CPU does not have, or that has no address
+    too_large = ("can't allocate memory", "Storage size calculation overflowed")
+    return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in too_large)
 
 
 __all__ = ["Commands", "caused_by_input"]

@@ -2,10 +2,11 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from transformers_xl.cli.common import AsMarkdown
 from transformers_xl.cli.measuring import tell
 from transformers_xl.experiments.loading import load_model
 
@@ -34,45 +35,69 @@ def evaluate(
     dataset: Annotated[str | None, Option(help="With --record: the data set on the Hub that the text is.")] = None,
     dataset_revision: Annotated[str | None, Option(help="With --record: its commit.")] = None,
     task_id: Annotated[str | None, Option(help="With --record: the task in its eval.yaml, of a benchmark.")] = None,
+    mem_len: Annotated[
+        int | None, Option(min=0, help="Length of the memory, in tokens.", show_default="as in training")
+    ] = None,
+    clamp_len: Annotated[
+        int | None, Option(help="Distances above are this one; -1: off.", show_default="as in training")
+    ] = None,
+    same_length: Annotated[
+        bool | None,
+        Option(
+            "--same-length/--no-same-length",
+            help="Let all tokens see equally many before them.",
+            show_default="as in training",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")
     ] = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
-    """Measure how well a model predicts a text, in bits per byte, with its memory and without.
+    """Measure how well a model predicts a text, with its memory and without.
+
+    In nats, perplexity per token and per word, and bits per byte and per character.
 
     The text is read in segments. A model without memory is measured once.
     """
     if dataset is not None and not record:
         raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
+    changed = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
+    changed = {name: value for name, value in changed.items() if value is not None}
     model, tokenizer = load_model(model_dir)
     from transformers_xl.evaluation.bits_per_byte import score_moving_window
-    from transformers_xl.evaluation.score_ways import COLUMNS, score_rows, score_values, score_ways
+    from transformers_xl.evaluation.score_ways import counted, score_table, score_values, score_ways
+    from transformers_xl.experiments.loading import change_config
     from transformers_xl.experiments.recording import check_claims, evaluation_of, record_evaluations, text_of_files
     from transformers_xl.streams.files import read_predicted
 
     claims = check_claims(dataset, dataset_revision, task_id)
-    progress = not as_json
-    ids, size = read_predicted(text, tokenizer, progress)
-    scores = score_ways(model, ids, segment_length, batch_size, size, progress)
+    change_config(model.config, changed)
+    ids, counts = read_predicted(text, tokenizer, not as_json)
+    scores = score_ways(model, ids, segment_length, batch_size, counts, not as_json)
     if record:
         data = text_of_files(text, len(ids), claims)
-        command = _command(text, segment_length, batch_size, claims)
+        command = _command(text, {"batch_size": batch_size, "segment_length": segment_length} | changed, claims)
         evaluations = [
             evaluation_of(model, score, data, batch_size, name == "with memory", command, segment_length)
             for name, score in scores.items()
         ]
         record_evaluations(model, model_dir, evaluations)
     if moving_window:
-        scores["moving window"] = score_moving_window(model, ids, segment_length, num_bytes=size, progress=progress)
+        score = score_moving_window(model, ids, segment_length, num_bytes=counts.bytes, progress=not as_json)
+        scores["moving window"] = counted(score, counts)
     result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
-    tell(result, as_json, model_dir.name, COLUMNS, score_rows(scores))
+    header, *rows = score_table(scores)
+    tell(result, model_dir.name, header, rows, as_json, as_markdown)
 
 
-def _command(text: list[Path], segment_length: int | None, lanes: int, claims: tuple) -> str:
-    options = dict(zip(("dataset", "dataset-revision", "task-id"), claims, strict=True))
-    options = {"batch-size": lanes, "segment-length": segment_length} | options
+def _command(text: list[Path], options: dict[str, Any], claims: tuple) -> str:
+    options |= dict(zip(("dataset", "dataset_revision", "task_id"), claims, strict=True))
+    if (same_length := options.pop("same_length", None)) is not None:
+        options["same_length" if same_length else "no_same_length"] = ""
     words = [word for path in text for word in ("--text", path.name)]
-    words += [str(word) for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", *([str(value)] if value != "" else [])]
     return shlex.join(["transformers-xl", "evaluate", "MODEL", *words, "--record"])
 
 

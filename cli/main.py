@@ -11,6 +11,7 @@ from typer import Option
 from transformers_xl.cli.card import card
 from transformers_xl.cli.chat import chat
 from transformers_xl.cli.compare import compare
+from transformers_xl.cli.config import config
 from transformers_xl.cli.convert import convert
 from transformers_xl.cli.errors import Commands
 from transformers_xl.cli.evaluate import evaluate
@@ -23,7 +24,7 @@ from transformers_xl.cli.push import push
 from transformers_xl.cli.report import report
 from transformers_xl.cli.serve import serve
 from transformers_xl.cli.tokenizer import tokenizer
-from transformers_xl.cli.train import train
+from transformers_xl.cli.train import SECTIONS, train
 from transformers_xl.cpu.allocator import keep_freed_memory
 
 app = typer.Typer(
@@ -44,9 +45,12 @@ def options(
     keep_freed_memory()
 
 
+# options of sections are left to the command, which knows the fields of the chosen variant
+SECTIONED = {"ignore_unknown_options": True}
+app.command(no_args_is_help=True, context_settings=SECTIONED, epilog=SECTIONS)(train)
+app.command(context_settings=SECTIONED)(config)
 for command in (
     prepare,
-    train,
     evaluate,
     generate,
     compare,

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from transformers_xl.cli.common import AsMarkdown
 from transformers_xl.cli.measuring import check_picture, model_names, tell, write_picture
 
 
@@ -29,6 +30,7 @@ def context_curve(
         int, Option(min=1, help="Lanes (each begins without memory) or windows that are read side by side.")
     ] = 1,
     as_json: Annotated[bool, Option("--json", help="Print JSON, with bits per byte by position.")] = False,
+    as_markdown: AsMarkdown = False,
     picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
 ) -> None:
     """Measure bits per byte with memories of growing length, from none to longer than in training.
@@ -59,7 +61,7 @@ def context_curve(
         for tokens, bits in row["bits_per_byte"].items():
             mark = " (training)" if row["remembers"] and int(tokens) == row["trained_length"] else ""
             table.append([name, "memory" if row["remembers"] else "read anew", f"{tokens}{mark}", f"{bits:.4f}"])
-    tell(result, as_json, "before each segment", ["", "context", "tokens", "bits per byte"], table)
+    tell(result, "before each segment", ["", "context", "tokens", "bits per byte"], table, as_json, as_markdown)
 
 
 __all__ = ["context_curve"]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from transformers_xl.cli.common import AsMarkdown
 from transformers_xl.cli.measuring import check_picture, model_names, tell, write_picture
 
 
@@ -27,6 +28,7 @@ def recl(
     seed: Annotated[int, Option(min=0, help="Seed of the draws.")] = 0,
     batch_size: Annotated[int, Option(min=1, help="Windows of the text that are read side by side.")] = 32,
     as_json: Annotated[bool, Option("--json", help="Print JSON, with gains and losses by context.")] = False,
+    as_markdown: AsMarkdown = False,
     picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
 ) -> None:
     """Measure the relative effective context length of a group of models, in tokens.
@@ -36,7 +38,9 @@ def recl(
     transformers too.
     """
     arguments = {
-        name: value for name, value in locals().items() if name not in ("models", "text", "as_json", "picture")
+        name: value
+        for name, value in locals().items()
+        if name not in ("models", "text", "as_json", "as_markdown", "picture")
     }
     if max_context < c0 + delta:
         raise ValueError(f"`max_context`={max_context} must be at least `c0` + `delta` = {c0 + delta} tokens.")
@@ -59,7 +63,7 @@ def recl(
         rows.append([name, f"{at_least}{row['recl']}", f"{low} to {high}", *map(_bits, _ends(row["nats"]))])
     shortest, longest = _ends(next(iter(result["models"].values()))["nats"].keys())
     header = ["", "RECL (tokens)", f"{100 * confidence:g} % interval", f"bits/token, {shortest}", f"{longest} before"]
-    tell(result, as_json, f"the hardest {100 * r:g} % of {result['tokens']:,} tokens", header, rows)
+    tell(result, f"the hardest {100 * r:g} % of {result['tokens']:,} tokens", header, rows, as_json, as_markdown)
 
 
 def _ends(values) -> tuple:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from transformers_xl.cli.common import AsJson, AsMarkdown
 from transformers_xl.cli.measuring import tell
 from transformers_xl.experiments.loading import load_model
 
@@ -25,7 +26,8 @@ def speed(
         int | None, Option(min=1, help="Tokens per segment.", show_default="as in training")
     ] = None,
     repeats: Annotated[int, Option(min=1, help="Turns to time; the median counts.")] = 3,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Time the evaluation of a text, per predicted token.
 
@@ -61,7 +63,7 @@ def speed(
         for row in rows
     ]
     header = ["context (tokens)", "moving window, ms per token", "segments with memory", "times as fast"]
-    tell(result, as_json, f"{model.config.model_type}, {device}", header, table)
+    tell(result, f"{model.config.model_type}, {device}", header, table, as_json, as_markdown)
 
 
 __all__ = ["speed"]

@@ -39,12 +39,14 @@ def write_picture(picture, path: Path) -> None:
     typer.echo(f"wrote {', '.join(map(str, save(picture, path)))}", err=True)
 
 
-def tell(result: dict, as_json: bool, title: str, header: list[str], rows: list[list[str]]) -> None:
+def tell(
+    result: dict, title: str, header: list[str], rows: list[list[str]], as_json: bool, as_markdown: bool = False
+) -> None:
     """Print a result as JSON, or as a table whose columns but the first are numbers."""
     if as_json:
         typer.echo(json.dumps(result, indent=1))
         return
-    show_table(title, header, rows)
+    show_table(title, header, rows, as_markdown)
 
 
 __all__ = ["check_picture", "model_names", "tell", "write_picture"]

@@ -1,110 +1,101 @@
-"""`transformers-xl train`: text files in, a folder for the Hub out."""
+"""`transformers-xl train`: texts in, a folder for the Hub out."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, is_main_process, show_table
+from transformers_xl.cli.common import check_output, is_main_process
+from transformers_xl.cli.measuring import tell
 from transformers_xl.experiments.loading import import_models
 
-MODEL, DATA, TRAINING = "Model", "Data", "Training"
+SECTIONS = """
+Every field of a run can be given as an option, and in a YAML file under its section:
+
+--model.FIELD: variant, base (a model to fine-tune), and the fields of the variant's config, as --model.mem_len 512
+
+--tokenizer.FIELD: path, clusters
+
+--data.FIELD: path, eval_path, dataset, documents, batch_size, ...
+
+--training.FIELD: those of transformers' TrainingArguments and of MemoryTrainingArguments, as --training.learning_rate 1e-4
+
+--lora.FIELD: r, alpha, dropout, target_modules, merge
+
+`transformers-xl config --fields SECTION` lists the fields of a section, `transformers-xl config` shows the whole run.
+"""
 
 
 def train(
-    texts: Annotated[
-        list[Path], Argument(exists=True, dir_okay=False, readable=True, help="Text files, read in this order.")
-    ],
+    words: Annotated[
+        list[str] | None, Argument(metavar="[TEXTS]... [--SECTION.FIELD VALUE]...", help="Text files or folders.")
+    ] = None,
     output: Annotated[
-        Path, Option("--output", "-o", help="Folder to write: config, weights, tokenizer, metrics, card.")
-    ],
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
-    variant: Annotated[
-        str, Option(help="Model type, a row of the table of variants.", rich_help_panel=MODEL)
-    ] = "transformer_xl",
-    hidden_size: Annotated[int, Option(help="Width of the model.", rich_help_panel=MODEL)] = 256,
-    layers: Annotated[int, Option(help="Number of layers.", rich_help_panel=MODEL)] = 4,
-    heads: Annotated[int, Option(help="Attention heads per layer.", rich_help_panel=MODEL)] = 4,
-    intermediate_size: Annotated[
-        int | None,
-        Option(help="Inner width of the feed-forward.", show_default="4 x hidden size", rich_help_panel=MODEL),
+        Path | None, Option("--output", "-o", help="Folder to write: config, weights, tokenizer, metrics, card.")
     ] = None,
-    mem_len: Annotated[int, Option(help="Length of the memory, in tokens.", rich_help_panel=MODEL)] = 256,
-    dropout: Annotated[float, Option(help="Probability of dropout.", rich_help_panel=MODEL)] = 0.1,
-    eval_text: Annotated[
+    config: Annotated[
         list[Path] | None,
-        Option(exists=True, dir_okay=False, help="Held-out text; may be given more than once.", rich_help_panel=DATA),
+        Option(exists=True, dir_okay=False, help="YAML file; of several, the later ones override the earlier ones."),
     ] = None,
-    eval_fraction: Annotated[
-        float, Option(help="Share of the text to hold out at its end, without --eval-text.", rich_help_panel=DATA)
-    ] = 0.1,
-    dataset: Annotated[
-        str | None, Option(help="Data set on the Hub that the text is; for the card.", rich_help_panel=DATA)
+    recipe: Annotated[
+        str | None, Option(help="Name of a run that ships with this package.", show_default="small-bytes")
     ] = None,
-    dataset_revision: Annotated[str | None, Option(help="Its commit.", rich_help_panel=DATA)] = None,
-    task_id: Annotated[
-        str | None, Option(help="The held-out text's task in its eval.yaml, of a benchmark.", rich_help_panel=DATA)
-    ] = None,
-    segment_length: Annotated[int, Option(help="Tokens per segment.", rich_help_panel=DATA)] = 128,
-    batch_size: Annotated[int, Option(help="Lanes of text that are read side by side.", rich_help_panel=DATA)] = 16,
-    steps: Annotated[int | None, Option(help="Training steps.", show_default="1000", rich_help_panel=TRAINING)] = None,
-    epochs: Annotated[
-        float | None, Option(help="Passes over the text, instead of --steps.", rich_help_panel=TRAINING)
-    ] = None,
-    learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.", rich_help_panel=TRAINING)] = 1e-3,
-    warmup_steps: Annotated[
-        int, Option(help="Steps of linear warm-up, before a cosine to 0.", rich_help_panel=TRAINING)
-    ] = 100,
-    seed: Annotated[int, Option(help="Seed of the weights and of dropout.", rich_help_panel=TRAINING)] = 0,
+    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint in the output folder.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the scores as JSON, and all else to stderr.")] = False,
 ) -> None:
-    """Train a byte-level model on text files and write a folder that is ready for the Hub.
+    """Train a language model on texts, from the beginning or from a model, and write a folder that is ready for the Hub.
 
-    The end of the text is held out, and scored with and without the model's memory. On several devices:
-    torchrun --nproc_per_node N -m transformers_xl.cli train ..., which shares the lanes.
+    A part of the text is held out, and scored with and without the model's memory. On several devices:
+    torchrun --nproc_per_node N -m transformers_xl.cli train ..., or accelerate launch -m transformers_xl.cli train ...
     """
-    arguments = {
-        name: value for name, value in locals().items() if name not in ("texts", "output", "overwrite", "eval_text")
-    }
-    check_output(output, overwrite)
-    if steps is not None and epochs is not None:
-        raise ValueError(f"`steps`={steps} and `epochs`={epochs} exclude each other: give one of them.")
-    for name in ("steps", "epochs", "learning_rate"):
-        if arguments[name] is not None and arguments[name] <= 0:
-            raise ValueError(f"`{name}`={arguments[name]} must be above 0.")
+    if output is None:
+        raise ValueError("`output`=None: name the folder to write, with -o.")
     if is_main_process():
+        if not resume:
+            check_output(output, overwrite)
         typer.echo("starting ...", err=True)  # the imports take seconds
-    variants = import_models()
-    if variant not in variants or not variants[variant].causal:
-        known = ", ".join(name for name, row in variants.items() if row.causal)
-        raise ValueError(f"`variant`={variant!r} is not a language model of this package: known are {known}.")
-    _train(variants[variant], texts, output, eval_text, arguments)
-
-
-def _train(row, texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> None:
-    from transformers_xl.evaluation.score_ways import COLUMNS, score_rows
+    import_models()
+    from transformers_xl.evaluation.score_ways import score_table, score_values
+    from transformers_xl.experiments.run_options import read_run
     from transformers_xl.experiments.training_run import TrainingRun
 
-    run = TrainingRun(row, texts, eval_text, arguments)
+    run_config = read_run(words or [], config or [], recipe, output if resume else None)
+    command = _command(words or [], output, config or [], recipe)
+    run = TrainingRun(run_config, output, command, resume, print_log=not as_json)
     if is_main_process():
+        tokens = "streamed" if run.data.tokens is None else f"{run.data.tokens:,}"
         typer.echo(
-            f"{run.model.config.model_type}: {run.model.num_parameters():,} parameters, {len(run.stream.ids):,} bytes to "
-            f"learn from, {len(run.held_out):,} held out"
+            f"{run.model.config.model_type}: {run.model.num_parameters():,} parameters, {tokens} tokens to learn from, "
+            f"{run.data.held_out.tokens:,} held out",
+            err=as_json,
         )
-    scores = run.train(output, _command(texts, output, eval_text, arguments))
+    scores = run.train()
+    if run.was_stopped:
+        if is_main_process():
+            resumed = shlex.join(["transformers-xl", "train", "--resume", "-o", str(output)])
+            typer.echo(f"stopped behind step {run.step:,}, which is saved; to resume: {resumed}", err=True)
+        sys.exit(130)
     if is_main_process():
-        show_table("held-out text", COLUMNS, score_rows(scores))
-        typer.echo(f"wrote {output}")
+        header, *rows = score_table(scores)
+        result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
+        tell(result, "held-out text", header, rows, as_json)
+        typer.echo(f"wrote {output}", err=as_json)
 
 
-def _command(texts: list[Path], output: Path, eval_text: list[Path] | None, arguments: dict) -> str:
-    """The command with all its options spelled out, and files by their names: where they lie is nobody's business."""
-    words = ["transformers-xl", "train", *(path.name for path in texts), "-o", output.resolve().name]
-    words += [word for path in eval_text or () for word in ("--eval-text", path.name)]
-    for name, value in arguments.items():
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+def _command(words: list[str], output: Path, config: list[Path], recipe: str | None) -> str:
+    """The command with files by their names: where they lie is nobody's business. Texts come first."""
+    from transformers_xl.experiments.run_options import split_options
+
+    options, texts = split_options(words)
+    names = [Path(text).name for text in texts]
+    files = [word for path in config for word in ("--config", path.name)]
+    chosen = ["--recipe", recipe] if recipe else []
+    spelled = [part for option in options for part in option.split("=", 1)]
+    return shlex.join(["transformers-xl", "train", *names, "-o", output.resolve().name, *files, *chosen, *spelled])
 
 
-__all__ = ["train"]
+__all__ = ["SECTIONS", "train"]

@@ -4,6 +4,8 @@
 
 `nats` is the sum of the negative log-likelihoods of the predicted tokens, `bytes` the number of bytes that they stand
 for. Every token of a text is predicted but its first, which nothing precedes.
+
+    perplexity = exp(nats / tokens)    word perplexity = exp(nats / words)    bits per character = nats / ln 2 / characters
 """
 
 import math
@@ -19,6 +21,7 @@ from transformers import PreTrainedModel
 
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
+from transformers_xl.streams.document_stream import DocumentStream
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -34,12 +37,16 @@ class TextScore:
         tokens_by_position: tokens predicted at each position of a segment `(segment_length,)`.
         bytes: bytes that the predicted tokens stand for.
         seconds: how long [`score_text`] took; None where it was not measured.
+        characters: characters that the predicted tokens stand for; None where it is not known.
+        words: words of the text, parted by white space; None where it is not known.
     """
 
     losses_by_position: np.ndarray
     tokens_by_position: np.ndarray
     bytes: int
     seconds: float | None = None
+    characters: int | None = None
+    words: int | None = None
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.losses_by_position).all():
@@ -58,12 +65,39 @@ class TextScore:
         return self.nats / math.log(2) / self.bytes
 
     @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Of a token; infinite where it is no float."""
+        return perplexity(self.nats, self.tokens)
+
+    @property
+    def word_perplexity(self) -> float | None:
+        """Of a word, whatever its tokens are; None where the words were not counted."""
+        return perplexity(self.nats, self.words) if self.words else None
+
+    @property
+    def bits_per_character(self) -> float | None:
+        """None where the characters were not counted."""
+        return self.nats / math.log(2) / self.characters if self.characters else None
+
+    @property
     def bits_per_byte_by_position(self) -> np.ndarray:
         """Bits per byte at each position of a segment `(segment_length,)`, a token taken for its mean number of bytes;
         nan at positions where nothing was predicted."""
         bytes_by_position = self.tokens_by_position * (self.bytes / self.tokens)
         with np.errstate(invalid="ignore"):
             return self.losses_by_position / math.log(2) / bytes_by_position
+
+
+def perplexity(nats: float, count: int) -> float:
+    """exp(nats / count); infinite where it is no float."""
+    try:
+        return math.exp(nats / count)
+    except OverflowError:
+        return math.inf
 
 
 class ScoreSums:
@@ -113,20 +147,36 @@ def score_text(
     if num_bytes is not None and num_bytes < 1:
         raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the text behind its first token.")
     segment_length = model.config.segment_length if segment_length is None else segment_length
-    stream = TextStream(ids, segment_length, lanes, keep_tail=True)
-    sums = ScoreSums(segment_length, model.device)
+    return score_stream(model, TextStream(ids, segment_length, lanes, keep_tail=True), memory, num_bytes, progress)
+
+
+def score_stream(
+    model: PreTrainedModel,
+    stream: TextStream | DocumentStream,
+    memory: bool = True,
+    num_bytes: int | None = None,
+    progress: bool = False,
+) -> TextScore:
+    """Predict a text, or documents, each of which begins without a memory. The stream was made with `keep_tail`; other
+    arguments as in [`score_text`]."""
+    sums = ScoreSums(stream.segment_length, model.device)
     cache = None
     start = time.perf_counter()
     with evaluating(model), torch.inference_mode():
-        for batch in tqdm(DataLoader(stream, batch_size=lanes), desc="evaluating", disable=not progress):
+        batches = DataLoader(stream, batch_size=stream.lanes)
+        for batch in tqdm(batches, desc="evaluating", disable=None if progress else True):
             # a mask of ones would cost a gather in every layer
             mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
-            targets = batch["shift_labels"].to(model.device)
+            begins = batch["reset"].to(model.device) if cache is not None and batch["reset"].any() else None
             outputs = model(
-                batch["input_ids"].to(model.device), attention_mask=mask, past_key_values=cache, use_cache=memory
+                batch["input_ids"].to(model.device),
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=memory,
+                reset=begins,
             )
             cache = outputs.past_key_values if memory else None
-            sums.add(outputs.logits, targets)
+            sums.add(outputs.logits, batch["shift_labels"].to(model.device))
     score = sums.score(num_bytes)  # waits for a GPU
     return replace(score, seconds=time.perf_counter() - start)
 
@@ -171,7 +221,7 @@ def score_moving_window(
     sums = ScoreSums(1, model.device)
     with evaluating(model), torch.inference_mode():
         starts = range(0, len(contexts), batch_size)
-        for start in tqdm(starts, desc="evaluating, moving window", disable=not progress):
+        for start in tqdm(starts, desc="evaluating, moving window", disable=None if progress else True):
             here = slice(start, start + batch_size)
             mask = None if attention_mask[here].all() else attention_mask[here].to(model.device)
             outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
@@ -185,4 +235,12 @@ def bits_per_byte(model: PreTrainedModel, ids: np.ndarray | torch.Tensor, **kwar
     return score_text(model, ids, **kwargs).bits_per_byte
 
 
-__all__ = ["ScoreSums", "TextScore", "bits_per_byte", "score_moving_window", "score_text"]
+__all__ = [
+    "ScoreSums",
+    "TextScore",
+    "bits_per_byte",
+    "perplexity",
+    "score_moving_window",
+    "score_stream",
+    "score_text",
+]

@@ -163,7 +163,7 @@ def score_windows(
     sums = ScoreSums(segment_length, model.device)
     with evaluating(model), torch.inference_mode():
         batches = _windows_of_one_length(len(stream), context, segment_length, batch_size)
-        for batch in tqdm(batches, desc=f"evaluating, context {context}", disable=not progress):
+        for batch in tqdm(batches, desc=f"evaluating, context {context}", disable=None if progress else True):
             windows = []
             for segment in batch:
                 start = segment * segment_length

@@ -102,7 +102,7 @@ def token_losses_with_context(
     by_length = np.argsort(-longest, kind="stable")  # windows of a batch are about equally long
     with evaluating(model), torch.inference_mode():
         batches = range(0, len(starts), batch_size)
-        for first in tqdm(batches, desc="reading windows", disable=not progress):
+        for first in tqdm(batches, desc="reading windows", disable=None if progress else True):
             rows = by_length[first : first + batch_size]
             inside = ends[ends <= longest[rows[0]]]
             columns = torch.arange(longest[rows[0]] + 1)

@@ -14,8 +14,9 @@ from transformers_xl.evaluation import inspection
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, token_maps
 from transformers_xl.evaluation.attention_terms import TERMS, attention_terms
 from transformers_xl.evaluation.plots import png_bytes
-from transformers_xl.evaluation.score_ways import COLUMNS, score_rows, score_ways
+from transformers_xl.evaluation.score_ways import score_table, score_ways
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.streams.text_files import TextCounts
 
 SHOWN_TOKENS = 32  # in maps of single tokens
 STYLE = (
@@ -48,7 +49,7 @@ def report_sections(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: np.ndarray,
-    num_bytes: int | None = None,
+    counts: TextCounts | None = None,
     segment_length: int | None = None,
     progress: bool = False,
 ) -> Iterator[Section]:
@@ -58,7 +59,7 @@ def report_sections(
         model: a language model of this package, or an encoder, which predicts nothing.
         tokenizer: what the tokens are spelled with.
         ids: token ids of the text `(tokens,)`.
-        num_bytes: bytes that all tokens but the first stand for; one per token when not given.
+        counts: how long the text is without its first token; one byte per token when not given.
         segment_length: tokens per segment; `config.segment_length` when not given.
         progress: show bars on stderr.
 
@@ -67,7 +68,7 @@ def report_sections(
     """
     model_type = model.config.model_type
     if VARIANTS[model_type].causal:
-        yield _prediction(model, ids, num_bytes, segment_length, progress)
+        yield _prediction(model, ids, counts, segment_length, progress)
     try:
         attention_rows(model)
     except ValueError:
@@ -78,15 +79,17 @@ def report_sections(
         yield _LEARNED[model_type](model, tokenizer, ids, segment_length)
 
 
-def _prediction(model, ids: np.ndarray, num_bytes: int | None, segment_length: int | None, progress: bool) -> Section:
-    scores = score_ways(model, ids, segment_length, num_bytes=num_bytes, progress=progress)
+def _prediction(
+    model, ids: np.ndarray, counts: TextCounts | None, segment_length: int | None, progress: bool
+) -> Section:
+    scores = score_ways(model, ids, segment_length, counts=counts, progress=progress)
     return Section(
         "bits_per_byte",
         "How well it predicts",
         "Read in segments. With memory, a segment is read with those before it; without, each is read alone, so that its "
         "first tokens are predicted from little.",
         plots.draw_bits({name: score.bits_per_byte_by_position for name, score in scores.items()}),
-        [COLUMNS, *score_rows(scores)],
+        score_table(scores),
     )
 
 

@@ -46,7 +46,7 @@ def read_in_segments(
     memory: dict = {}
     with evaluating(model):
         starts = range(0, tokens.shape[1], segment_length)
-        for start in tqdm(starts, desc="reading", disable=not progress):
+        for start in tqdm(starts, desc="reading", disable=None if progress else True):
             segment = tokens[:, start : start + segment_length].to(model.device)
             with torch.no_grad():
                 output = model(segment, use_cache=False, **memory, **kwargs)

@@ -31,7 +31,8 @@ def measure_context_curve(
     limit = longest_window(model)
     asked = sorted(set(lengths or ()))
     readable = [length for length in asked if limit is None or length + segment_length <= limit] or asked
-    ids, num_bytes = read_predicted(text, tokenizer, progress)
+    ids, counts = read_predicted(text, tokenizer, progress)
+    num_bytes = counts.bytes
     scores = curve.context_curve(model, ids, readable or None, segment_length, batch_size, num_bytes, progress)
     return {
         "model_type": model.config.model_type,

@@ -1,12 +1,14 @@
-"""What `train` and `compare` share: a byte-level model of a variant, and its training on a text.
+"""What `compare` trains: a byte-level model of a variant, on a text.
 
 Imported by the commands when they run: it costs the import of torch and transformers.
 """
 
+import os
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import torch
 import transformers
 from accelerate import PartialState
@@ -19,6 +21,8 @@ from transformers_xl.streams.files import read_ids, split_held_out
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
+
+BYTES_OF_WEIGHT, BYTES_IN_TRAINING = 4, 16  # float32, and with its gradient and Adam's two averages
 
 
 def processes() -> PartialState:
@@ -49,7 +53,11 @@ def read_texts(
 def build_model(
     variant: Variant, arguments: dict[str, Any], intermediate_size: int | None = None, **fields
 ) -> transformers.PreTrainedModel:
-    """A causal language model over bytes, with weights from the seed. `mem_len` is that of variants that have a memory."""
+    """A causal language model over bytes, with weights from the seed. `mem_len` is that of variants that have a memory.
+
+    Raises:
+        ValueError: the arguments do not go together, or the model is larger than the machine's memory.
+    """
     tokenizer, mem_len = ByteTokenizer(), arguments["mem_len"]
     memory = {} if variant.memory == "none" else {"mem_len": mem_len, "same_length": mem_len > 0}
     fields = {"num_attention_heads": arguments["heads"]} | fields
@@ -66,8 +74,24 @@ def build_model(
         eos_token_id=tokenizer.eos_token_id,
         **fields,
     )
+    model_class = cast(type[transformers.PreTrainedModel], variant.causal_lm_class)
+    with torch.device("meta"):
+        check_memory(model_class(config).num_parameters())
     transformers.set_seed(arguments["seed"])
-    return cast(type[transformers.PreTrainedModel], variant.causal_lm_class)(config)
+    return model_class(config)
+
+
+def check_memory(parameters: int) -> None:
+    """Raise a `ValueError` where the free memory of the machine does not hold a model that is trained on the CPU, or, on an
+    accelerator, its weights, which are made on the CPU."""
+    of_each = BYTES_IN_TRAINING if processes().device.type == "cpu" else BYTES_OF_WEIGHT
+    needed = parameters * of_each * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise ValueError(
+            f"A model of {parameters:,} parameters needs {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB "
+            "are free: choose a smaller `hidden_size`, `intermediate_size` or number of `layers`."
+        )
 
 
 def fit(

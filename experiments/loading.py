@@ -1,5 +1,6 @@
 """A folder of a saved model, read by a command: what is damaged in it is named before anything large is allocated."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ JSON_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "model.safetensors.index.json",
 )  # fmt: skip
+
+
+ADAPTER = "adapter_config.json"
 
 
 def import_models() -> dict:
@@ -31,6 +35,8 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
         ValueError: the folder holds no such model, or a file in it is damaged.
         OSError: a file is missing in the folder.
     """
+    if (folder / ADAPTER).is_file():
+        return _load_adapted(folder)
     config = config_of(str(folder), any_kind)
     is_encoder = encoders and import_models()[config.model_type].causal_lm_class is None
     if not is_encoder:
@@ -57,6 +63,28 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
             raise ValueError(f"{str(files.get(name, folder))!r}: the weight {name!r} holds NaN or infinity.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return accelerate_linear_layers(model.to(device=device).eval()), load_tokenizer(folder)
+
+
+def _load_adapted(folder: Path) -> tuple:
+    """The model that adapters in a folder were trained for, with them merged into its weights."""
+    from peft import PeftModel
+
+    from transformers_xl.files.json_files import read_json
+
+    base = read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base, str):
+        raise ValueError(f"{str(folder / ADAPTER)!r}: `base_model_name_or_path`={base!r} names no model.")
+    model = load_model(Path(base))[0] if Path(base).is_dir() else _of_hub(base)
+    with blamed(folder):
+        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval(), load_tokenizer(folder)
+
+
+def _of_hub(repo: str):
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(repo)
+    check_language_model(repo, config)
+    return AutoModelForCausalLM.from_pretrained(repo, config=config)
 
 
 def load_tokenizer(folder: Path):
@@ -95,6 +123,20 @@ def config_of(model: str, any_kind: bool = False):
     if not any_kind and config.model_type not in variants:
         raise ValueError(f"`model`={model!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
     return config
+
+
+def change_config(config, changed: dict[str, Any]) -> None:
+    """Give fields of a model's config other values, all of them or none.
+
+    Raises:
+        ValueError: the model cannot run with them.
+    """
+    tried = copy.copy(config)
+    for name, value in changed.items():
+        setattr(tried, name, value)
+    tried.validate_architecture()
+    for name, value in changed.items():
+        setattr(config, name, value)
 
 
 def check_language_model(model: str, config) -> None:
@@ -163,4 +205,13 @@ def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int]]]:
     return shapes
 
 
-__all__ = ["check_language_model", "config_of", "import_models", "load_model", "shapes_of"]
+__all__ = [
+    "change_config",
+    "check_language_model",
+    "check_weights",
+    "config_of",
+    "import_models",
+    "load_model",
+    "load_tokenizer",
+    "shapes_of",
+]

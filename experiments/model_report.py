@@ -11,6 +11,7 @@ from transformers_xl.experiments.loading import load_model
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.streams.files import read_ids
+from transformers_xl.streams.text_files import TextCounts
 
 
 def write_report(
@@ -36,7 +37,7 @@ def write_report(
     ids = ids[:tokens]
     is_bytes = hasattr(tokenizer, "decode_bytes")
     num_bytes = len(tokenizer.decode_bytes(ids[1:].tolist())) if is_bytes else round(size * share)
-    sections = list(report_sections(model, tokenizer, ids, num_bytes, segment_length, progress=True))
+    sections = list(report_sections(model, tokenizer, ids, TextCounts(num_bytes), segment_length, progress=True))
     page = render_page(f"{model.config.model_type}: {model_dir.resolve().name}", _facts(model, text, ids), sections)
     write_text(out, page)
     if pictures is not None:

@@ -6,6 +6,7 @@ Imported by the commands when they run: it costs the import of torch and transfo
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -22,6 +23,7 @@ from transformers_xl.hub.measurements import (
     measurements_of,
     write_measurements,
 )
+from transformers_xl.streams.identity import digest_of
 
 
 def check_claims(dataset: str | None, revision: str | None, task_id: str | None) -> tuple[str | None, ...]:
@@ -43,11 +45,25 @@ def text_of_files(files: Iterable[Path], tokens: int, claims: tuple[str | None, 
     return Text(_names(files), sha256(*files), "bytes", size, tokens, *claims)
 
 
-def text_of_bytes(files: Iterable[Path], part: str, ids: np.ndarray, claims: tuple[str | None, ...]) -> Text:
-    """The `part` ("first", "last" or "", all) of the files that the bytes `ids` are."""
-    digest = hashlib.sha256(ids.astype(np.uint8).tobytes()).hexdigest()
-    which = f", its {part} {len(ids):,} bytes" if part else ""
-    return Text(_names(files) + which, digest, "bytes", len(ids), len(ids), *claims)
+def text_of_rows(
+    names: str, part: str, rows: list[np.ndarray], tokenizer: Any, claims: tuple[str | None, ...]
+) -> Text:
+    """A text of which the `part` ("first", "last", "part" or "", all of it) was read as `rows` of token ids.
+
+    It is known by its bytes where these are the tokens, else by the ids.
+    """
+    tokens = sum(map(len, rows))
+    if hasattr(tokenizer, "encode_bytes") and len(rows) == 1:
+        digest, of, size, unit = (
+            hashlib.sha256(rows[0].astype(np.uint8).tobytes()).hexdigest(),
+            "bytes",
+            tokens,
+            "bytes",
+        )
+    else:
+        digest, of, size, unit = digest_of(rows), "token ids", None, "tokens"
+    which = {"": "", "part": f", {tokens:,} {unit} of it"}.get(part, f", its {part} {tokens:,} {unit}")
+    return Text(names + which, digest, of, size, tokens, *claims)
 
 
 def evaluation_of(
@@ -90,4 +106,4 @@ def _names(files: Iterable[Path]) -> str:
     return ", ".join(file.name for file in files)
 
 
-__all__ = ["check_claims", "evaluation_of", "record_evaluations", "text_of_bytes", "text_of_files"]
+__all__ = ["check_claims", "evaluation_of", "record_evaluations", "text_of_files", "text_of_rows"]

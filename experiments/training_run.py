@@ -1,76 +1,191 @@
-"""The run of `transformers-xl train`: a byte-level model trained on text files, scored, and written with its card."""
+"""The run of `transformers-xl train`: a model is trained on texts, with checkpoints on the way, scored and described."""
 
+import copy
+import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import PartialState
+from transformers import PrinterCallback
+
+from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.evaluation.bits_per_byte import TextScore
-from transformers_xl.evaluation.score_ways import score_ways
-from transformers_xl.experiments.fitting import build_model, fit, processes, read_texts
-from transformers_xl.experiments.recording import check_claims, evaluation_of, text_of_bytes
-from transformers_xl.files.atomic_write import output_folder
-from transformers_xl.hub.cards import write_card
+from transformers_xl.evaluation.score_ways import score_stream_ways
+from transformers_xl.experiments.fitting import finish_training, processes
+from transformers_xl.experiments.loading import load_model
+from transformers_xl.experiments.recording import check_claims, evaluation_of, text_of_rows
+from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
+from transformers_xl.experiments.run_data import read_data
+from transformers_xl.experiments.run_model import run_model, run_tokenizer
+from transformers_xl.files.atomic_write import move_files, run_folder, write_text
+from transformers_xl.hub.cards import Choices, write_card
 from transformers_xl.hub.measurements import measurements_of, write_measurements
-from transformers_xl.modeling.auto import Variant
-from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
+from transformers_xl.training.arguments import MemoryTrainingArguments
+from transformers_xl.training.callbacks import SavingOnSignal
+from transformers_xl.training.changed_arguments import ARGUMENTS
+from transformers_xl.training.trainer import MemoryTrainer
+
+FINAL = "_final"  # where the trained model is written before its files take their places
 
 
 class TrainingRun:
     """The texts and the model of a training that has not begun.
 
     Args:
-        variant: a language model.
-        texts: files to learn from.
-        eval_text: held-out files; the end of `texts` where there are none.
-        arguments: the options of the command, by name.
+        config: the whole run.
+        output: the folder that it writes: checkpoints, and in the end config, weights, tokenizer, figures and card.
+        command: how it was started, for the card.
+        resume: go on from the last checkpoint in `output`.
+        print_log: print losses to standard output where there is no progress bar.
 
     Raises:
-        ValueError: a text is too short, or the arguments do not go together.
+        ValueError: a text is too short, or the fields do not go together.
+
+    Attributes:
+        step: the step at which the training ended.
+        was_stopped: whether that was because the process was asked to.
     """
 
-    def __init__(self, variant: Variant, texts: list[Path], eval_text: list[Path] | None, arguments: dict[str, Any]):
-        self.texts, self.eval_text, self.arguments = texts, eval_text, arguments
-        self.claims = check_claims(arguments["dataset"], arguments["dataset_revision"], arguments["task_id"])
-        lanes, state = arguments["batch_size"], processes()
-        if lanes % state.num_processes:
-            raise ValueError(
-                f"`batch_size`={lanes} lanes cannot be shared by {state.num_processes} processes: make it a multiple of "
-                f"{state.num_processes}."
-            )
-        self.stream, self.held_out, self.eval_lanes = read_texts(texts, eval_text, arguments, state.is_main_process)
-        self.model = build_model(variant, arguments)
+    def __init__(self, config: RunConfig, output: Path, command: str, resume: bool = False, print_log: bool = True):
+        self.config, self.output, self.command, self.resume = config, output.absolute(), command, resume
+        self.state = processes()
+        _check(config)
+        section = config.data
+        self.claims = check_claims(section.dataset, section.revision, section.task_id)
+        self.tokenizer = run_tokenizer(config)
+        self.args = self._arguments()
+        self.data = read_data(section, self.tokenizer, self.state.is_main_process)
+        self.model = run_model(config, self.tokenizer)
+        length = self.model.config.segment_length
+        self.stream = self.data.stream(length, self.args.per_device_train_batch_size * self.state.num_processes)
+        self.held_out = self.data.held_out.stream(
+            length, self.args.per_device_eval_batch_size, self.state.num_processes
+        )
+        self.args.per_device_eval_batch_size = self.held_out.lanes // self.state.num_processes
+        self.step, self.was_stopped, self.print_log = 0, False, print_log
 
-    def train(self, output: Path, command: str) -> dict[str, TextScore]:
-        """Train, and write the folder `output`: config, weights, tokenizer, measurements, card. The scores of the held-out
-        text, by the way it was read. Of several processes, the main one alone scores and writes.
+    def train(self) -> dict[str, TextScore]:
+        """Train, save and describe. Of several processes, the main one alone scores and describes.
+
+        Returns:
+            The scores of the held-out text, by the way it was read; none where the training was asked to stop.
 
         Raises:
-            ValueError: another command writes `output`.
+            ValueError: another command writes the folder, or there is no checkpoint to resume from.
         """
-        if not processes().is_main_process:
-            fit(self.model, self.stream, self.arguments, output)
+        if not self.state.is_main_process:
+            self.state.wait_for_everyone()
+            self._fit_and_save()
             return {}
-        with output_folder(output) as folder:
-            trainer = fit(self.model, self.stream, self.arguments, folder)
-            scores = score_ways(self.model, self.held_out, lanes=self.eval_lanes, progress=True)
-            self.model.save_pretrained(folder)
-            ByteTokenizer().save_pretrained(folder)
-            self._record(folder, trainer, scores, command)
-            write_card(folder, output.resolve().name)
+        with run_folder(self.output, self.resume) as folder:
+            write_text(folder / CONFIG_FILE, self.config.to_yaml())
+            self.state.wait_for_everyone()
+            trainer = self._fit_and_save()
+            return {} if self.was_stopped else self._describe(folder, trainer)
+
+    def _arguments(self) -> MemoryTrainingArguments:
+        """Those of the config, with what follows from the run."""
+        args = copy.copy(self.config.training)
+        args.output_dir = str(self.output)
+        if (lanes := self.config.data.batch_size) is not None:
+            args.per_device_train_batch_size = _share("batch_size", lanes, self.state)
+        if (lanes := self.config.data.eval_batch_size) is not None:
+            args.per_device_eval_batch_size = _share("eval_batch_size", lanes, self.state)
+        args.disable_tqdm = args.disable_tqdm or not sys.stderr.isatty()
+        args.dataloader_pin_memory = args.dataloader_pin_memory and torch.cuda.is_available()
+        return args
+
+    def _fit_and_save(self) -> MemoryTrainer:
+        """What all processes do."""
+        stopping = SavingOnSignal()
+        trainer = MemoryTrainer(
+            accelerate_linear_layers(self.model),
+            self.args,
+            train_dataset=self.stream,
+            eval_dataset=self.held_out,
+            processing_class=self.tokenizer,
+            callbacks=[stopping],
+        )
+        if not (self.print_log and self.state.is_main_process):
+            trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=self.resume or None)
+        self.step, self.was_stopped = trainer.state.global_step, stopping.stopped
+        if not self.was_stopped:
+            finish_training(self.model)
+            self._save(trainer, self.output / FINAL)
+        return trainer
+
+    def _save(self, trainer: MemoryTrainer, folder: Path) -> None:
+        if not self.config.lora.merge:
+            trainer.save_model(str(folder))
+            if self.state.is_main_process:
+                (folder / ARGUMENTS).unlink(missing_ok=True)  # it names folders, and all else is in run.yaml
+        elif self.state.is_main_process:
+            self.model.merge_and_unload().save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def _describe(self, folder: Path, trainer: MemoryTrainer) -> dict[str, TextScore]:
+        final = folder / FINAL
+        model, _ = load_model(final)
+        scores = score_stream_ways(model, self.held_out, self.held_out.counts, progress=True)
+        if any(final.glob("model*.safetensors")):  # adapters have a card of their own
+            self._record(final, trainer, model, scores)
+            base = self.config.model.base
+            choices = Choices(base_model=None if base is None or Path(base).is_dir() else base)
+            write_card(final, self.output.name, choices)
+        move_files(final, folder)
         return scores
 
-    def _record(self, folder: Path, trainer, scores: dict[str, TextScore], command: str) -> None:
-        parts = ("", "") if self.eval_text else ("first", "last")
-        read = text_of_bytes(self.texts, parts[0], self.stream.ids, (*self.claims[:2], None))
-        unseen = text_of_bytes(self.eval_text or self.texts, parts[1], self.held_out, self.claims)
-        training = trainer.training_record(data=read, command=command, arguments=self.arguments)
+    def _record(self, folder: Path, trainer: MemoryTrainer, model: Any, scores: dict[str, TextScore]) -> None:
+        data, section, tokenizer = self.data, self.config.data, self.tokenizer
+        parts = ("first", "last") if data.shared and not section.documents else ("part", "part")
+        parts = parts if data.shared else ("", "")
+        read = None
+        if not section.streaming:
+            read = text_of_rows(data.names, parts[0], data.rows, tokenizer, (*self.claims[:2], None))
+        unseen = text_of_rows(data.eval_names, parts[1], data.held_out.rows, tokenizer, self.claims)
+        training = trainer.training_record(data=read, command=self.command, arguments=_without_folders(self.config))
         evaluations = tuple(
-            evaluation_of(self.model, score, unseen, self.eval_lanes, name == "with memory", command)
+            evaluation_of(model, score, unseen, self.held_out.lanes, name == "with memory", self.command)
             for name, score in scores.items()
         )
         log = tuple(trainer.state.log_history)
-        write_measurements(
-            folder, measurements_of(self.model, folder, training=training, evaluations=evaluations, log=log)
+        found = measurements_of(model, folder, training=training, evaluations=evaluations, log=log)
+        write_measurements(folder, found)
+
+
+def _check(config: RunConfig) -> None:
+    args = config.training
+    for name in ("learning_rate", "num_train_epochs"):
+        if getattr(args, name) <= 0:
+            raise ValueError(f"`training.{name}`={getattr(args, name)} must be above 0.")
+    if config.lora.merge and not config.lora.r:
+        raise ValueError("`lora.merge`=True, but `lora.r`=0 makes no adapters: give `lora.r`, for example 16.")
+    if config.tokenizer.clusters and config.model.base is not None:
+        raise ValueError("`tokenizer.clusters` is for a new model: `model.base` has its own clusters, leave it out.")
+
+
+def _share(name: str, lanes: int, state: PartialState) -> int:
+    """The rows of each process."""
+    if lanes < 1 or lanes % state.num_processes:
+        raise ValueError(
+            f"`data.{name}`={lanes} rows cannot be shared by {state.num_processes} processes: make it a multiple of "
+            f"{state.num_processes}."
         )
+    return lanes // state.num_processes
+
+
+def _without_folders(config: RunConfig) -> dict[str, Any]:
+    """The config as plain values, files by their names: where they lie is nobody's business."""
+    values = config.to_dict()
+    for name in ("path", "eval_path"):
+        values["data"][name] = [Path(path).name for path in values["data"][name]]
+    for section, name in (("model", "base"), ("tokenizer", "path"), ("data", "cache_dir")):
+        path = values[section][name]
+        if path is not None and Path(path).is_dir():
+            values[section][name] = Path(path).resolve().name
+    return values
 
 
 __all__ = ["TrainingRun"]

@@ -64,4 +64,47 @@ def output_folder(path: Path) -> Iterator[Path]:
         yield new
 
 
-__all__ = ["atomic_write", "output_folder", "replace", "write_text"]
+@contextmanager
+def run_folder(path: Path, goes_on: bool) -> Iterator[Path]:
+    """The folder of a run that writes into it while it lasts. What was there is replaced as soon as the new run has a
+    checkpoint, and comes back where the body fails before.
+
+    Args:
+        path: the folder.
+        goes_on: the run that is there goes on: nothing is replaced.
+
+    Raises:
+        ValueError: another command writes `path`.
+    """
+    path = path.absolute()
+    with output_lock(path.with_name(f".{path.name}.lock")):
+        if goes_on:
+            yield path
+            return
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)  # of a command that was killed
+        if path.exists():
+            os.replace(path, old)
+        path.mkdir()
+        try:
+            yield path
+        except BaseException:
+            if not any(path.glob("checkpoint-*")):
+                shutil.rmtree(path)
+                if old.exists():
+                    os.replace(old, path)
+            raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def move_files(new: Path, path: Path) -> None:
+    """Let the files of the folder `new`, which lies in the folder `path`, take their places there, each of them whole."""
+    for file in sorted(file for file in new.rglob("*") if file.is_file()):
+        place = path / file.relative_to(new)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, place)
+    shutil.rmtree(new)
+
+
+__all__ = ["atomic_write", "move_files", "output_folder", "replace", "run_folder", "write_text"]

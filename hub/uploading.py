@@ -115,6 +115,7 @@ def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
 
 def _belongs_to_a_model(name: str) -> bool:
     inner = name.startswith((".", "_", "checkpoint-")) and not name.startswith(".eval_results/")
+    inner = inner or name == "run.yaml"  # of `transformers-xl train`: it says where files lie
     return not inner and any(fnmatchcase(name, pattern) for pattern in UPLOADED)
 
 

@@ -40,14 +40,26 @@ def drop_packing(kwargs: dict, position_ids: torch.Tensor | None) -> dict:
         return kwargs
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
+    starts = torch.cat([begins.flatten().nonzero().flatten().cpu(), torch.tensor([begins.numel()])])
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-        ends = kwargs.get(name)
-        if ends is not None and begins.flatten().nonzero().flatten().tolist() != ends[:-1].tolist():
-            raise ValueError(
-                f"`{name}` names other places where documents begin than `position_ids`: leave it out, or give both as one "
-                "collator makes them."
-            )
+        if (ends := kwargs.get(name)) is not None and ends.tolist() != starts.tolist():
+            raise _other_documents(f"`{name}`")
+    if (numbers := kwargs.get("seq_idx")) is not None and (
+        numbers.shape != begins.shape or not torch.equal(numbers.diff(dim=1) != 0, begins[:, 1:])
+    ):
+        raise _other_documents("`seq_idx`")
+    longest = int(starts.diff().max())
+    for name in ("max_length_q", "max_length_k"):
+        if (bound := kwargs.get(name)) is not None and bound < longest:
+            raise _other_documents(f"`{name}`={int(bound)}, where a document has {longest} tokens,")
     return {name: value for name, value in kwargs.items() if name not in PACKING_ARGUMENTS}
+
+
+def _other_documents(argument: str) -> ValueError:
+    return ValueError(
+        f"{argument} names other places where documents begin than `position_ids`: leave it out, or give both as one "
+        "collator makes them."
+    )
 
 
 def check_inputs(
@@ -172,7 +184,7 @@ def _check_cache(model: PreTrainedModel, batch: int, cache: Cache) -> None:
             "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT makes a cache of the library's own, "
             "which knows no memory: use LoRA."
         )
-    layers = len(model.layer_memories())
+    layers = len(model.layers) if cache.layers else 0  # none of them may remember anything
     if len(cache) != layers or cache.batch_size not in (-1, batch):
         raise ValueError(
             f"The memory (`past_key_values`, or `mems` of generate) has {len(cache)} layers and {cache.batch_size} rows: "

@@ -120,8 +120,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
                 f"`new_num_tokens`={size} leaves nothing of the last cluster, which begins at {start}: keep more words, or "
                 "build a model with other `cutoffs`."
             )
-        last_table = embedding.tables[-1]
-        embedding.tables[-1] = self._get_resized_embeddings(last_table, size - start, mean_resizing=mean_resizing)
+        embedding.resize_last_cluster(self._get_resized_embeddings, size - start, mean_resizing)
         for module in self.modules():
             if isinstance(module, AdaptiveSoftmax):
                 module.resize_last_cluster(self._get_resized_lm_head, size - start, mean_resizing)

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from transformers_xl.streams.identity import digest_of
 from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+from transformers_xl.streams.text_files import TextCounts
 
 
 class DocumentStream(Dataset):
@@ -33,6 +34,7 @@ class DocumentStream(Dataset):
             warning says when they are more than a tenth. `True`, for evaluation: every token is read once, and a lane
             that has run out gives segments that are all padding, without `reset`.
         pad_token_id: what the padding is filled with; it is masked everywhere.
+        counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
 
     Raises:
         ValueError: a document is not one row of integers, there are fewer documents than lanes, or a number is below 1.
@@ -45,6 +47,7 @@ class DocumentStream(Dataset):
         lanes: int = 1,
         keep_tail: bool = False,
         pad_token_id: int = 0,
+        counts: TextCounts | None = None,
     ):
         check_sizes(segment_length, lanes)
         rows = (token_row(f"documents[{index}]", document) for index, document in enumerate(documents))
@@ -58,6 +61,7 @@ class DocumentStream(Dataset):
         self.lanes = lanes
         self.keep_tail = keep_tail
         self.pad_token_id = pad_token_id
+        self.counts = counts
         sizes = [-(-len(document) // segment_length) for document in self.documents]
         self.lane_documents = _deal(sizes, lanes)
         # in each lane, the segment behind the last one of each document

@@ -51,7 +51,8 @@ def tokenize_dataset(
         num_proc: number of processes, for a `Dataset`.
 
     Returns:
-        The same kind of dataset, with the columns `input_ids` and `num_bytes`, the bytes of the text in UTF-8.
+        The same kind of dataset, with the columns `input_ids`, and `num_bytes` (in UTF-8), `num_characters` and `num_words`
+        (parted by white space) of the text.
 
     Raises:
         ValueError: there is no such column, or the tokenizer has no `eos_token_id`.
@@ -67,7 +68,7 @@ def tokenize_dataset(
     }
     if hasattr(dataset, "__len__"):
         # `datasets` would hash the tokenizer as it is in memory, which its first use changes
-        key = json.dumps(["tokenize", dataset._fingerprint, tokenizer_digest(tokenizer), column, append_eos])
+        key = json.dumps(["tokenize and count", dataset._fingerprint, tokenizer_digest(tokenizer), column, append_eos])
         fingerprint = hashlib.sha256(key.encode()).hexdigest()[:32]
         options |= {"desc": "tokenising", "num_proc": num_proc, "new_fingerprint": fingerprint}
     return dataset.map(_tokenize, **options)
@@ -79,6 +80,8 @@ def _tokenize(rows: dict[str, list], tokenizer, column: str, append_eos: bool) -
     return {
         "input_ids": [np.array([*row, *end], dtype=np.int32) for row in ids],
         "num_bytes": [len(text.encode("utf-8")) for text in rows[column]],
+        "num_characters": [len(text) for text in rows[column]],
+        "num_words": [len(text.split()) for text in rows[column]],
     }
 
 
@@ -102,25 +105,30 @@ def hold_out_documents(documents: Sequence[Any], fraction: float, seed: int = 0)
     Raises:
         ValueError: `fraction` is not between 0 and 1, or one of the parts is empty.
     """
+    chosen = held_out_places([len(document) for document in documents], fraction, seed)
+    kept = [document for index, document in enumerate(documents) if index not in chosen]
+    return kept, [documents[index] for index in sorted(chosen)]
+
+
+def held_out_places(lengths: Sequence[int], fraction: float, seed: int = 0) -> set[int]:
+    """The places of the documents that [`hold_out_documents`] holds out, by the lengths of all."""
     if not 0 < fraction < 1:
         raise ValueError(f"`fraction`={fraction} must lie between 0 and 1, for example 0.1.")
-    lengths = np.array([len(document) for document in documents])
     order = np.random.default_rng(seed).permutation(len(lengths))
     # as many of them as come nearest to the share
-    sums = np.concatenate([[0], np.cumsum(lengths[order])])
+    sums = np.concatenate([[0], np.cumsum(np.array(lengths)[order])])
     count = int(np.abs(sums - fraction * sums[-1]).argmin())
     if not 0 < count < len(lengths):
         raise ValueError(
             f"`fraction`={fraction} of {len(lengths)} `documents` leaves a part empty: use more documents."
         )
-    chosen = set(order[:count].tolist())
-    kept = [document for index, document in enumerate(documents) if index not in chosen]
-    return kept, [documents[index] for index in sorted(chosen)]
+    return set(order[:count].tolist())
 
 
 __all__ = [
     "check_end_of_text",
     "dataset_documents",
+    "held_out_places",
     "hold_out_documents",
     "split_documents",
     "tokenize_dataset",

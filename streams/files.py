@@ -1,15 +1,19 @@
-"""Text files as token ids: one row for all of them, or a row for each document in them."""
+"""Text files as token ids: one row for all of them, or a row for each document in them.
+
+Files may be compressed (.gz, .xz, .zst, .bz2), or members of a ZIP archive: `corpus.zip::member.txt`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from io import BytesIO
 from os import PathLike
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from transformers_xl.streams.documents import check_end_of_text, without_empty
+from transformers_xl.streams.text_files import TextCounts, TextFile, count_bytes, count_text
 from transformers_xl.streams.token_cache import cached_arrays, file_digest, tokenizer_digest
 
 
@@ -38,28 +42,37 @@ def read_ids(
     Raises:
         ValueError: no file is given, a file does not exist, is no file or is not UTF-8, or all files are empty.
     """
-    files, size = _check_files(paths)
+    files, total = _check_files(paths)
 
     def make() -> dict[str, np.ndarray]:
-        rows = []
-        with tqdm(total=size, unit="B", unit_scale=True, desc="tokenising", disable=not progress) as bar:
+        rows, size = [], 0
+        with tqdm(
+            total=total, unit="B", unit_scale=True, desc="tokenising", disable=None if progress else True
+        ) as bar:
             for file in files:
-                with file.open("rb") as stream:
+                with file.open() as stream:
                     for chunk in _chunks(stream, chunk_bytes):
                         rows += _encode(tokenizer, [chunk], file)
+                        size += len(chunk)
                         bar.update(len(chunk))
-        return {"ids": np.concatenate(rows)}
+        if not size:
+            raise ValueError(_nothing_in(files))
+        return {"ids": np.concatenate(rows), "bytes": np.array([size])}
 
     key = partial(_key, files, tokenizer, kind="ids", chunk_bytes=chunk_bytes)
-    return _cached(cache_dir, key, make)["ids"], size
+    arrays = _cached(cache_dir, key, make)
+    return arrays["ids"], int(arrays["bytes"][0])
 
 
-def read_predicted(paths: Iterable[str | PathLike], tokenizer, progress: bool = True) -> tuple[np.ndarray, int]:
-    """As [`read_ids`], but the bytes are those of all tokens but the first, which nothing predicts; of a tokenizer without
+def read_predicted(
+    paths: Iterable[str | PathLike], tokenizer, progress: bool = True, cache_dir: str | PathLike | None = None
+) -> tuple[np.ndarray, TextCounts]:
+    """As [`read_ids`], but the counts are those of all tokens but the first, which nothing predicts; of a tokenizer without
     `decode_bytes`, of all."""
-    ids, size = read_ids(paths, tokenizer, progress=progress)
+    paths = list(paths)
+    ids, _ = read_ids(paths, tokenizer, progress=progress, cache_dir=cache_dir)
     first = len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
-    return ids, size - first
+    return ids, count_text(paths, first)
 
 
 def read_documents(
@@ -87,6 +100,19 @@ def read_documents(
     Raises:
         ValueError: as [`read_ids`]; `separator` is empty; no document is left; or the tokenizer has no `eos_token_id`.
     """
+    documents, counts = read_counted_documents(paths, tokenizer, separator, append_eos, progress, cache_dir)
+    return documents, int(counts[:, 0].sum())
+
+
+def read_counted_documents(
+    paths: Iterable[str | PathLike],
+    tokenizer,
+    separator: str | None = None,
+    append_eos: bool = False,
+    progress: bool = True,
+    cache_dir: str | PathLike | None = None,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """As [`read_documents`], with the bytes, characters and words of each document `(documents, 3)`."""
     if separator == "":
         raise ValueError(
             "`separator` is empty: give what stands between documents, or None for one document per file."
@@ -95,43 +121,88 @@ def read_documents(
     files, total = _check_files(paths)
 
     def make() -> dict[str, np.ndarray]:
-        rows, size, before = [], 0, 0
-        with tqdm(total=total, unit="B", unit_scale=True, desc="tokenising", disable=not progress) as bar:
+        rows, counts, before = [], [], 0
+        with tqdm(
+            total=total, unit="B", unit_scale=True, desc="tokenising", disable=None if progress else True
+        ) as bar:
             for file in files:
-                with file.open("rb") as stream:
+                with file.open() as stream:
                     for parts in _parts(stream, separator):
                         documents = without_empty(parts)
-                        size += sum(map(len, documents))
+                        counts += [count_bytes(document) for document in documents]
                         rows += _encode(tokenizer, documents, file, append_eos)
                         bar.update(before + stream.tell() - bar.n)
                     before += stream.tell()
         if not rows:
             raise ValueError(f"`paths`: {', '.join(map(str, files))} hold nothing but white space: give texts.")
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        return {"ids": np.concatenate(rows), "lengths": lengths, "bytes": np.array([size])}
+        return {"ids": np.concatenate(rows), "lengths": lengths, "counts": np.array(counts, dtype=np.int64)}
 
     key = partial(_key, files, tokenizer, kind="documents", separator=separator, append_eos=append_eos)
     arrays = _cached(cache_dir, key, make)
-    documents = np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
-    return documents, int(arrays["bytes"][0])
+    return np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1]), arrays["counts"]
 
 
-def _check_files(paths: Iterable[str | PathLike]) -> tuple[list[Path], int]:
-    """The files, and how many bytes they hold."""
-    files = [Path(path) for path in paths]
+def read_held_out(
+    paths: Iterable[str | PathLike],
+    tokenizer,
+    fraction: float,
+    progress: bool = True,
+    cache_dir: str | PathLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, TextCounts]:
+    """Read files as one text, and hold out its end.
+
+    The text is cut behind about `1 - fraction` of its bytes: anywhere by a tokenizer with `encode_bytes`, else at the end
+    of a line. Both parts are tokenised as texts of their own.
+
+    Returns:
+        The ids to learn from, those that are held out, and the counts of the latter, without the first token.
+
+    Raises:
+        ValueError: as [`read_ids`]; `fraction` is not between 0 and 1, or one of the parts is empty.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"`fraction`={fraction} must lie between 0 and 1, for example 0.1.")
+    files, _ = _check_files(paths)
+    is_bytes = hasattr(tokenizer, "encode_bytes")
+
+    def make() -> dict[str, np.ndarray]:
+        text = b"".join(chunk for file in files for chunk in _read(file))
+        cut = len(text) - round(len(text) * fraction)
+        cut = cut if is_bytes else text.find(b"\n", cut - 1) + 1
+        if not 0 < cut < len(text):
+            raise ValueError(
+                f"`fraction`={fraction} of a text of {len(text)} bytes leaves a part empty: use a longer text."
+            )
+        parts = [_encode_lines(tokenizer, part, files[0], progress) for part in (text[:cut], text[cut:])]
+        first = len(tokenizer.decode_bytes(parts[1][:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
+        return {"ids": parts[0], "held_out": parts[1], "counts": np.array(count_bytes(text[cut:], first))}
+
+    key = partial(_key, files, tokenizer, kind="held out", fraction=fraction)
+    arrays = _cached(cache_dir, key, make)
+    return arrays["ids"], arrays["held_out"], TextCounts(*arrays["counts"].tolist())
+
+
+def _check_files(paths: Iterable[str | PathLike]) -> tuple[list[TextFile], int | None]:
+    """The files, and how many bytes they hold where that can be told without reading them."""
+    files = [TextFile(path) for path in paths]
     if not files:
         raise ValueError("`paths` is empty: give at least one text file.")
-    for file in files:
-        if not file.is_file():
-            raise ValueError(f"`paths`: {str(file)!r} is not a file that can be read.")
-    size = sum(file.stat().st_size for file in files)
+    if any(file.is_compressed for file in files):
+        return files, None
+    size = sum(file.path.stat().st_size for file in files)
     if size == 0:
-        raise ValueError(f"`paths`: {', '.join(map(str, files))} are empty: give files with text in them.")
+        raise ValueError(_nothing_in(files))
     return files, size
 
 
-def _key(files: list[Path], tokenizer, **options) -> dict:
-    return {"version": 1, "files": file_digest(files), "tokenizer": tokenizer_digest(tokenizer), **options}
+def _nothing_in(files: list[TextFile]) -> str:
+    return f"`paths`: {', '.join(map(str, files))} are empty: give files with text in them."
+
+
+def _key(files: list[TextFile], tokenizer, **options) -> dict:
+    content = {"files": file_digest(file.path for file in files), "members": [file.member for file in files]}
+    return {"version": 2, **content, "tokenizer": tokenizer_digest(tokenizer), **options}
 
 
 def _cached(
@@ -146,6 +217,23 @@ def _chunks(stream: BinaryIO, chunk_bytes: int) -> Iterator[bytes]:
         yield b"".join(lines)
 
 
+def _read(file: TextFile) -> Iterator[bytes]:
+    with file.open() as stream:
+        yield stream.read()
+
+
+def _encode_lines(tokenizer, text: bytes, file: TextFile, progress: bool) -> np.ndarray:
+    """The ids of a text, tokenised in pieces that end at the ends of lines."""
+    with tqdm(
+        total=len(text), unit="B", unit_scale=True, desc="tokenising", disable=None if progress else True
+    ) as bar:
+        rows = []
+        for chunk in _chunks(BytesIO(text), 1 << 20):
+            rows += _encode(tokenizer, [chunk], file)
+            bar.update(len(chunk))
+    return np.concatenate(rows)
+
+
 def _parts(stream: BinaryIO, separator: str | None, chunk_bytes: int = 1 << 20) -> Iterator[list[bytes]]:
     """The documents of a file, as many at a time as end in a chunk."""
     if separator is None:
@@ -158,7 +246,7 @@ def _parts(stream: BinaryIO, separator: str | None, chunk_bytes: int = 1 << 20) 
     yield [rest]
 
 
-def _encode(tokenizer, texts: list[bytes], file: Path, append_eos: bool = False) -> list[np.ndarray]:
+def _encode(tokenizer, texts: list[bytes], file: TextFile, append_eos: bool = False) -> list[np.ndarray]:
     """A row of token ids for each text, in the smallest type that holds them all."""
     if not texts:
         return []
@@ -197,4 +285,11 @@ def split_held_out(ids: np.ndarray, fraction: float) -> tuple[np.ndarray, np.nda
     return ids[:kept], ids[kept:]
 
 
-__all__ = ["read_documents", "read_ids", "read_predicted", "split_held_out"]
+__all__ = [
+    "read_counted_documents",
+    "read_documents",
+    "read_held_out",
+    "read_ids",
+    "read_predicted",
+    "split_held_out",
+]

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from transformers_xl.streams.identity import digest_of
 from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+from transformers_xl.streams.text_files import TextCounts
 
 
 class TextStream(Dataset):
@@ -46,6 +47,7 @@ class TextStream(Dataset):
         roll: every lane begins at a random place in every epoch, and comes round to it (`--roll` of NVIDIA's
             Transformer-XL).
         seed: of the lengths, and of the places.
+        counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
 
     Raises:
         ValueError: `ids` is not one row of integers, or too short for its lanes, or a number is below 1; `overlap` leaves
@@ -63,6 +65,7 @@ class TextStream(Dataset):
         vary_lengths: bool = False,
         roll: bool = False,
         seed: int = 0,
+        counts: TextCounts | None = None,
     ):
         ids = token_row("ids", ids)
         check_sizes(segment_length, lanes)
@@ -85,6 +88,7 @@ class TextStream(Dataset):
         self.seed = seed
         self.epoch = 0
         step = segment_length - overlap
+        self.counts = counts
         if keep_tail:
             self.starts = np.linspace(0, len(ids), lanes + 1).astype(np.int64)
             more = -(-max(0, int(np.diff(self.starts).max()) - segment_length) // step)

@@ -78,7 +78,7 @@ class WordTokenizer(TokenizerWithCode):
         size = sum(path.stat().st_size for path in paths)
         if not size:
             raise ValueError(f"`files`: {', '.join(map(str, paths))} are empty: give files with text in them.")
-        bar = tqdm(total=size, unit="B", unit_scale=True, disable=not progress)
+        bar = tqdm(total=size, unit="B", unit_scale=True, disable=None if progress else True)
         with bar:
             return cls.train_from_iterator(_read_lines(paths, bar), progress=False, **options)
 
@@ -127,7 +127,7 @@ class WordTokenizer(TokenizerWithCode):
             )
         normalizer, pre_tokenizer = _rules(split, lower_case, eos_token if add_eos else None, special_tokens)
         counted: Counter[str] = Counter()
-        for text in tqdm(texts, unit=" texts", disable=not progress):
+        for text in tqdm(texts, unit=" texts", disable=None if progress else True):
             words = pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
             counted.update(word for word, _ in words)
         most = max((count for word, count in counted.items() if word not in special_tokens), default=0)

@@ -3,8 +3,9 @@
 import os
 from dataclasses import dataclass
 
+import torch
 from transformers import TrainingArguments
-from transformers.trainer_utils import HubStrategy
+from transformers.trainer_utils import HubStrategy, IntervalStrategy
 
 # field -> the one value that works, and why the others do not
 REQUIRED = {
@@ -43,6 +44,8 @@ class MemoryTrainingArguments(TrainingArguments):
         average_in_the_end: whether the trained model is the average; with `False` only evaluation uses it.
         initial_mem_len: length of the model's memory in the first step, in positions; it grows to `mem_len`.
         mem_len_warmup_steps: steps in which it grows, or below 1 a share of the training.
+        early_stopping_patience: stop when so many evaluations in a row were no better than the best; it needs
+            `load_best_model_at_end` or `metric_for_best_model`, and an `eval_strategy`.
 
     Raises:
         ValueError: `deepspeed` is given. What else cannot work `MemoryTrainer` refuses, from any `TrainingArguments`.
@@ -62,10 +65,13 @@ class MemoryTrainingArguments(TrainingArguments):
     average_in_the_end: bool = True
     initial_mem_len: int | None = None
     mem_len_warmup_steps: float = 0.0
+    early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:
         if self.deepspeed:  # before the library looks for the package
             _refuse("deepspeed", self.deepspeed)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available():
+            self.use_cpu = True  # else Accelerate makes of several processes so many trainings of one
         super().__post_init__()
 
 
@@ -106,6 +112,12 @@ def check_arguments(args: TrainingArguments) -> None:
         raise ValueError(
             f"`hub_strategy`={HubStrategy(args.hub_strategy).value!r} would push the optimizer's files, which are pickles: "
             "use 'every_save' or 'end', and keep checkpoints where the training runs."
+        )
+    patience = getattr(args, "early_stopping_patience", None)
+    if patience is not None and (args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO):
+        raise ValueError(
+            f"`early_stopping_patience`={patience} needs evaluations that are compared: set `eval_strategy` and "
+            "`load_best_model_at_end=True`, or `metric_for_best_model`."
         )
     _check_device(args)
 

@@ -1,8 +1,11 @@
 """Callbacks of `MemoryTrainer`."""
 
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
@@ -63,4 +66,50 @@ class SavingAfterEpoch(TrainerCallback):
         return control
 
 
-__all__ = ["CheckpointCallback", "SavingAfterEpoch", "SpanTrimming", "TrainingProgress"]
+class SavingOnSignal(TrainerCallback):
+    """Saves a checkpoint when the process is asked to end (Ctrl-C, or SIGTERM of a cluster), and stops the training then.
+
+    A second signal ends it at once. Of several processes, all stop at the step at which one was asked.
+
+    Attributes:
+        stopped: whether a training was stopped so.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.stopped = False
+        self.handlers: dict[signal.Signals, Any] = {}
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        self.asked = self.stopped = False
+        if threading.current_thread() is threading.main_thread():
+            self.handlers = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def _ask(self, number: int, frame: Any) -> None:
+        self.asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.handlers = {}
+
+    def on_step_end(self, args, state, control, **kwargs) -> TrainerControl:
+        if args.world_size > 1:
+            asked = torch.tensor(int(self.asked), device=args.device)
+            torch.distributed.all_reduce(asked)
+            self.asked = bool(asked)
+        if self.asked:
+            control.should_save = True
+        return control
+
+    def on_save(self, args, state, control, **kwargs) -> TrainerControl:
+        # only now: a checkpoint that knows of the stop would be taken for one of a training that is over
+        if self.asked:
+            self.stopped = control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args, state, control, **kwargs) -> None:
+        self._restore()
+
+
+__all__ = ["CheckpointCallback", "SavingAfterEpoch", "SavingOnSignal", "SpanTrimming", "TrainingProgress"]

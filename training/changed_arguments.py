@@ -23,6 +23,7 @@ OF_OPTIMIZER = (
 )
 OF_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs")
 FOLLOW_THE_LOSS = ("reduce_lr_on_plateau", "greedy")
+SAME_STATE = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused")  # one optimizer
 
 
 def write_arguments(folder: Path, args: TrainingArguments) -> None:
@@ -33,21 +34,22 @@ def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
     """A sentence for every argument of the optimizer or the schedule that differs from the checkpoint's.
 
     Raises:
-        ValueError: the state of the checkpoint's schedule cannot go on in that of `args`.
+        ValueError: the state of the checkpoint's optimizer or schedule cannot go on in that of `args`.
     """
     if not (folder / ARGUMENTS).is_file():
         return
     stored, ours = json.loads((folder / ARGUMENTS).read_text()), json.loads(args.to_json_string())
-    schedules = [values.get("lr_scheduler_type") for values in (stored, ours)]
-    follows = any(schedule in FOLLOW_THE_LOSS for schedule in schedules)
-    if follows and schedules[0] != schedules[1]:
-        raise ValueError(
-            f"`lr_scheduler_type`={schedules[1]!r} cannot go on where the {schedules[0]!r} of the checkpoint "
-            f"{str(folder)!r} stopped: resume with that, or load its weights with `from_pretrained` and train without "
-            "resuming."
-        )
+    follows = any(values.get("lr_scheduler_type") in FOLLOW_THE_LOSS for values in (stored, ours))
+    same_state = {stored.get("optim"), ours.get("optim")} <= {*SAME_STATE}
+    for name, goes_on in (("optim", same_state), ("lr_scheduler_type", not follows)):
+        if stored.get(name) != ours.get(name) and not goes_on:
+            raise ValueError(
+                f"`{name}`={ours.get(name)!r} cannot go on where the {stored.get(name)!r} of the checkpoint "
+                f"{str(folder)!r} stopped: resume with that, or load its weights with `from_pretrained` and train without "
+                "resuming."
+            )
     from_checkpoint = (*OF_OPTIMIZER, "lr_scheduler_kwargs") if follows else OF_OPTIMIZER
-    for name in (*OF_OPTIMIZER, *OF_SCHEDULE):
+    for name in ("optim", *OF_OPTIMIZER, *OF_SCHEDULE):
         if name == "num_train_epochs" and ours["max_steps"] > 0:
             continue  # it has no effect
         before, now = stored.get(name), ours.get(name)

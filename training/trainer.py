@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainingArguments, default_data_collator
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
@@ -22,6 +22,7 @@ from transformers_xl.training.parameter_groups import check_groups, decayed_name
 from transformers_xl.training.pushing import CheckpointPushes, HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
 from transformers_xl.training.rows import check_dataset, datasets_of
+from transformers_xl.training.weighed_evaluation import TokenSums
 
 
 class MemoryTrainer(HubPushes, ResumableTrainer):
@@ -29,9 +30,9 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
 
     Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals
     them with `lanes` = batch size per process x processes. A row whose `reset` is true starts afresh; so does every
-    epoch, and every evaluation and prediction, whose memory is kept apart from that of training. The evaluation loss is
-    the library's: the mean over batches of their mean loss per token, in nats, in which a padded last segment counts like
-    a full one (`transformers_xl.evaluation` weighs every token alike).
+    epoch, and every evaluation and prediction, whose memory is kept apart from that of training. `evaluate()` weighs every
+    token alike, where the batches have `shift_labels`: `eval_loss` is nats per token, beside `eval_perplexity` and
+    `eval_tokens`, and bits per byte and per character and the perplexity of words where the stream has `counts`.
 
     `memory` holds the memories, under `"train"` and `"eval"`. Checkpoints hold it too: a training that was killed and is
     resumed goes on as if nothing had happened (docs/training.md).
@@ -57,6 +58,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         check_smoothing(model, args.label_smoothing_factor)
         check_prompt_learning(model, with_memory=True)
         self.memory: dict[str, Memory] = {}
+        self.token_sums = TokenSums(args.device)
         super().__init__(model, args, **kwargs)
         check_smoothing(self.model, args.label_smoothing_factor)  # that of `model_init`
         check_prompt_learning(self.model, with_memory=True)
@@ -70,6 +72,9 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         self.weight_average = None if averaging is None else averaging.average
         if averaging is not None:  # behind the callbacks that change weights after a step
             self.add_callback(averaging)
+        patience = getattr(args, "early_stopping_patience", None)
+        if patience is not None:
+            self.add_callback(EarlyStoppingCallback(patience))
         self.add_callback(SavingAfterEpoch)
         self.add_callback(CheckpointPushes(self))
 
@@ -137,16 +142,36 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         if not all(inputs.get(name) is not None for name in self.label_names):
             reader: Any = partial(self.read, model)
             model = reader  # the library calls the model itself, where it takes no loss
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        if loss is not None and "shift_labels" in inputs:
+            tokens = (inputs["shift_labels"] != -100).sum().float()
+            if self.args.average_tokens_across_devices:  # the losses of all processes are parts of one mean then
+                tokens = self.accelerator.reduce(tokens, "mean")
+            self.token_sums.add(loss, tokens)
+        return loss, logits, labels
 
-    def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
         self.memory.pop("eval", None)
+        self.token_sums = TokenSums(self.args.device)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         average, model = self.weight_average, cast(nn.Module, self.model)
         try:
             # the seed of a loader comes out of the generator that dropout uses: an evaluation leaves no trace in training
             with torch.random.fork_rng(devices), average.swapped_in(model) if average else nullcontext():
-                return super().evaluation_loop(dataloader, *args, **kwargs)
+                output = super().evaluation_loop(
+                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+                )
+                counts = getattr(dataloader.dataset, "counts", None)
+                weighed = self.token_sums.metrics(self.accelerator, counts).items()
+                metrics = (output.metrics or {}) | {f"{metric_key_prefix}_{name}": value for name, value in weighed}
+                return output._replace(metrics=metrics)
         finally:
             self.memory.pop("eval", None)
 

@@ -9,7 +9,7 @@ import torch
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
 from transformers_xl.modeling.conversion.mem_transformer import equal, translate_weights, without_prefix
-from transformers_xl.modeling.conversion.safe_pickle import Inert, refusal, short_repr
+from transformers_xl.modeling.conversion.safe_pickle import Inert, path_repr, refusal, short_repr
 from transformers_xl.modeling.conversion.torch_module import TorchFile, is_state_dict, module_weights
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLForCausalLM
 
@@ -75,8 +75,8 @@ def load_original(
         missing = [name for name in needed if name not in given]
         if missing:
             raise ValueError(
-                f"{where!r} holds weights alone, which do not tell {', '.join(missing)}: give them as the model was "
-                "trained, in a JSON file by --config."
+                f"{path_repr(where)} holds weights alone, which do not tell {', '.join(missing)}: give them as the model "
+                "was trained, in a JSON file by --config."
             )
     else:
         module = _unwrapped(file)
@@ -120,18 +120,18 @@ def check_carried_over(hyper: dict[str, Any], where: str) -> None:
     attn_type, ext_len, samples = (hyper.get(name, 0) for name in ("attn_type", "ext_len", "sample_softmax"))
     if attn_type != 0:
         raise ValueError(
-            f"{where!r} has `attn_type`={attn_type}, which is {INSTEAD.get(attn_type, 'unknown')}: only 0, "
-            "Transformer-XL's own attention, is carried over."
+            f"{path_repr(where)} has `attn_type`={attn_type}, {INSTEAD.get(attn_type, 'unknown')}: only 0, "
+            "Transformer-XL's attention, is carried over."
         )
     if ext_len != 0:
         raise ValueError(
-            f"{where!r} has `ext_len`={ext_len}: a segment cannot be read again as context here. It was an option of the "
-            'run, not of the weights: convert with {"ext_len": 0} in the JSON file of --config, and a longer `mem_len`.'
+            f"{path_repr(where)} has `ext_len`={ext_len}: no segment is read again here. It is an option of the run: "
+            'convert with {"ext_len": 0} and a longer `mem_len` in the JSON of --config.'
         )
     if samples > 0:
         raise ValueError(
-            f"{where!r} was trained with `sample_softmax`={samples}, whose losses are estimates even in evaluation: only "
-            "the full or adaptive softmax is carried over."
+            f"{path_repr(where)} was trained with `sample_softmax`={samples}, whose losses are estimates even in "
+            "evaluation: only the full or adaptive softmax is carried over."
         )
 
 

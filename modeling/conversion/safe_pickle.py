@@ -22,7 +22,8 @@ from typing import Any
 MAX_WORK = 7_000_000
 CONTAINER = 4  # units for a container, an object or a mark, beside its items
 MAX_NAME = 256  # characters of a module and of a name in it
-MAX_REASON = 200  # characters of an error beside the name of the file
+MAX_MESSAGE = 299  # characters of an error
+MAX_PATH = 140  # of them, for the name of the file
 
 
 class Inert:
@@ -61,10 +62,17 @@ def short_repr(value: Any) -> str:
     return value.name[:80] if isinstance(value, Name | Inert) else type(value).__name__
 
 
+def path_repr(where: str) -> str:
+    """The name of a file in quotes; of a long one, its end."""
+    quoted = repr(where)
+    return quoted if len(quoted) <= MAX_PATH else f"'...{quoted[4 - MAX_PATH :]}"
+
+
 def refusal(where: str, reason: object) -> ValueError:
     """The error for a file that is not read: it names the file, and says in few words why."""
-    text = str(reason)
-    return ValueError(f"{where!r} is refused: {text if len(text) <= MAX_REASON else text[:MAX_REASON] + ' ...'}.")
+    beginning, text = f"{path_repr(where)} is refused: ", str(reason)
+    room = MAX_MESSAGE - len(beginning) - len(".")
+    return ValueError(f"{beginning}{text if len(text) <= room else text[: room - 4] + ' ...'}.")
 
 
 def hashable_key(key: Any) -> str | int | None:
@@ -357,4 +365,4 @@ _KNOWN: dict[int, Operation] = {
 }
 OPERATIONS = [_KNOWN.get(code, PickleReader.unknown) for code in range(256)]
 
-__all__ = ["Inert", "Name", "PickleReader", "hashable_key", "refusal", "short_repr"]
+__all__ = ["Inert", "Name", "PickleReader", "hashable_key", "path_repr", "refusal", "short_repr"]

@@ -5,6 +5,7 @@ Ids are sorted by frequency and cut into clusters at `config.cutoffs`. The words
 """
 
 import math
+from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
@@ -50,6 +51,34 @@ def cluster_projections(config: AdaptiveSoftmaxConfig) -> nn.ModuleList:
     )
 
 
+class TiedTable(nn.Module):
+    """The vectors of a cluster in a model with tied words, whose `weight` `(words, width)` the output layer has too.
+
+    It is no `nn.Embedding`: what merges adapters into such tables would change the output layer too.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None):
+        super().__init__()
+        self.padding_idx = padding_idx
+        self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
+
+    def init_weights(self, config: MemoryConfig) -> None:
+        own = config.embedding_initializer_range
+        init.normal_(self.weight, mean=0.0, std=config.initializer_range if own is None else own)
+        if self.padding_idx is not None and not getattr(self.weight, "_is_hf_initialized", False):
+            init.zeros_(self.weight[self.padding_idx])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(input_ids, self.weight, self.padding_idx)
+
+    def resize(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> "TiedTable":
+        """Itself, with the weight that the library's `resized` makes of an embedding that has its own."""
+        table = nn.Embedding(*self.weight.shape, device="meta")
+        table.weight = self.weight
+        self.weight = resized(table, size, mean_resizing=mean_resizing).weight
+        return self
+
+
 class AdaptiveEmbedding(nn.Module):
     """Ids `(batch, length)` to vectors `(batch, length, hidden_size)`, multiplied by the root of their width, unless
     `config.scale_embedding` is False.
@@ -63,21 +92,30 @@ class AdaptiveEmbedding(nn.Module):
         self.embedding_dim, self.starts = config.token_width, [0, *config.cutoffs]
         self.embed_scale = math.sqrt(config.token_width) if config.scale_embedding else 1.0
         self.tables = nn.ModuleList()
+        table = TiedTable if config.tie_word_embeddings else nn.Embedding
         for start, (size, width) in zip(self.starts, config.clusters, strict=True):
             pad = None if config.pad_token_id is None else config.pad_token_id - start
-            self.tables.append(nn.Embedding(size, width, pad if pad is not None and 0 <= pad < size else None))
+            self.tables.append(table(size, width, pad if pad is not None and 0 <= pad < size else None))
         projections = cluster_projections(config)
         self.projections = projections[:1] if config.div_val == 1 else projections
 
     @property
     def num_embeddings(self) -> int:
-        return sum(int(table.num_embeddings) for table in self.tables)
+        return sum(len(table.weight) for table in self.tables)
+
+    def resize_last_cluster(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> None:
+        """Let the last cluster have `size` words, by the library's `resized`, which resizes embeddings."""
+        last = self.tables[-1]
+        if isinstance(last, TiedTable):
+            self.tables[-1] = last.resize(resized, size, mean_resizing)
+        else:
+            self.tables[-1] = resized(last, size, mean_resizing=mean_resizing)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         embeddings = input_ids.new_zeros((), dtype=self.tables[0].weight.dtype)
         for index, (start, table) in enumerate(zip(self.starts, self.tables, strict=True)):
             # every cluster looks at every id, so that no shape depends on the ids: a graph is compiled once
-            rows = table((input_ids - start).clamp(0, table.num_embeddings - 1))
+            rows = table((input_ids - start).clamp(0, len(table.weight) - 1))
             if self.projections:
                 rows = self.projections[min(index, len(self.projections) - 1)](rows)
             embeddings = torch.where((input_ids >= start)[..., None], rows, embeddings)

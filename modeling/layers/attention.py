@@ -13,7 +13,11 @@ from transformers_xl.modeling.layers.segment_context import PLAIN_SEGMENT, Segme
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.key_mask import KeyMask
-from transformers_xl.modeling.ops.relative_attention import eager_attention_forward, position_scores
+from transformers_xl.modeling.ops.relative_attention import (
+    eager_attention_forward,
+    position_scores,
+    position_scores_at,
+)
 from transformers_xl.modeling.ops.window import keep_last
 
 
@@ -190,19 +194,39 @@ class RelativeAttention(MemoryAttention):
         return query + bias.content_bias[:, None], position_scores(position_query, positions, behind)
 
     def relative_terms(
-        self, num_keys: int, segment: SegmentContext, memory: ColumnMemory
+        self, num_keys: int | None, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, Biases]:
-        """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1, and the biases u, v."""
+        """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1 (None: of all that there are), and u, v."""
         table, shared_bias = segment.position_embeddings
-        positions = keep_last(self.project_positions(table, memory), num_keys + 1)
+        positions = self.project_positions(table, memory)
+        positions = positions if num_keys is None else keep_last(positions, num_keys + 1)
         bias = shared_bias if self.bias is None else self.bias()
         return positions, bias  # type: ignore[return-value]  # what layers do not have of their own, the model has
 
     def attend(self, query, key, value, memory, segment, **kwargs):
+        if memory.key_mask.distance is not None:
+            return self.attend_at_distances(query, key, value, memory, segment, **kwargs)
         terms = self.relative_terms(key.shape[-2], segment, memory)
         return self.attend_relative(
             query, key, value, *terms, memory.key_mask, token_order=segment.token_order, **kwargs
         )
+
+    def attend_at_distances(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        memory: ColumnMemory,
+        segment: SegmentContext,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output and weights where columns are not distances: `key_mask.distance` says how far they lie."""
+        positions, bias = self.relative_terms(None, segment, memory)
+        position_query = (query + bias.position_bias[:, None]) * self.scaling
+        scores = position_scores_at(position_query, positions, memory.key_mask.distance)
+        query = query + bias.content_bias[:, None]
+        kwargs["token_order"] = segment.token_order
+        return self.attend_with_bias(query, key, value, scores, memory.key_mask.visible, **kwargs)
 
     def attend_relative(
         self,

@@ -66,15 +66,15 @@ class WaveEmbedding(nn.Module):
     def word_tables(self) -> list[nn.Embedding]:
         """Those of the tables of frequencies and phases that have a row per word."""
         tables = (self.frequency, self.phase)
-        return [table for table in tables if table is not None and table.num_embeddings == self.num_embeddings]
+        return [table for table in tables if table is not None and len(table.weight) == self.num_embeddings]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         amplitude = super().forward(input_ids)
-        per_word = self.word_tables()
+        per_word, first_row = self.word_tables(), torch.zeros_like(input_ids[:1, :1])
         frequency_and_phase = [
             torch.zeros_like(amplitude)
             if table is None
-            else (table(input_ids) if table in per_word else table.weight).expand_as(amplitude)
+            else table(input_ids if table in per_word else first_row).expand_as(amplitude)
             for table in (self.frequency, self.phase)
         ]
         return torch.cat([amplitude, *frequency_and_phase], dim=-1)

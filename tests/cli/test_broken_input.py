@@ -6,14 +6,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from click.testing import Result
 from programs import run
 from safetensors.torch import load_file, save_file
+
+from transformers_xl.cli.errors import GRACE
 
 ROOT = Path(__file__).parents[2]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -192,11 +197,34 @@ def test_a_training_on_nothing(words: list[str], tmp_path: Path):
 
 
 def test_absurd_arguments(text_file: Path, tmp_path: Path, folders: dict):
-    for option, value in (("--layers", 10**9), ("--hidden-size", 10**12), ("--intermediate-size", 10**13)):
-        result = run("train", text_file, "-o", tmp_path / "out", option, value, "--batch-size", 1)
+    for option, value in (
+        ("--model.num_hidden_layers", 10**9),
+        ("--model.hidden_size", 10**12),
+        ("--model.intermediate_size", 10**13),
+    ):
+        result = run("train", text_file, "-o", tmp_path / "out", option, value, "--data.batch_size", 1)
         assert result.exit_code == 2, (option, result.output, result.exception)
         assert not (tmp_path / "out").exists()
     assert_one_sentence(run("evaluate", folders["bytes"], "--text", text_file, "--segment-length", 10**13), "memory")
+
+
+def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is refused before it is made: the system would end a process that fills its memory, without a word."""
+    free = SimpleNamespace(available=2**20)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    words = ("--hidden-size", 64, "--layers", 1, "--heads", 2, "--mem-len", 8, "--segment-length", 8, "--steps", 1)
+    train = ("train", text_file, "-o", tmp_path / "out", *words, "--batch-size", 2, "--warmup-steps", 0)
+    result = run(*train)
+    assert_one_sentence(
+        result, "A model of 70,915 parameters needs 0.0 GiB of memory, and 0.0 GiB are free: choose a smaller"
+    )
+    assert not (tmp_path / "out").exists()
+    free.available = 70_915 * 16
+    assert run(*train).exit_code == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert_one_sentence(run(*train, "--overwrite"), "are free")
+    free.available = 2**40
+    assert_one_sentence(run(*train, "--overwrite", "--hidden-size", 2 * 10**6), "1,024.0 GiB are free")
 
 
 @pytest.mark.parametrize("arguments", [("generate", "{}", "-p", "a\udcff"), ("chat", "{}", "--stop", "\udcff")])
@@ -230,6 +258,29 @@ def test_debug_shows_the_trace(folders: dict):
     assert result.exit_code == 2
     assert "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("Error: `prompt`=''")
+
+
+@pytest.mark.parametrize("words", [("evaluate", "nowhere"), ("train", "--mem-len", "many")])
+def test_only_the_main_process_of_a_launcher_speaks(words: tuple, text_file: Path, monkeypatch: pytest.MonkeyPatch):
+    """The others wait for the end that the launcher makes of them, and speak when it does not come."""
+
+    class EndedByLauncher(BaseException):
+        """As SIGTERM: nothing catches it."""
+
+    def ended(seconds: float) -> None:
+        raise EndedByLauncher
+
+    arguments = (*words, "--text", text_file) if words[0] == "evaluate" else (*words, text_file, "-o", "out")
+    said = run(*arguments)
+    assert said.exit_code == 2
+    monkeypatch.setenv("RANK", "1")
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    assert run(*arguments).stderr == said.stderr != ""
+    assert waits == [GRACE]
+    monkeypatch.setattr(time, "sleep", ended)
+    with pytest.raises(EndedByLauncher):
+        run(*arguments)
 
 
 def test_a_bug_of_ours_is_no_error_of_the_input(folders: dict, monkeypatch: pytest.MonkeyPatch):

@@ -16,8 +16,10 @@ from transformers_xl.files.atomic_write import output_folder
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = (
-    "--hidden-size 32 --layers 2 --heads 2 --mem-len 16 --segment-length 8 --batch-size 4 --steps 3 --warmup-steps 1"
+    "--model.hidden_size 32 --model.num_hidden_layers 2 --model.num_attention_heads 2 --model.mem_len 16 "
+    "--model.segment_length 8 --data.batch_size 4 --training.max_steps 3 --training.warmup_steps 1"
 )
+WITHOUT = SMALL.replace("--model.mem_len 16", "").split()
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 20
 
 
@@ -54,7 +56,7 @@ def test_train_writes_a_folder_for_the_hub(model_folder: Path):
     assert not [name for name in names if name.endswith((".bin", ".pkl", ".pt"))]
     metrics = json.loads((model_folder / "training_metrics.json").read_text())
     assert [each["memory"] for each in metrics["evaluations"]] == [True, False]
-    assert metrics["training"]["arguments"]["mem_len"] == 16
+    assert metrics["training"]["arguments"]["model"]["mem_len"] == 16
     model, tokenizer = (cls.from_pretrained(model_folder) for cls in (AutoModelForCausalLM, AutoTokenizer))
     assert model.config.mem_len == 16
     assert model.generate(**tokenizer("It was", return_tensors="pt"), max_new_tokens=3).shape == (1, 9)
@@ -83,7 +85,7 @@ def test_evaluate_by_a_moving_window(model_folder: Path, text_file: Path):
 
 
 def test_a_model_without_memory_is_trained_and_measured_once(text_file: Path, tmp_path: Path):
-    result = run("train", text_file, "-o", tmp_path / "out", "--variant", "vanilla_transformer", *SMALL.split())
+    result = run("train", text_file, "-o", tmp_path / "out", "--model.variant", "vanilla_transformer", *WITHOUT)
     assert result.exit_code == 0, result.output
     assert "in segments" in result.output
     assert "with memory" not in result.output
@@ -108,10 +110,13 @@ def test_generate_streams_and_repeats_with_its_seed(model_folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train", "{text}", "-o", "{out}", "--variant", "transformer_xxl"), "transformer_xl"),
-        (("train", "{text}", "-o", "{out}", "--steps", "3", "--epochs", "1"), "exclude"),
-        (("train", "{text}", "-o", "{out}", "--learning-rate", "0"), "learning_rate"),
-        (("train", "{text}", "-o", "{out}", "--segment-length", "4000"), "too short"),
+        (("train", "{text}", "-o", "{out}", "--model.variant", "transformer_xxl"), "transformer_xl"),
+        (
+            ("train", "{text}", "-o", "{out}", *["--training.max_steps", "3", "--training.num_train_epochs", "1"]),
+            "one of",
+        ),
+        (("train", "{text}", "-o", "{out}", "--training.learning_rate", "0"), "learning_rate"),
+        (("train", "{text}", "-o", "{out}", "--model.segment_length", "4000"), "too short"),
         (("train", "{text}", "-o", "{model}"), "not empty"),
         (("train", "missing.txt", "-o", "{out}"), "missing.txt"),
         (("evaluate", "{text_folder}", "--text", "{text}"), "config.json"),

@@ -16,7 +16,10 @@ from transformers_xl.cpu import onednn_linear
 from transformers_xl.experiments.serving import check_model
 
 HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-SMALL = "--hidden-size 16 --layers 1 --heads 2 --mem-len 8 --segment-length 8 --batch-size 2 --steps 2"
+SMALL = (
+    "--model.hidden_size 16 --model.num_hidden_layers 1 --model.num_attention_heads 2 --model.mem_len 8 "
+    "--model.segment_length 8 --data.batch_size 2 --training.max_steps 2"
+)
 
 
 @pytest.fixture(params=[True, False], ids=["AMD", "another"])

@@ -1,6 +1,7 @@
 """Every option that old checkpoints carry, against the old equations in plain loops."""
 
 import json
+import shutil
 from pathlib import Path
 
 import naive_mem_transformer as naive
@@ -136,14 +137,31 @@ def test_the_options_differ():
     ],
 )
 def test_what_is_not_carried_over(field: str, value: int, message: str, tmp_path: Path):
+    path, far = tmp_path / "model.pt", tmp_path / ("x" * 200) / "y\n" / "model.pt"
+    far.parent.mkdir(parents=True)
     with naive.original_classes():
-        torch.save(
-            naive.module(naive.random_weights(naive.HYPER), naive.HYPER | {field: value}), tmp_path / "model.pt"
-        )
-    with pytest.raises(ValueError, match=message) as raised:
-        load_original(tmp_path / "model.pt")
-    assert str(tmp_path / "model.pt") in str(raised.value)
-    assert f"`{field}`={value}" in str(raised.value)
+        torch.save(naive.module(naive.random_weights(naive.HYPER), naive.HYPER | {field: value}), path)
+    shutil.copy(path, far)
+    for place, shown in ((path, repr(str(path))), (far, repr(str(far))[-100:])):
+        with pytest.raises(ValueError, match=message) as raised:
+            load_original(place)
+        assert shown in str(raised.value)
+        assert f"`{field}`={value}" in str(raised.value)
+        assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("untold", [NOT_IN_WEIGHTS, ("same_length",)])
+def test_a_file_far_away_is_refused_in_short_words(untold: tuple[str, ...], tmp_path: Path):
+    """Weights alone, and a file that is none."""
+    path = tmp_path / ("x" * 200) / ("\x01" * 100) / "state.pt"
+    path.parent.mkdir(parents=True)
+    weights = naive.random_weights(naive.HYPER | OPTIONS["clusters_of_one_width"])
+    for value, reason in ((weights, ", ".join(untold)), ({"x" * 10_000: torch.zeros(1)}, "is refused")):
+        torch.save(value, path)
+        with pytest.raises(ValueError, match=reason) as raised:
+            load_original(path, {name: naive.HYPER[name] for name in set(NOT_IN_WEIGHTS) - {*untold}})
+        assert "state.pt'" in str(raised.value)
+        assert len(str(raised.value)) < 300
 
 
 def test_an_option_of_the_run_can_be_given_anew(tmp_path: Path):

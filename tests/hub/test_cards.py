@@ -37,7 +37,8 @@ from transformers_xl.training.trainer import MemoryTrainingArguments
 
 REPO = "owner/carded"
 SMALL = (
-    "--hidden-size 32 --layers 2 --heads 2 --mem-len 16 --segment-length 8 --batch-size 4 --steps 3 --warmup-steps 1"
+    "--model.hidden_size 32 --model.num_hidden_layers 2 --model.num_attention_heads 2 --model.mem_len 16 "
+    "--model.segment_length 8 --data.batch_size 4 --training.max_steps 3 --training.warmup_steps 1"
 )
 BENCHMARK = ("owner/text", "5503434d", "bytes")
 
@@ -85,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     (root / "text.txt").write_text("It was the best of times, it was the worst of times.\n" * 30)
-    result = run("train", root / "text.txt", "-o", root / "my model", *SMALL.split(), "--dataset", "owner/text")
+    result = run("train", root / "text.txt", "-o", root / "my model", *SMALL.split(), "--data.dataset", "owner/text")
     assert result.exit_code == 0, result.output
     return root / "my model"
 
@@ -154,7 +155,7 @@ def test_train_measures_what_the_card_says(trained: Path):
     assert with_memory.seconds > 0
     assert training.data.dataset == with_memory.data.dataset == "owner/text"
     assert str(trained.parent) not in (trained / FILE).read_text()
-    assert "--mem-len 16" in training.command
+    assert "--model.mem_len 16" in training.command
     assert training.command.startswith("transformers-xl train text.txt -o 'my model'")
     assert training.command in (trained / "README.md").read_text()
 

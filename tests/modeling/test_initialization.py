@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.modeling.layers.adaptive_embedding import Projection
+from transformers_xl.modeling.layers.adaptive_embedding import Projection, TiedTable
 from transformers_xl.modeling.layers.adaptive_softmax import TiedLinear
 from transformers_xl.modeling.layers.positions import RelativeBias
 
@@ -23,7 +23,7 @@ def test_that_of_the_released_code():
         if isinstance(module, nn.LayerNorm):
             assert module.weight.mean().item() == pytest.approx(1.0, abs=0.005)
             assert module.weight.std().item() == pytest.approx(0.02, rel=0.2)
-        elif isinstance(module, (nn.Linear, nn.Embedding, TiedLinear)):
+        elif isinstance(module, (nn.Linear, TiedTable, TiedLinear)):
             sampled = 4 / math.sqrt(2 * module.weight.numel())  # four times the spread of a standard deviation
             assert module.weight.mean().item() == pytest.approx(0.0, abs=0.04 * sampled)
             assert module.weight.std().item() == pytest.approx(0.02, rel=sampled)
@@ -37,7 +37,7 @@ def test_that_of_the_released_code():
             continue
         seen.add(type(module).__name__)
         assert getattr(module, "bias", None) is None or not module.bias.any()
-    assert {"SublayerLayerNorm", "Linear", "Embedding", "Projection", "TiedLinear"} <= seen
+    assert {"SublayerLayerNorm", "Linear", "TiedTable", "Projection", "TiedLinear"} <= seen
 
 
 @pytest.mark.parametrize("fields", [{}, {"cutoffs": [100, 300], "div_val": 2}, {"tie_word_embeddings": False}])
@@ -48,7 +48,7 @@ def test_uniform_linear_maps_and_an_embedding_of_its_own_width(fields, tmp_path)
         pad_token_id=3, linear_initializer="uniform", embedding_initializer_range=1.0, **fields,
     )  # fmt: skip
     model = TransformerXLForCausalLM(config)
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding | TiedTable)]
     tied = {table.weight for table in tables}
     maps = [module for module in model.modules() if isinstance(module, nn.Linear) and module.weight not in tied]
     assert len(maps) >= 2 * 7

@@ -143,7 +143,8 @@ def test_memory_is_the_newest_real_tokens_of_the_document(model_type, text):
             assert memory["mems_mask"][row].sum() == kept
         if kept:
             alone = model(text.input_ids[row : row + 1, columns]).mems
-            for remembered, expected in zip(memory["mems"][:2], alone[:2], strict=True):
+            layout = model.layout
+            for remembered, expected in zip(layout.windows(memory["mems"]), layout.windows(alone), strict=True):
                 torch.testing.assert_close(remembered[row, -kept:], expected[0], **EXACT)
-            for state, expected in zip(memory["mems"][2:], alone[2:], strict=True):
+            for state, expected in zip(memory["mems"][layout.num_windows :], alone[layout.num_windows :], strict=True):
                 torch.testing.assert_close(state[row], expected[0], **EXACT)

@@ -150,10 +150,19 @@ def test_what_would_be_ignored_is_refused(head, name, value, remedy):
 
 def test_arguments_of_kernels_agree_with_position_ids():
     """Collators of packed rows give both; alone they are refused, as above."""
-    model, ids = tiny_model("transformer_xl", "causal_lm"), tokens(1, 5)
-    position_ids, ends = torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([0, 3, 5])
-    words = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 3, "max_length_k": 3}
-    expected = model(ids, position_ids=position_ids).logits
-    assert torch.equal(model(ids, position_ids=position_ids, **words).logits, expected)
-    with pytest.raises(ValueError, match="`cu_seq_lens_q` names other places .* than `position_ids`"):
-        model(ids, position_ids=position_ids, **words | {"cu_seq_lens_q": torch.tensor([0, 2, 5])})
+    model = tiny_model("transformer_xl", "causal_lm")
+    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    batch = collator([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
+    expected = model(batch["input_ids"], position_ids=batch["position_ids"]).logits
+    assert torch.equal(model(**batch).logits, expected)
+    assert torch.equal(model(**batch | {"max_length_q": 5}).logits, expected)  # a bound
+    others = {
+        "cu_seq_lens_q": torch.tensor([0, 2, 5]),
+        "cu_seq_lens_k": torch.tensor([0, 3]),
+        "seq_idx": torch.tensor([[0, 0, 1, 1, 1]]),
+        "max_length_q": 2,
+        "max_length_k": torch.tensor(1),
+    }
+    for name, value in [*others.items(), ("seq_idx", torch.tensor([0, 0, 0, 1, 1]))]:
+        with pytest.raises(ValueError, match=f"`{name}`.* names other places .* than `position_ids`"):
+            model(**batch | {name: value})

@@ -156,7 +156,7 @@ def test_datasets_are_tokenised_row_by_row(streaming: bool, append_eos: bool):
         tokenize_dataset(table.to_iterable_dataset() if streaming else table, tokenizer, append_eos=append_eos)
     )
     end = [4] if append_eos else []
-    assert [list(row) for row in rows] == [["input_ids", "num_bytes"]] * 4
+    assert [list(row) for row in rows] == [["input_ids", "num_bytes", "num_characters", "num_words"]] * 4
     assert [list(row["input_ids"]) for row in rows] == [[*ids, *end] for ids in ([0, 1], [], [2], [1, 1, 1])]
     assert [row["num_bytes"] for row in rows] == [7, 0, 5, 11]
 

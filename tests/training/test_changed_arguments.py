@@ -110,3 +110,18 @@ def test_a_schedule_that_follows_the_loss_is_that_of_the_checkpoint(tmp_path, ca
         other.train()
         with pytest.raises(ValueError, match=f"`lr_scheduler_type`='{now}' cannot go on"):
             build(tmp_path / "other", lr_scheduler_type=now).train(resume_from_checkpoint=True)
+
+
+def test_another_optimizer_is_refused(tmp_path, caplog):
+    """Its state is another; the kernels of AdamW share one."""
+    trainer, said = resumed(tmp_path, caplog, {}, {"optim": "adamw_torch_fused"})
+    assert len(said) == 1
+    assert "`optim`='adamw_torch_fused' differs from 'adamw_torch'" in said[0]
+    assert "'adamw_torch_fused' applies from here on" in said[0]
+    assert trainer.state.global_step == 8
+    other = build(tmp_path, optim="sgd")
+    with pytest.raises(
+        ValueError, match=r"`optim`='sgd' cannot go on where the 'adamw_torch' of the checkpoint .*resume with that"
+    ):
+        other.train(resume_from_checkpoint=tmp_path / "checkpoint-4")
+    assert other.state.global_step == 0

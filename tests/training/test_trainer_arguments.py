@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 
 from transformers_xl import MemoryTrainer, TransformerXLForSequenceClassification
 from transformers_xl.streams.text_stream import TextStream
-from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
+from transformers_xl.training.arguments import REQUIRED, MemoryTrainingArguments, check_arguments
 
 STEPS = 3
 BY_STEPS = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
@@ -282,10 +282,12 @@ def test_what_a_machine_or_a_launcher_chose_is_refused(tmp_path, fields: dict, n
 
 
 def test_processes_that_would_train_alone_are_refused(tmp_path, monkeypatch):
-    """On a machine without GPUs Accelerate joins the processes of a launcher only where `use_cpu` is set."""
+    """On a machine without GPUs Accelerate joins the processes of a launcher only where `use_cpu` is set, as
+    `MemoryTrainingArguments` does."""
     monkeypatch.setenv("WORLD_SIZE", "2")
+    required = {name: value for name, (value, _) in REQUIRED.items() if name != "parallelism_config"}
     with pytest.raises(ValueError, match="`use_cpu`=False leaves the 2 processes.*set `use_cpu=True`"):
-        MemoryTrainer(small_model(), memory_arguments(tmp_path, use_cpu=False))
+        MemoryTrainer(small_model(), TrainingArguments(str(tmp_path), use_cpu=False, **required))
 
 
 def test_smoothing_is_refused_without_a_softmax_over_the_vocabulary(tmp_path):

@@ -122,9 +122,39 @@ def test_an_adapter_of_the_embedding_merges(model_type: str):
     check_merging(model, model_type, target_modules=["embed_tokens"])
 
 
-def test_tied_clusters_take_no_adapter():
-    with pytest.raises(ValueError, match="is not supported"):
-        adapted(tiny_model("transformer_xl", "causal_lm", **ADAPTIVE), target_modules=["clusters.0"])
+UNTIED = {"tie_word_embeddings": False}
+TABLES = {
+    "clusters": ("transformer_xl", ADAPTIVE | UNTIED, ["tables.0", "tables.2"]),
+    "clusters of one width": ("sha_rnn", {"cutoffs": [10, 20]} | UNTIED, ["tables.1"]),
+    "frequencies and phases": (COMPLEX, {}, ["frequency", "phase"]),
+    "shared frequencies and phases": (
+        COMPLEX,
+        {"frequency_per": "dimension", "phase_per": "word"},
+        ["frequency", "phase"],
+    ),
+    "complex clusters": (COMPLEX, ADAPTIVE | UNTIED, ["tables.0", "frequency"]),
+}
+
+
+@pytest.mark.parametrize("tables", TABLES)
+def test_an_adapter_of_further_tables_merges(tables: str):
+    model_type, fields, names = TABLES[tables]
+    check_merging(tiny_model(model_type, "causal_lm", **fields), model_type, target_modules=names)
+
+
+@pytest.mark.parametrize("name", ["clusters.0", "tables.0"])
+def test_tied_clusters_take_no_adapter(name: str):
+    with pytest.raises(ValueError, match="Target module Tied.* is not supported"):
+        adapted(tiny_model("transformer_xl", "causal_lm", **ADAPTIVE), target_modules=[name])
+
+
+def test_amplitudes_are_adapted_as_parameters():
+    """Their module gives frequencies and phases too, to which PEFT cannot add the rows of an adapter."""
+    fields = {"target_modules": [], "target_parameters": ["embed_tokens.weight"]}
+    check_merging(tiny_model(COMPLEX, "causal_lm", **UNTIED), COMPLEX, **fields)
+    wrapped = adapted(tiny_model(COMPLEX, "causal_lm", **UNTIED), target_modules=["embed_tokens"])
+    with pytest.raises(RuntimeError, match="must match the size"):
+        wrapped(tokens(2, 9))
 
 
 @pytest.mark.parametrize("model_type", variants())

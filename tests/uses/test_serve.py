@@ -1,8 +1,8 @@
 """`transformers-xl serve` in a process of its own, asked over HTTP by OpenAI's client."""
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -36,32 +36,24 @@ def saved(folder: Path, model_type: str = "transformer_xl", template: str | None
     return model
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 class Server:
     def __init__(self, folder: Path):
         self.model_id, self.model = str(folder), saved(folder)
-        port = free_port()
-        command = [sys.executable, "-m", "transformers_xl.cli.main", "serve", self.model_id, "--port", str(port)]
+        command = [sys.executable, "-m", "transformers_xl.cli.main", "serve", self.model_id, "--port", "0"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self.log = (folder.parent / "server.log").open("w+")
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log, stderr=self.log)
-        self.url = f"http://127.0.0.1:{port}"
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def wait(self) -> None:
+        """Until it says where it listens."""
         until = time.monotonic() + 120
-        while time.monotonic() < until and self.process.poll() is None:
-            try:
-                assert httpx2.get(f"{self.url}/health").json() == {"status": "ok"}
-                return
-            except httpx2.TransportError:  # not there yet, or there and busy
-                time.sleep(0.1)
-        raise AssertionError(self.said())
+        while not (found := re.search(r"running on (http://127\.0\.0\.1:\d+)", self.said())):
+            assert time.monotonic() < until, self.said()
+            assert self.process.poll() is None, self.said()
+            time.sleep(0.1)
+        self.url = found[1]
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        assert httpx2.get(f"{self.url}/health", timeout=60).json() == {"status": "ok"}
 
     def said(self) -> str:
         self.log.seek(0)

@@ -148,6 +148,96 @@ def log_prob(model, prompt: str, answer: str) -> torch.Tensor:
     return log_probs.gather(-1, ids[0, 1:, None])[-length:].sum()
 
 
+def reinforced(kind: str, folder: Path, model_type: str = "transformer_xl"):
+    """A trainer of TRL that rewards small bytes, and the texts that it rewarded, prompt and answer, in order."""
+    texts: list[tuple[str, list[int]]] = []
+
+    def small_bytes(prompts: list[str], completion_ids: list[list[int]], **kwargs) -> list[float]:
+        texts.extend(zip(prompts, completion_ids, strict=True))
+        return [sum(token < 64 for token in answer) / len(answer) for answer in completion_ids]
+
+    args = getattr(trl, f"{kind}Config")(
+        str(folder), per_device_train_batch_size=8, num_generations=4, max_completion_length=8, max_steps=20, beta=0.01,
+        learning_rate=2e-2, logging_steps=1, report_to="none", disable_tqdm=True, use_cpu=True, bf16=False,
+        save_strategy="no",
+    )  # fmt: skip
+    prompts = datasets.Dataset.from_list([{"prompt": "Who is there? " * 2}, {"prompt": "x "}] * 8)
+    language_model(model_type).save_pretrained(folder / "model")  # from here RLOO loads the reference
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model, small_bytes, args=args, train_dataset=prompts, processing_class=TOKENIZER
+    )
+    return trainer, texts
+
+
+@torch.no_grad()
+def entropy(model, texts: list[tuple[str, list[int]]]) -> torch.Tensor:
+    """Of the model's predictions of answers, in nats: the mean over their tokens, each text read alone."""
+    parts = []
+    for prompt, answer in texts:
+        log_probs = model(torch.tensor([[*prompt.encode(), *answer]])).logits[0, :-1].log_softmax(-1)
+        parts.append(-(log_probs.exp() * log_probs).sum(-1)[-len(answer) :])
+    return torch.cat(parts).mean()
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_a_reward_is_learned(kind: str, tmp_path: Path):
+    """Prompts of two lengths, one past the memory, are answered with `generate()` and read again with padding: what TRL
+    finds then is what the model says of each text alone."""
+    trainer, texts = reinforced(kind, tmp_path)
+    untrained = language_model("transformer_xl")  # the same weights
+    trainer.train()
+    log = [row for row in trainer.state.log_history if "reward" in row]
+    assert len({len(prompt) for prompt, _ in texts[:8]}) == 2
+    assert log[0]["entropy"] == pytest.approx(entropy(untrained, texts[:8]).item(), abs=1e-3)
+    assert log[0]["reward"] < 0.6
+    assert log[-1]["reward"] > 0.8
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_a_reward_is_refused_where_the_loss_is_the_models_own(kind: str, tmp_path: Path):
+    trainer, _ = reinforced(kind, tmp_path, "universal_transformer")
+    with pytest.raises(ValueError, match="`fused_lm_head`=True .*`ponder_loss_coef`=0.01"):
+        trainer.train()
+
+
+ANSWERS = [
+    {"prompt": "Who is there? ", "completion": "Nobody.", "label": True},
+    {"prompt": "x ", "completion": "y", "label": True},
+    {"prompt": "Who is there? ", "completion": "Everybody!", "label": False},
+    {"prompt": "x ", "completion": "z z", "label": False},
+]
+
+
+def kto_trainer(model, folder: Path):
+    args = trl.KTOConfig(
+        str(folder), per_device_train_batch_size=4, num_train_epochs=8, learning_rate=2e-2, logging_steps=1,
+        report_to="none", disable_tqdm=True, use_cpu=True, bf16=False, save_strategy="no",
+    )  # fmt: skip
+    return trl.KTOTrainer(
+        model, ref_model=copy.deepcopy(model), args=args, train_dataset=datasets.Dataset.from_list(ANSWERS),
+        processing_class=TOKENIZER,
+    )  # fmt: skip
+
+
+def test_kto(tmp_path: Path):
+    """What is wanted gains on what is not, and the log-probabilities are the model's."""
+    model = language_model("transformer_xl")
+    good = [log_prob(model, row["prompt"], row["completion"]) for row in ANSWERS if row["label"]]
+    trainer = kto_trainer(model, tmp_path)
+    trainer.train()
+    log = [row for row in trainer.state.log_history if "loss" in row]
+    assert log[0]["logps/chosen"] == pytest.approx(torch.stack(good).mean().item(), abs=1e-3)
+    assert log[0]["rewards/margins"] == pytest.approx(0.0, abs=1e-3)
+    assert log[-1]["rewards/margins"] > 0.1
+    assert log[-1]["loss"] < log[0]["loss"] - 0.1
+
+
+def test_kto_is_refused_where_the_loss_is_the_models_own(tmp_path: Path):
+    with pytest.raises(ValueError, match="`fused_lm_head`=True .*adaptive softmax"):
+        kto_trainer(language_model("transformer_xl", **ADAPTIVE), tmp_path).train()
+
+
 def test_dpo_is_refused_where_the_loss_is_the_models_own(tmp_path: Path):
     rows = datasets.Dataset.from_list([{"prompt": "x ", "chosen": "y", "rejected": "z"}])
     args = trl.DPOConfig(str(tmp_path), report_to="none", disable_tqdm=True, use_cpu=True, bf16=False, max_steps=1)

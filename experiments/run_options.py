@@ -1,0 +1,272 @@
+"""A run from a recipe, YAML files and options: each overrides the one before.
+
+jsonargparse reads and checks values: from dataclasses it makes options of nested names (`--training.learning_rate 1e-4`),
+and it reads what YAML gave by their types. transformers' HfArgumentParser has one flat namespace; tyro reads no files.
+"""
+
+import dataclasses
+import difflib
+from argparse import SUPPRESS, ArgumentError
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.experiments.loading import config_of, import_models
+from transformers_xl.experiments.run_config import (
+    CONFIG_FILE,
+    SET_BY_OPTIONS,
+    DataSection,
+    LoraSection,
+    RunConfig,
+    TokenizerSection,
+    model_section,
+    recipe_path,
+)
+from transformers_xl.files.blaming import blamed
+from transformers_xl.training.arguments import MemoryTrainingArguments
+
+DEFAULT_RECIPE = "small-bytes"
+SECTIONS = ("model", "tokenizer", "data", "training", "lora")
+Values = dict[str, dict[str, Any]]
+# field -> the field that counts in its place, and the value with which it does not: where the options or a file give the
+# first alone, it is meant
+INSTEAD = {
+    "training.num_train_epochs": ("training.max_steps", -1),
+    "training.per_device_train_batch_size": ("data.batch_size", None),
+    "training.per_device_eval_batch_size": ("data.eval_batch_size", None),
+    "model.cutoffs": ("tokenizer.clusters", 0),
+}
+
+
+def read_config(
+    options: Sequence[str] = (), files: Sequence[Path] = (), recipe: str | None = None, default: str = DEFAULT_RECIPE
+) -> RunConfig:
+    """A run.
+
+    Args:
+        options: words of a command line, such as `["--model.mem_len", "512"]`; they override the files.
+        files: YAML files; later ones override earlier ones, and all of them the recipe.
+        recipe: name of a recipe of this package.
+        default: the recipe where none is named.
+
+    Raises:
+        ValueError: a file is no such YAML, a name is not known (the nearest one is given), or a value has another type.
+    """
+    named = [recipe or default, *map(str, files)]
+    layers = [_read(recipe_path(named[0])), *(_read(file) for file in files)]
+    chosen = _choice([*layers[1:], _values(options, ("model.base", "model.variant"))])
+    base = base_config(chosen["base"]) if chosen.get("base") else None
+    variant = base.model_type if base else chosen.get("variant", layers[0].get("model", {}).get("variant"))
+    config_class = _config_class(variant, chosen)
+    layers[0]["model"] = {} if base else _fitting(layers[0].get("model", {}), config_class)
+    parser = config_parser(config_class, base)
+    try:
+        return RunConfig(**vars(parser.instantiate(_merged(parser, dict(zip(named, layers, strict=True)), options))))
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def _config_class(variant: Any, chosen: dict[str, Any]) -> type[MemoryConfig]:
+    variants = import_models()
+    if variant not in variants or not variants[variant].causal:
+        known = ", ".join(name for name, row in variants.items() if row.causal)
+        raise ValueError(f"`model.variant`={variant!r} is not a language model of this package: known are {known}.")
+    if chosen.get("variant", variant) != variant:
+        raise ValueError(
+            f"`model.variant`={chosen['variant']!r} is not that of `model.base`={chosen['base']!r}, {variant!r}: leave it "
+            "out."
+        )
+    return variants[variant].config_class
+
+
+def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence[str]) -> Namespace:
+    """The defaults, the layers by their names, and the options: later ones override earlier ones."""
+    known, found = _names(parser), parser.get_defaults()
+    for where, layer in layers.items():
+        given = {f"{section}.{name}" for section, fields in layer.items() for name in fields}
+        _check_names(given | {*layer}, known, f"{where}: ")
+        found = parser.parse_object(layer, namespace=_effective(found, given))
+    given = {option.removeprefix("--").partition("=")[0] for option in options}
+    _check_names(given, known, "")
+    both = [(name, other) for name, (other, _) in INSTEAD.items() if {name, other} <= given]
+    if both:
+        raise ValueError(f"`{both[0][0]}` has no effect beside `{both[0][1]}`: give one of them.")
+    return parser.parse_args(list(options), namespace=_effective(found, given))
+
+
+def read_run(
+    words: Sequence[str], files: Sequence[Path], recipe: str | None, resumed: Path | None = None
+) -> RunConfig:
+    """A run from the words of a command line: texts, and options of the sections.
+
+    Args:
+        words: in any order.
+        files, recipe: as in [`read_config`].
+        resumed: the folder of a run that goes on, whose config comes before `files`.
+
+    Raises:
+        ValueError: as [`read_config`]; or `resumed` holds no run.
+    """
+    options, texts = split_options(words)
+    if texts:
+        if any(option.startswith("--data.path=") for option in options):
+            raise ValueError(f"`data.path` is given twice: by {texts[0]!r} and by --data.path. Give one of them.")
+        options.append(f"--data.path={yaml.safe_dump(texts, default_flow_style=True, width=10**6).strip()}")
+    if resumed is not None:
+        if not (resumed / CONFIG_FILE).is_file():
+            raise ValueError(f"`output`={str(resumed)!r} has no {CONFIG_FILE}: there is no run to resume.")
+        files = [resumed / CONFIG_FILE, *files]
+    return read_config(options, files, recipe)
+
+
+def section_help(section: str, run: RunConfig) -> str:
+    """The fields of a section with their types and defaults, for the variant of `run`.
+
+    Raises:
+        ValueError: there is no such section.
+    """
+    if section not in SECTIONS:
+        raise ValueError(f"`fields`={section!r} is no section: give one of {', '.join(SECTIONS)}.")
+    parser = ArgumentParser(prog="", usage=SUPPRESS, add_help=False)
+    _add_section(parser, section, import_models()[run.model.variant].config_class)
+    return parser.format_help()
+
+
+def config_parser(config_class: type[MemoryConfig], base: MemoryConfig | None = None) -> ArgumentParser:
+    """The parser of all sections, or of the model of `base`, whose values are the defaults then."""
+    parser = ArgumentParser(exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False)
+    for section in SECTIONS:
+        _add_section(parser, section, config_class)
+    if base is not None:
+        fields = {each.name for each in dataclasses.fields(cast(Any, model_section(config_class)))}
+        parser.set_defaults({f"model.{name}": getattr(base, name) for name in fields - {"variant", "base"}})
+    return parser
+
+
+def _add_section(parser: ArgumentParser, section: str, config_class: type[MemoryConfig]) -> None:
+    classes: dict[str, Any] = {
+        "model": model_section(config_class),
+        "tokenizer": TokenizerSection,
+        "data": DataSection,
+        "training": MemoryTrainingArguments,
+        "lora": LoraSection,
+    }
+    skipped = set(SET_BY_OPTIONS) if section == "training" else None
+    parser.add_class_arguments(classes[section], section, skip=skipped)
+
+
+def base_config(base: str) -> MemoryConfig:
+    """The config of a model to fine-tune."""
+    return cast(MemoryConfig, config_of(base))
+
+
+def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What a command line says in dotted options, each with its value, and its other words.
+
+    Raises:
+        ValueError: an option has no value, or is of no section.
+    """
+    options, others, left = [], [], iter(words)
+    for word in left:
+        if not word.startswith("--"):
+            others.append(word)
+            continue
+        name, equals, rest = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if "." not in name:
+            raise ValueError(f"no such option: {word.partition('=')[0]!r}.{_nearest(name, _all_names())}")
+        value = rest if equals else next(left, None)
+        if value is None or (not equals and value.startswith("--")):
+            raise ValueError(f"`{name}` has no value: write --{name} VALUE.")
+        options.append(f"--{name}={value}")
+    return options, others
+
+
+def _all_names() -> Iterator[str]:
+    parser = config_parser(import_models()["transformer_xl"].config_class)
+    return (name for names in _names(parser).values() for name in names)
+
+
+def _read(file: Path) -> Values:
+    """The sections of a YAML file."""
+    with blamed(file):
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    values = {} if values is None else values
+    wrong = [name for name in values if not isinstance(values[name], dict)] if isinstance(values, dict) else [values]
+    if wrong:
+        raise ValueError(
+            f"{str(file)!r}: {wrong[0]!r} is no section: write sections of fields, {', '.join(SECTIONS)}."
+        )
+    return values
+
+
+def _choice(layers: list[Values]) -> dict[str, Any]:
+    """What the layers say of the model to take: the last one counts."""
+    chosen: dict[str, Any] = {}
+    for layer in layers:
+        chosen |= {name: value for name, value in layer.get("model", {}).items() if name in ("base", "variant")}
+    return chosen
+
+
+def _values(options: Sequence[str], names: Sequence[str]) -> Values:
+    values: Values = {}
+    for option in options:
+        name, _, value = option.removeprefix("--").partition("=")
+        if name in names:
+            section, _, key = name.partition(".")
+            values.setdefault(section, {})[key] = yaml.safe_load(value)
+    return values
+
+
+def _fitting(fields: dict[str, Any], config_class: type[MemoryConfig]) -> dict[str, Any]:
+    """What a recipe says of its model; for another variant without the fields that this one gives a default of its own."""
+    if fields.get("variant") == config_class.model_type:
+        return fields
+    shared = {each.name: each.default for each in dataclasses.fields(cast(Any, MemoryConfig))}
+    own = {each.name: each.default for each in dataclasses.fields(cast(Any, config_class))}
+    return {name: value for name, value in fields.items() if name in shared and own[name] == shared[name]}
+
+
+def _names(parser: ArgumentParser) -> dict[str, set[str]]:
+    """The full names of the fields, by section."""
+    found = parser.get_defaults()
+    return {section: {f"{section}.{name}" for name in vars(found[section])} for section in SECTIONS}
+
+
+def _effective(found: Namespace, given: set[str]) -> Namespace:
+    """The values so far, without those that would keep a field that is given now from having an effect."""
+    for name, (instead, nothing) in INSTEAD.items():
+        if name in given and instead not in given:
+            found[instead] = nothing
+    return found
+
+
+def _check_names(names: Iterable[str], known: dict[str, set[str]], where: str) -> None:
+    everything = [each for names in known.values() for each in names]
+    for name in sorted(names):
+        section = name.partition(".")[0]
+        if section not in known:
+            raise ValueError(f"{where}`{name}` is of no section.{_nearest(section, SECTIONS)}")
+        if name in {f"training.{each}" for each in SET_BY_OPTIONS}:
+            raise ValueError(f"{where}`{name}` is set by --output and --resume: leave it out.")
+        # a field that is a dictionary has keys of its own
+        if name != section and ".".join(name.split(".")[:2]) not in known[section]:
+            raise ValueError(f"{where}there is no field `{name}`.{_nearest(name, everything)}")
+
+
+def _nearest(name: str, known: Any) -> str:
+    """The known name that is nearest, or has the same last part."""
+    known = list(known)
+    last = name.rpartition(".")[2]
+    same = [each for each in known if each.rpartition(".")[2] == last]
+    by_last = {each.rpartition(".")[2]: each for each in known}
+    close = same or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = close or list(map(by_last.get, difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)))
+    return f" Did you mean `{close[0]}`?" if close else ""
+
+
+__all__ = ["SECTIONS", "read_config", "read_run", "section_help", "split_options"]

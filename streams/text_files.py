@@ -1,0 +1,116 @@
+"""Text files as bytes: plain, compressed, or a member of a ZIP archive; and how much text is in them."""
+
+import zipfile
+from collections.abc import Iterable
+from io import BufferedReader, RawIOBase
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import fsspec
+
+COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".zip")
+CONTINUATIONS = bytes(range(0x80, 0xC0))  # of UTF-8
+MEMBER = "::"  # corpus.zip::member.txt
+
+
+class TextCounts(NamedTuple):
+    """How long a text is: bytes, characters, and words, which are what white space parts. None: it is not known."""
+
+    bytes: int
+    characters: int | None = None
+    words: int | None = None
+
+
+class TextFile:
+    """A file of text, whose bytes `open()` gives decompressed.
+
+    Args:
+        path: a file, or `archive.zip::member`; the member may be left out where there is one only.
+
+    Raises:
+        ValueError: it is no file, or an archive without that member.
+    """
+
+    def __init__(self, path: str | PathLike):
+        name, _, self.member = str(path).partition(MEMBER)
+        self.path = Path(name)
+        if not self.path.is_file():
+            raise ValueError(f"`paths`: {str(path)!r} is not a file that can be read.")
+        if self.path.suffix == ".zip":
+            self.member = self._only_member() if not self.member else self.member
+        elif self.member:
+            raise ValueError(f"`paths`: {str(path)!r} names a member, but {name!r} is no .zip: leave it out.")
+
+    def __str__(self) -> str:
+        return f"{self.path}{MEMBER}{self.member}" if self.member else str(self.path)
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.path.suffix in COMPRESSED
+
+    def open(self) -> BinaryIO:
+        """The bytes of the text.
+
+        Raises:
+            ValueError: there is no such member, or no package for this kind of compression.
+        """
+        if self.member:
+            with zipfile.ZipFile(self.path) as archive:
+                if self.member not in archive.namelist():
+                    raise ValueError(
+                        f"`paths`: {str(self.path)!r} has no {self.member!r}: its members are {self._listed(archive)}."
+                    )
+                return cast(BinaryIO, archive.open(self.member))
+        if self.path.suffix == ".zst" and "zstd" not in fsspec.available_compressions():
+            raise ValueError(f"`paths`: {str(self.path)!r} needs the package zstandard: `pip install zstandard`.")
+        opened = fsspec.open(str(self.path), "rb", compression="infer").open()
+        return BufferedReader(cast(RawIOBase, opened))  # not all of its readers know lines
+
+    def _only_member(self) -> str:
+        with zipfile.ZipFile(self.path) as archive:
+            files = [each.filename for each in archive.infolist() if not each.is_dir()]
+            if len(files) == 1:
+                return files[0]
+            raise ValueError(
+                f"`paths`: {str(self.path)!r} holds {len(files)} files: name one, as in "
+                f"'{self.path}{MEMBER}{files[0] if files else 'text.txt'}'; there are {self._listed(archive)}."
+            )
+
+    @staticmethod
+    def _listed(archive: zipfile.ZipFile) -> str:
+        names = archive.namelist()
+        return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def count_text(paths: Iterable[str | PathLike], skipped_bytes: int = 0) -> TextCounts:
+    """The length of all files together, read once in pieces.
+
+    Args:
+        paths: the files.
+        skipped_bytes: bytes at the beginning that count as no bytes and no characters: those of the first token, which
+            nothing predicts. Their word counts.
+
+    Returns:
+        The counts. Characters are bytes that continue no other: exact in UTF-8.
+    """
+    size = characters = words = 0
+    for path in paths:
+        in_word = False  # a file ends its last word
+        with TextFile(path).open() as stream:
+            while chunk := stream.read(1 << 20):
+                words += len(chunk.split()) - (in_word and not chunk[:1].isspace())
+                in_word = not chunk[-1:].isspace()
+                part = chunk[max(0, skipped_bytes - size) :]
+                characters += len(part.translate(None, CONTINUATIONS))
+                size += len(chunk)
+    return TextCounts(size - skipped_bytes, characters, words)
+
+
+def count_bytes(text: bytes, skipped_bytes: int = 0) -> TextCounts:
+    """The length of a text; `skipped_bytes` as in [`count_text`]."""
+    part = text[skipped_bytes:]
+    return TextCounts(len(part), len(part.translate(None, CONTINUATIONS)), len(text.split()))
+
+
+__all__ = ["COMPRESSED", "TextCounts", "TextFile", "count_bytes", "count_text"]

@@ -1,0 +1,187 @@
+"""`transformers-xl train`: what it starts from, what it reads, and that it survives being stopped."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from optional_packages import needs
+from programs import run
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.hub import uploading
+from transformers_xl.training.callbacks import SavingOnSignal, TrainingProgress
+
+SMALL = (
+    "--model.hidden_size 16 --model.num_hidden_layers 1 --model.num_attention_heads 2 --model.intermediate_size 16 "
+    "--model.mem_len 8 --model.segment_length 8 --data.batch_size 2 --training.max_steps 4 --training.warmup_steps 1"
+)
+TEXT = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 20
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(text_file: Path) -> Path:
+    return train(text_file, "-o", text_file.parent / "trained", *SMALL.split())
+
+
+def train(*words: object) -> Path:
+    """The folder that a run has written."""
+    result = run("train", *words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return Path(words[words.index("-o") + 1])
+
+
+def refused(*words: object) -> str:
+    result = run("train", *words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    return result.output
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def equal(one: Path, other: Path) -> bool:
+    ours, theirs = weights(one), weights(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_file_in_the_folder_gives_the_same_run(trained: Path, tmp_path: Path):
+    values = yaml.safe_load((trained / "run.yaml").read_text())
+    assert values["model"]["mem_len"] == 8
+    assert equal(train("-o", tmp_path / "again", "--config", trained / "run.yaml"), trained)
+
+
+def test_a_model_is_fine_tuned_with_a_larger_memory(trained: Path, tmp_path: Path):
+    other = tmp_path / "other.txt"
+    other.write_text("Something else, at some length. " * 60)
+    words = ("--model.base", trained, "--model.mem_len", 24, "--model.dropout", 0.2, "--data.batch_size", 2)
+    folder = train(
+        other, "-o", tmp_path / "tuned", *words, "--training.max_steps", 1, "--training.learning_rate", 1e-9
+    )
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    assert (config.mem_len, config.dropout, config.hidden_size) == (24, 0.2, 16)
+    before, after = weights(trained), weights(folder)
+    assert all((before[name] - after[name]).abs().max() < 1e-6 for name in before)
+    assert isinstance(AutoTokenizer.from_pretrained(folder), ByteTokenizer)
+    said = refused(other, "-o", tmp_path / "no", *words, "--model.hidden_size", 32)
+    assert "asks for" in said
+    assert not (tmp_path / "no").exists()
+
+
+def test_adapters_are_saved_alone_or_merged(trained: Path, text_file: Path, tmp_path: Path):
+    needs("peft")
+    words = ("--model.base", trained, "--lora.r", 2, "--data.batch_size", 2, "--training.max_steps", 3)
+    words = (*words, "--training.learning_rate", 0.1, "--training.warmup_steps", 0)
+    adapters = train(text_file, "-o", tmp_path / "adapters", *words)
+    merged = train(text_file, "-o", tmp_path / "merged", *words, "--lora.merge", "true")
+    assert (adapters / "adapter_model.safetensors").is_file()
+    assert not (adapters / "model.safetensors").exists()
+    assert not equal(merged, trained)
+    scores = [run("evaluate", folder, "--text", text_file, "--json") for folder in (adapters, merged, trained)]
+    nats = [json.loads(score.output)["with_memory"]["nats"] for score in scores]
+    assert nats[0] == pytest.approx(nats[1], rel=1e-6)
+    assert nats[0] != pytest.approx(nats[2], rel=1e-3)
+    assert "lora.r" in refused(text_file, "-o", tmp_path / "no", *SMALL.split(), "--lora.merge", "true")
+
+
+def test_a_model_of_words_with_suggested_clusters(text_file: Path, tmp_path: Path):
+    words = WordTokenizer.train_from_files([text_file], progress=False)
+    words.save_pretrained(tmp_path / "words")
+    options = ("--tokenizer.path", tmp_path / "words", "--tokenizer.clusters", 3)
+    folder = train(text_file, "-o", tmp_path / "model", *SMALL.split(), *options)
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    assert (config.vocab_size, config.cutoffs) == (len(words), words.suggest_cutoffs(3))
+    assert "word" in type(AutoTokenizer.from_pretrained(folder)).__name__.lower()
+    assert "counts" in refused(text_file, "-o", tmp_path / "no", *SMALL.split(), "--tokenizer.clusters", 3)
+    assert "vocab_size" in refused(
+        text_file, "-o", tmp_path / "no", *SMALL.split(), *options[:2], "--model.vocab_size", 3
+    )
+
+
+class Signals(TrainerCallback):
+    """Asks the process to end in the third step."""
+
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("save_strategy", ["steps", "no"])
+def test_a_run_that_is_stopped_is_saved_and_resumes_exactly(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_strategy: str
+):
+    words = (text_file, *SMALL.split(), "--training.save_strategy", save_strategy, "--training.max_steps", 6)
+    whole = train(*words, "-o", tmp_path / "whole")
+    folder, handler = tmp_path / "stopped", signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "on_step_begin", Signals.on_step_begin)
+        result = run("train", *words, "-o", folder)
+    assert result.exit_code == 130
+    assert "stopped behind step 3" in result.output
+    assert f"train --resume -o {folder}" in result.output
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-3", "run.yaml"}
+    assert "not empty" in refused(*words, "-o", folder)
+    assert equal(train("--resume", "-o", folder), whole)
+    longer = train("--resume", "-o", folder, "--training.max_steps", 8)
+    assert json.loads((longer / "training_metrics.json").read_text())["training"]["steps"] == 8
+
+
+def test_nothing_to_resume(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    assert "run.yaml" in refused("--resume", "-o", tmp_path / "empty")
+
+
+def test_a_failure_leaves_the_folder_as_it_was(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old.txt").write_text("old")
+
+    def fail(self, args, state, control, **kwargs):
+        raise ValueError("the disk is full")
+
+    monkeypatch.setattr(SavingOnSignal, "on_step_end", fail)
+    assert "the disk is full" in refused(text_file, "-o", folder, "--overwrite", *SMALL.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in folder.iterdir()] == ["old.txt"]
+
+
+def test_early_stopping_and_the_best_model(text_file: Path, tmp_path: Path):
+    words = (
+        "--training.eval_strategy steps --training.eval_steps 1 --training.save_steps 1 --training.max_steps 9 "
+        "--training.load_best_model_at_end true --training.early_stopping_patience 1 --training.learning_rate 5.0"
+    )
+    folder = train(text_file, "-o", tmp_path / "model", *SMALL.split(), *words.split())
+    metrics = json.loads((folder / "training_metrics.json").read_text())
+    losses = [row["eval_loss"] for row in metrics["log"] if "eval_loss" in row]
+    assert metrics["training"]["steps"] == len(losses) < 9
+    best, scored = min(losses), metrics["evaluations"][0]
+    assert scored["nats"] / scored["tokens"] == pytest.approx(best, rel=1e-5)  # weighed by tokens, of the best step
+    said = refused(text_file, "-o", tmp_path / "no", *SMALL.split(), "--training.early_stopping_patience", 1)
+    assert "early_stopping_patience" in said
+
+
+def test_scores_for_programs(text_file: Path, tmp_path: Path):
+    result = run("train", text_file, "-o", tmp_path / "model", *SMALL.split(), "--json")
+    scores = json.loads(result.stdout)
+    assert scores["with_memory"]["perplexity"] > 1
+    assert scores["with_memory"]["words"] > 1
+
+
+def test_where_files_lie_is_not_pushed(trained: Path):
+    files, left_out = uploading._files_to_push(trained)
+    assert "run.yaml" in left_out
+    assert not [name for name, path in files.items() if str(trained.parent) in path.read_text(errors="ignore")]

@@ -1,0 +1,175 @@
+"""The texts of a run: every kind of file, and how the held-out part is found and counted."""
+
+import bz2
+import gzip
+import json
+import lzma
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from optional_packages import needs
+
+from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.experiments.run_config import DataSection
+from transformers_xl.experiments.run_data import read_data, text_folder
+from transformers_xl.streams.document_stream import DocumentStream
+from transformers_xl.streams.streaming_text import StreamingText
+from transformers_xl.streams.text_files import TextCounts, TextFile, count_text
+
+TEXT = "na\u00efve words .\nmore of them\n"
+ROWS = ["one two three", "four", "five six", "seven eight nine ten"]
+
+
+def section(*paths: object, **fields) -> DataSection:
+    return DataSection(path=[str(path) for path in paths], **fields)
+
+
+def spelled(rows: list[np.ndarray]) -> list[str]:
+    return [ByteTokenizer().decode_bytes(row.tolist()).decode() for row in rows]
+
+
+def archive(folder: Path, **members: str) -> Path:
+    with zipfile.ZipFile(folder / "texts.zip", "w") as file:
+        for name, text in members.items():
+            file.writestr(f"{name}.txt", text)
+    return folder / "texts.zip"
+
+
+@pytest.mark.parametrize("ending", [".txt", ".gz", ".xz", ".bz2", ".zst", ".zip"])
+def test_texts_are_decompressed(tmp_path: Path, ending: str):
+    data = TEXT.encode()
+    path = tmp_path / f"text{ending}"
+    if ending == ".zip":
+        path = archive(tmp_path, only=TEXT)
+    elif ending == ".zst":
+        path.write_bytes(needs("zstandard").compress(data))
+    else:
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}.get(ending, bytes)(data))
+    read = read_data(section(path, eval_path=[str(path)]), ByteTokenizer(), progress=False)
+    assert spelled(read.rows) == [TEXT]
+    # the first byte, which nothing predicts, is not counted, but its word is
+    assert read.held_out.counts == TextCounts(len(data) - 1, len(TEXT) - 1, 6)
+
+
+def test_members_of_an_archive(tmp_path: Path):
+    path = archive(tmp_path, first="a\n", second="b\n")
+    assert TextFile(f"{path}::second.txt").open().read() == b"b\n"
+    with pytest.raises(ValueError, match="holds 2 files.*::first.txt"):
+        TextFile(path)
+    with pytest.raises(ValueError, match="has no 'third.txt'.*first.txt, second.txt"):
+        TextFile(f"{path}::third.txt").open()
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match="no .zip"):
+        TextFile(f"{tmp_path / 'a.txt'}::b")
+
+
+def test_texts_are_counted_as_python_counts_them(tmp_path: Path):
+    text = " a\u00e9\u3042 b\tc\n\n d\U0001f600" * 70_000  # more than one piece
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text("x y")
+    found = count_text([tmp_path / "a.txt", tmp_path / "b.txt"], skipped_bytes=2)
+    assert found == (len(text.encode()) + 3 - 2, len(text) + 3 - 2, len(text.split()) + 2)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
+def test_the_end_of_a_text_is_held_out(tmp_path: Path, tokenizer: str):
+    path = tmp_path / "a.txt"
+    path.write_text("one two\nthree four\nfive six\nseven eight\n")
+    if tokenizer == "bytes":
+        read = read_data(section(path, eval_fraction=0.3), ByteTokenizer(), progress=False)
+        assert spelled([*read.rows, *read.held_out.rows]) == [
+            path.read_text()[:28], path.read_text()[28:],
+        ]  # fmt: skip
+        return
+    words = WordTokenizer.train_from_files([path], progress=False)
+    read = read_data(section(path, eval_fraction=0.3, cache_dir=str(tmp_path / "cache")), words, progress=False)
+    whole = words(path.read_text())["input_ids"]
+    assert np.concatenate([*read.rows, *read.held_out.rows]).tolist() == whole
+    assert words.decode(read.held_out.rows[0].tolist()).split()[:2] == ["seven", "eight"]  # from the start of a line
+    assert read.held_out.counts == TextCounts(12, 12, 2)
+    assert list((tmp_path / "cache").glob("*.safetensors"))
+
+
+def test_a_folder_with_splits(tmp_path: Path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}, a text\n")
+    read = read_data(section(tmp_path), ByteTokenizer(), progress=False)
+    assert spelled(read.rows) == ["train, a text\n"]
+    assert spelled(read.held_out.rows) == ["valid, a text\n"]
+    assert text_folder(section(tmp_path)) == tmp_path
+    (tmp_path / "train.txt").unlink()
+    assert spelled(
+        read_data(section(tmp_path, eval_path=[str(tmp_path / "valid.txt")]), ByteTokenizer(), False).rows
+    ) == ["test, a text\nvalid, a text\n"]
+
+
+def tables(folder: Path, kind: str) -> Path:
+    datasets = needs("datasets")
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        datasets.Dataset.from_dict({"text": ROWS}).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps({"text": row, "id": 1}) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_are_documents_or_one_stream(tmp_path: Path, kind: str, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    path = tables(tmp_path, kind)
+    documents = read_data(section(path, documents=True, eval_fraction=0.3), ByteTokenizer(), progress=False)
+    assert sorted(spelled([*documents.rows, *documents.held_out.rows])) == sorted(ROWS)
+    held = spelled(documents.held_out.rows)
+    assert documents.held_out.counts == TextCounts(
+        sum(len(row) - 1 for row in held), sum(len(row) - 1 for row in held), sum(len(row.split()) for row in held)
+    )
+    assert isinstance(documents.stream(4, 1), DocumentStream)
+    stream = read_data(section(path, eval_fraction=0.3), ByteTokenizer(), progress=False)
+    assert spelled(stream.rows) == ["".join(ROWS[:3])]
+    assert spelled(stream.held_out.rows) == [ROWS[3]]
+
+
+def test_rows_are_streamed(tmp_path: Path):
+    path = tables(tmp_path, "jsonl")
+    with pytest.raises(ValueError, match="held-out text of its own"):
+        read_data(section(path, streaming=True), ByteTokenizer(), progress=False)
+    read = read_data(section(path, streaming=True, eval_path=[str(path)]), ByteTokenizer(), progress=False)
+    assert read.tokens is None
+    assert isinstance(read.stream(4, 1), StreamingText)
+    first = next(iter(read.stream(4, 1)))["input_ids"]
+    assert spelled([first.numpy()]) == ["one "]
+    assert spelled(read.held_out.rows) == ["".join(ROWS)]
+
+
+def test_texts_of_documents(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n--\n".join(ROWS))
+    fields = {"documents": True, "separator": "\n--\n", "append_eos": True, "eval_fraction": 0.3}
+    read = read_data(section(path, **fields), ByteTokenizer(), progress=False)
+    assert sorted(spelled([*read.rows, *read.held_out.rows])) == sorted(ROWS)
+    assert all(row[-1] == ByteTokenizer().eos_token_id for row in read.rows)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "`data.path` is empty"),
+        ({"path": ["missing.txt"]}, "missing.txt"),
+        ({"path": ["{folder}"]}, "has no file that ends in"),
+        ({"path": ["{text}"], "streaming": True}, "streaming"),
+        ({"path": ["{text}"], "eval_fraction": 1.5}, "fraction"),
+        ({"path": ["{text}", "{table}"]}, "mixes"),
+        ({"path": ["{table}"], "text_field": "body"}, "its columns are"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tmp_path: Path, fields: dict, message: str):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text(TEXT)
+    names = {"folder": tmp_path / "empty", "text": tmp_path / "a.txt"}
+    if "{table}" in fields.get("path", []):
+        names["table"] = tables(tmp_path, "jsonl")
+    fields = fields | {"path": [path.format(**names) for path in fields.get("path", [])]}
+    with pytest.raises(ValueError, match=message):
+        read_data(DataSection(**fields), ByteTokenizer(), progress=False)

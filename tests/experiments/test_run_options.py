@@ -1,0 +1,167 @@
+"""A run from a recipe, YAML files and options: every field in all three, the later over the earlier, no name unknown."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from programs import run
+
+from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.experiments.run_config import RunConfig, config_fields, model_section, recipe_names, recipe_path
+from transformers_xl.experiments.run_options import SECTIONS, read_config, read_run, split_options
+from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.training.arguments import MemoryTrainingArguments
+
+CAUSAL = [name for name, row in VARIANTS.items() if row.causal]
+
+
+def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+@pytest.mark.parametrize("variant", CAUSAL)
+def test_every_field_of_a_variant_is_a_field_of_its_section(variant: str):
+    config_class = VARIANTS[variant].config_class
+    fields = config_fields(read_config(["--model.variant=" + variant]).model)
+    config = config_class(**(fields | {"vocab_size": 11}))
+    assert config.model_type == variant
+    own = {
+        each.name for each in dataclasses.fields(config_class) if each.name not in dataclasses.asdict(base_fields())
+    }
+    assert own <= fields.keys() | {"vocab_size"}
+
+
+def base_fields():
+    from transformers import PreTrainedConfig
+
+    return PreTrainedConfig()
+
+
+def test_every_training_argument_can_be_given():
+    given = read_config().to_dict()["training"]
+    names = {each.name for each in dataclasses.fields(MemoryTrainingArguments) if each.init}
+    assert names - given.keys() == {"output_dir", "resume_from_checkpoint", "hub_token"}
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_the_whole_file_of_a_recipe_gives_the_same_run(tmp_path: Path, recipe: str):
+    first = read_config(recipe=recipe)
+    again = read_config(files=[written(tmp_path, first.to_yaml())])
+    assert again.to_dict() == first.to_dict()
+    assert list(first.to_dict()) == list(SECTIONS)
+
+
+def test_options_are_over_files_and_files_over_the_recipe(tmp_path: Path):
+    early = written(tmp_path, "training: {learning_rate: 1e-4, seed: 3}\nmodel: {mem_len: 5}\n", "a.yaml")
+    late = written(tmp_path, "training: {seed: 4}\n", "b.yaml")
+    found = read_config(["--model.hidden_size=48", "--training.lr_scheduler_kwargs={num_cycles: 2}"], [early, late])
+    assert (found.training.learning_rate, found.training.seed, found.training.warmup_steps) == (1e-4, 4, 100)
+    assert (found.model.mem_len, found.model.hidden_size, found.model.num_hidden_layers) == (5, 48, 4)
+    assert found.training.lr_scheduler_kwargs == {"num_cycles": 2}
+
+
+def test_python_says_the_same():
+    run_config = RunConfig(
+        model=model_section(TransformerXLConfig)(hidden_size=48, mem_len=5), training=MemoryTrainingArguments(seed=4)
+    )
+    values = run_config.to_dict()
+    assert (values["model"]["hidden_size"], values["model"]["variant"]) == (48, "transformer_xl")
+    assert values["training"]["seed"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model.hiden_size 3", "Did you mean `model.hidden_size`"),
+        ("--training.seeed 3", "Did you mean `training.seed`"),
+        ("--trainin.seed 3", "Did you mean `training`"),
+        ("--learning-rate 3", "Did you mean `training.learning_rate`"),
+        ("--steps 3", "Did you mean `training.max_steps`"),
+        ("--training.learning_rate abc", "training.learning_rate"),
+        ("--model.mem_len 1.5", "model.mem_len"),
+        ("--model.variant transformer_xxl", "known are transformer_xl"),
+        ("--model.variant star_transformer", "known are transformer_xl"),
+        ("--training.output_dir x", "--output"),
+        ("--training.seed", "has no value"),
+        ("--training.num_train_epochs 1 --training.max_steps 3", "give one of them"),
+        ("a.txt --data.path b.txt", "given twice"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        read_run(words.split(), [], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {hiden_size: 3}", "run.yaml.*Did you mean `model.hidden_size`"),
+        ("modell: {hidden_size: 3}", "run.yaml.*Did you mean `model`"),
+        ("training: 5", "no section"),
+        ("- 5", "no section"),
+        ("training: {learning_rate: fast}", "training.learning_rate"),
+        ("training: {eval_strategy: no}", "training.eval_strategy"),  # a boolean in YAML
+        ("training: !!python/object/apply:os.getcwd []", "run.yaml"),
+        ("model: [", "run.yaml"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        read_config(files=[written(tmp_path, text)])
+
+
+def test_the_later_of_two_fields_that_exclude_each_other_counts(tmp_path: Path):
+    """The recipe has `max_steps` and `batch_size`, which would leave these without effect."""
+    epochs = read_config(["--training.num_train_epochs=2", "--training.per_device_train_batch_size=3"])
+    assert (epochs.training.max_steps, epochs.training.num_train_epochs) == (-1, 2)
+    assert (epochs.data.batch_size, epochs.training.per_device_train_batch_size) == (None, 3)
+    steps = read_config(["--training.max_steps=7"], [written(tmp_path, "training: {num_train_epochs: 2}\n")])
+    assert steps.training.max_steps == 7
+
+
+def test_a_recipe_gives_another_variant_its_sizes_but_not_what_is_its_own():
+    vanilla = read_config(["--model.variant=vanilla_transformer"]).model
+    assert (vanilla.hidden_size, vanilla.mem_len, vanilla.same_length) == (256, 0, False)
+    assert read_config(["--model.variant=sha_rnn"]).model.num_attention_heads == 1
+
+
+def test_a_base_says_what_the_model_is(tmp_path: Path):
+    config = TransformerXLConfig(
+        vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, mem_len=9
+    )
+    TransformerXLForCausalLM(config).save_pretrained(tmp_path, include_code=False)
+    found = read_config([f"--model.base={tmp_path}", "--model.dropout=0.3"]).model
+    assert (found.hidden_size, found.mem_len, found.vocab_size, found.dropout) == (16, 9, 11, 0.3)
+    with pytest.raises(ValueError, match="leave it out"):
+        read_config([f"--model.base={tmp_path}", "--model.variant=gtrxl"])
+
+
+def test_words_are_options_and_texts_in_any_order():
+    options, texts = split_options(["a.txt", "--training.learning-rate", "1e-4", "b.txt", "--model.mem_len=3"])
+    assert (options, texts) == (["--training.learning_rate=1e-4", "--model.mem_len=3"], ["a.txt", "b.txt"])
+    assert read_run(["a b.txt", "c.txt"], [], None).data.path == ["a b.txt", "c.txt"]
+    assert read_run(["--data.path", "c.txt"], [], None).data.path == ["c.txt"]
+
+
+def test_the_command_prints_the_whole_run(tmp_path: Path):
+    shown = run("config", "small-bytes", "--training.seed", 5)
+    assert shown.exit_code == 0, shown.output
+    assert yaml.safe_load(shown.output) == read_config(["--training.seed=5"]).to_dict()
+    again = run("config", written(tmp_path, shown.output))
+    assert again.output == shown.output
+    assert run("config", "--recipes").output.split() == recipe_names()
+    assert "--model.same_length" in run("config", "--fields", "model").output
+    assert "--training.learning_rate" in run("config", "--fields", "training").output
+    unknown = run("config", "enwik9")
+    assert unknown.exit_code == 2
+    assert "small-bytes" in unknown.output
+
+
+def test_no_token_is_written():
+    assert "secret" not in read_config(["--training.hub_token=secret"]).to_yaml()
+
+
+def test_recipes_are_in_the_package():
+    assert recipe_path("small-bytes").is_file()

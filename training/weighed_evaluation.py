@@ -1,0 +1,47 @@
+"""Evaluation figures in which every token counts alike.
+
+The library's loss is the mean over batches of their mean loss per token, in which a padded last segment counts like a full
+one.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+
+class TokenSums:
+    """The nats and tokens of an evaluation."""
+
+    def __init__(self, device: torch.device):
+        self.sums = torch.zeros(2, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
+
+    def add(self, loss: torch.Tensor, tokens: torch.Tensor) -> None:
+        """The mean `loss` in nats over a number of `tokens`."""
+        if tokens:  # the loss of no token is nan
+            self.sums += torch.stack([loss.detach() * tokens, tokens]).to(self.sums)
+
+    def metrics(self, accelerator: Accelerator, counts: Any | None) -> Mapping[str, float]:
+        """`loss` (nats per token), `perplexity`, `tokens`, and what `counts` of the text make of them: `bits_per_byte`,
+        `bits_per_character`, `word_perplexity`. Nothing where nothing was added. Called on every process."""
+        nats, tokens = accelerator.reduce(self.sums, "sum").tolist()
+        if not tokens:
+            return {}
+        found = {"loss": nats / tokens, "perplexity": _exp(nats / tokens), "tokens": int(tokens)}
+        if counts is None:
+            return found
+        found["bits_per_byte"] = nats / math.log(2) / counts.bytes
+        if counts.characters:
+            found["bits_per_character"] = nats / math.log(2) / counts.characters
+        if counts.words:
+            found["word_perplexity"] = _exp(nats / counts.words)
+        return found
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+__all__ = ["TokenSums"]
