@@ -14,7 +14,8 @@ assert "site-packages" in transformers_xl.__file__, transformers_xl.__file__
 names = zipfile.ZipFile(sys.argv[1]).namelist()
 outside = [name for name in names if not name.startswith(("transformers_xl/", "transformers_xl-"))]
 assert not outside, outside
-assert {"transformers_xl/py.typed", "transformers_xl/recipes/small-bytes.yaml"} <= set(names)
+assert "transformers_xl/py.typed" in names
+assert "transformers_xl/recipes/small-bytes.yaml" in names
 assert "transformers_xl/recipes/enwik8-12l.yaml" in names
 assert not [name for name in names if any(part in name for part in ("tests", "benchmarks", "model_cards"))]
 

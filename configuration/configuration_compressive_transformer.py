@@ -52,6 +52,11 @@ class CompressiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfi
             )
 
     @property
+    def sliding_window(self) -> int:
+        """Positions that a token sees, itself included, or sees compressed, when it stands right behind full memories."""
+        return super().sliding_window + self.compression_rate * self.compressed_mem_len
+
+    @property
     def layer_mem_lens(self) -> list[int]:
         """The window, and fewer than `compression_rate` positions that have left it and are not compressed yet."""
         return [self.mem_len + self.compression_rate - 1] * self.num_hidden_layers

@@ -136,7 +136,7 @@ def score_text(
         model: a causal language model of this package, left in the mode (training or not) it comes in.
         ids: token ids of the text `(tokens,)`.
         segment_length: tokens per segment; `config.segment_length` when not given.
-        lanes: number of lanes, the batch size.
+        lanes: batch rows that the text is read in.
         memory: `True`: a segment is read with the memory of those before. `False`: each segment alone.
         num_bytes: bytes that all tokens but the first stand for; one per token when not given.
         progress: show a bar on stderr.

@@ -70,11 +70,11 @@ def check_inputs(
     reset: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     has_cache: bool,
-) -> None:
-    """Check the shapes of a segment's arguments."""
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
+) -> tuple[int, int]:
+    """Check the shapes of a segment's arguments; batch and length of the segment."""
     name, inputs, dims = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
+    if inputs is None or (input_ids is not None and inputs_embeds is not None):
+        raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
     if inputs.dim() != dims or 0 in inputs.shape:
         wanted = "(batch, length)" if dims == 2 else "(batch, length, hidden_size)"
         raise ValueError(f"`{name}` has shape {tuple(inputs.shape)}: it must be {wanted}, each at least 1.")
@@ -112,6 +112,7 @@ def check_inputs(
             f"`position_ids` has shape {tuple(position_ids.shape)} and type {position_ids.dtype}: it must be integers, of "
             f"shape (batch, length) = ({batch}, {length})."
         )
+    return batch, length
 
 
 def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
@@ -206,12 +207,12 @@ def _check_mems(
         raise ValueError(
             "`mems_mask` was given, but this model remembers no positions that it could mask: leave it out."
         )
-    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in layout.windows(mems)]
-    if type(config).layer_mem_lens is MemoryConfig.layer_mem_lens:  # no layer has a window of its own
-        lengths = lengths[:1] * len(lengths)
+    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems]
+    first: dict[str, int] = {}  # of each name, how many columns the first layer has
     for index, (memory, tensor) in enumerate(zip(mems, layout.tensors, strict=True)):
-        columns = lengths[index] if index < len(lengths) else memory.shape[1] if memory.dim() > 1 else 0
-        wanted = (batch, *(columns if size is None else size for size in tensor.shape))
+        if len(set(config.layer_mem_lens)) == 1:  # no layer has a window of its own
+            lengths[index] = first.setdefault(tensor.name, lengths[index])
+        wanted = (batch, *(lengths[index] if size is None else size for size in tensor.shape))
         if tuple(memory.shape) != wanted:
             meaning = ", that is (batch, <=mem_len, hidden_size)" if None in tensor.shape else ""
             raise ValueError(
@@ -220,8 +221,11 @@ def _check_mems(
             )
         if tensor.shape and not memory.is_floating_point():  # counters have no further dimension
             raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
-    if mems_mask is not None and (tuple(mems_mask.shape) != (batch, max(lengths)) or mems_mask.dtype != torch.bool):
+    if mems_mask is None:
+        return
+    columns = max(lengths[: layout.num_windows])
+    if tuple(mems_mask.shape) != (batch, columns) or mems_mask.dtype != torch.bool:
         raise ValueError(
             f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool, of shape "
-            f"({batch}, {max(lengths)})."
+            f"({batch}, {columns})."
         )

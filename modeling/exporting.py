@@ -1,5 +1,7 @@
 """One step of generation as a graph of fixed shapes: `torch.export` of a token in, logits and the next memory out."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -68,7 +70,7 @@ def step_memory(
     Raises:
         ValueError: the model remembers nothing, or more than attention does.
     """
-    decoder = model.base_model
+    decoder: Any = model.base_model
     others = [part.name for part in decoder.layout.parts if not isinstance(part.memory, WindowMemory)]
     if others or not model.config.mem_len:
         remembers = f"also remembers {', '.join(others)}" if others else "remembers nothing"

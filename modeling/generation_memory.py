@@ -1,7 +1,7 @@
 """`generate()` with memory: https://arxiv.org/abs/1901.02860, section 3.2, at the cost of one token per token."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.generation import (
@@ -17,13 +17,16 @@ from transformers.utils import ModelOutput
 from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 # Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.
-PROMPT_PIECE = 512
+PREFILL_CHUNK = 512
 
 
 class _WithMemory:
     """Memory of a generated text, as properties: a field would be copied into the answers of a pipeline."""
+
+    past_key_values: Any  # a `MemoryCache`, or None
 
     @property
     def mems(self) -> MemoryCache | None:
@@ -73,8 +76,10 @@ class _NotingStoppingCriteria(StoppingCriteriaList):
         return done
 
 
-class MemoryGenerationMixin(GenerationMixin):
+class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
     """`GenerationMixin` for a model with memory."""
+
+    model: MemoryModel
 
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
@@ -112,9 +117,9 @@ class MemoryGenerationMixin(GenerationMixin):
 
         if self._returns_ids_alone(configs):
             with torch.inference_mode():  # autograd's books cost some twentieth of a token
-                result = super().generate(inputs, generation_config=generation_config, **kwargs)
-            return result.clone()  # such a tensor could not be trained on
-        result = super().generate(inputs, generation_config=generation_config, **kwargs)
+                ids: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
+            return ids.clone()  # such a tensor could not be trained on
+        result: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
         returned = isinstance(result, ModelOutput)
         cache = result.past_key_values if returned else kwargs.get("past_key_values")
         cache = cache if isinstance(cache, MemoryCache) else None
@@ -125,7 +130,7 @@ class MemoryGenerationMixin(GenerationMixin):
             return result
         if isinstance(result, GenerateBeamDecoderOnlyOutput):
             result = MemoryGenerateBeamOutput(**result)
-            cache = None if start is None else self._read_again(result, start)
+            cache = None if start is None else self._rebuild_cache(result, start)
         else:
             result = MemoryGenerateOutput(**result)
         result.past_key_values = cache
@@ -188,7 +193,9 @@ class MemoryGenerationMixin(GenerationMixin):
             prompt = [model_kwargs.get(name) for name in _BeamStart._fields[2:]]
             cache.start = _BeamStart(cache.copy(), int(cache.get_seq_length()), *prompt)
         elif generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-            generation_config._memory_cache = cache  # for `_get_stopping_criteria`; this config is private to the call
+            vars(generation_config)["_memory_cache"] = (
+                cache  # for `_get_stopping_criteria`; this config is private to the call
+            )
 
     def _start_cache(
         self,
@@ -211,7 +218,7 @@ class MemoryGenerationMixin(GenerationMixin):
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:
         criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
-        cache = generation_config.__dict__.pop("_memory_cache", None)
+        cache = vars(generation_config).pop("_memory_cache", None)
         return criteria if cache is None else _NotingStoppingCriteria(criteria, cache)
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
@@ -239,11 +246,11 @@ class MemoryGenerationMixin(GenerationMixin):
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"
         length = inputs[name].shape[1]
         is_captured = inputs.get("output_attentions") or inputs.get("output_hidden_states")
-        if length <= PROMPT_PIECE or not isinstance(cache, MemoryCache) or not self.config.same_length or is_captured:
+        if length <= PREFILL_CHUNK or not isinstance(cache, MemoryCache) or not self.config.same_length or is_captured:
             return inputs
-        front = length - PROMPT_PIECE
+        front = length - PREFILL_CHUNK
         given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
-        self._read_on(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PROMPT_PIECE)
+        self._prefill_memory(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PREFILL_CHUNK)
         if cache.records_past:
             cache.crop(0)  # no token of a prompt is taken back
         inputs |= {key: inputs[key][:, front:] for key in (name, "position_ids") if key in given}
@@ -265,11 +272,12 @@ class MemoryGenerationMixin(GenerationMixin):
         return past_key_values
 
     @torch.no_grad()
-    def _read_again(self, result: MemoryGenerateBeamOutput, start: _BeamStart) -> MemoryCache:
+    def _rebuild_cache(self, result: MemoryGenerateBeamOutput, start: _BeamStart) -> MemoryCache:
         """The memory of the sequences that won, which is not that of the beams that ran last: they are read once more."""
-        rows = result.beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
-        num_generated = (result.beam_indices >= 0).sum(dim=1, keepdim=True)
-        generated_length = result.beam_indices.shape[1]
+        beam_indices = result["beam_indices"]
+        rows = beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
+        num_generated = (beam_indices >= 0).sum(dim=1, keepdim=True)
+        generated_length = beam_indices.shape[1]
         prompt_ids, generated_ids = result.sequences.tensor_split(
             [result.sequences.shape[1] - generated_length], dim=1
         )
@@ -291,12 +299,12 @@ class MemoryGenerationMixin(GenerationMixin):
             if getattr(start, name) is not None:
                 prompt[name] = getattr(start, name)[rows, -length:]
         # with `same_length=False` one call is one segment: the prompt, and then a token per call
-        self._read_on(cache, prompt, PROMPT_PIECE if self.config.same_length else length)
+        self._prefill_memory(cache, prompt, PREFILL_CHUNK if self.config.same_length else length)
         generated = {"input_ids": generated_ids, "attention_mask": generated_mask}
-        self._read_on(cache, generated, PROMPT_PIECE if self.config.same_length else 1)
+        self._prefill_memory(cache, generated, PREFILL_CHUNK if self.config.same_length else 1)
         return cache
 
-    def _read_on(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
+    def _prefill_memory(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
         """Read `inputs`, each `(batch, length, ...)`, into the cache, at most `piece` tokens at once."""
         length = next(iter(inputs.values())).shape[1]
         for start in range(0, length, piece):

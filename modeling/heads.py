@@ -36,7 +36,7 @@ class MemoryHead(MemoryPreTrainedModel):
         self.build_head(config)
         self.post_init()
 
-    def with_auxiliary_loss(
+    def add_auxiliary_loss(
         self,
         loss: torch.Tensor,
         outputs: MemoryModelOutput,
@@ -202,7 +202,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         if targets is not None:
             targets = targets.contiguous()  # the library's loss views it
             loss = self.prediction_loss(outputs, logits, targets, **kwargs)
-            loss = self.with_auxiliary_loss(loss, outputs, targets != -100, kwargs.get("num_items_in_batch"))
+            loss = self.add_auxiliary_loss(loss, outputs, targets != -100, kwargs.get("num_items_in_batch"))
         return self.head_output(outputs, loss, logits)
 
 
@@ -278,7 +278,7 @@ class MemoryForSequenceClassification(MemoryHead):
             else keep_last(attention_mask, length).bool()
         )
         targets_per_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
-        return self.with_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)
+        return self.add_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)
 
 
 class MemoryForTokenClassification(MemoryHead):
@@ -318,7 +318,7 @@ class MemoryForTokenClassification(MemoryHead):
         if labels is not None:
             items = kwargs.get("num_items_in_batch")
             loss = self.loss_function(logits=logits, labels=labels, config=self.config, num_items_in_batch=items)
-            loss = self.with_auxiliary_loss(loss, outputs, labels != -100, items)
+            loss = self.add_auxiliary_loss(loss, outputs, labels != -100, items)
         return self.head_output(outputs, loss, logits)
 
 

@@ -1,6 +1,7 @@
 """The memory as the attention reads it: projected keys and values, owned by the caller and updated in place."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import Cache
@@ -23,7 +24,8 @@ class MemoryCacheLayer:
 
     def __init__(self, memories: LayerMemory, is_compileable: bool):
         self.memories, self.is_compileable = memories, is_compileable
-        self.buffers = [memory.buffer for memory in memories if isinstance(memory, ColumnMemory)]
+        buffers = [memory.buffer for memory in memories if isinstance(memory, ColumnMemory)]
+        self.buffers = [buffer for buffer in buffers if buffer is not None]
 
     @property
     def is_initialized(self) -> bool:
@@ -73,7 +75,8 @@ class MemoryCache(Cache):
 
     def __init__(self, memory: ModelMemory, static: bool = False):
         memory.use_buffers(static)
-        super().__init__(layers=[MemoryCacheLayer(each, static) for each in memory.layers])
+        layers: list[Any] = [MemoryCacheLayer(each, static) for each in memory.layers]
+        super().__init__(layers=layers)
         self.memory, self.static = memory, static
         self.ended: torch.Tensor | None = None
         self.start = None  # what beam search started from, while it runs

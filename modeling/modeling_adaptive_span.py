@@ -4,6 +4,8 @@ Every head learns how far back it looks, and pays for it in the training loss. W
 remembered nor computed.
 """
 
+from typing import Any
+
 import torch
 from transformers.utils import auto_docstring
 
@@ -35,7 +37,8 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
     _no_split_modules = ["AdaptiveSpanLayer"]
 
     def _span_masks(self) -> list[SpanMask]:
-        return [layer.self_attn.span_mask for layer in self.base_model.layers]
+        decoder: Any = self.base_model
+        return [layer.self_attn.span_mask for layer in decoder.layers]
 
     def spans(self) -> torch.Tensor:
         """How many positions before a token each head sees, its ramp included, `(layers, heads)` integers."""
@@ -58,6 +61,7 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
 class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel, MemoryModel):
     layer_class = AdaptiveSpanLayer
     positions_class = SpanPositions
+    positions: SpanPositions
     auxiliary_loss_coef = "span_loss_coef"
 
     def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:

@@ -42,8 +42,8 @@ from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 class CompressiveTransformerModelOutput(MemoryModelOutput):
     """
     Args:
-        compression_loss (`torch.Tensor`, *optional*):
-            In training mode: the attention-reconstruction loss, summed over layers.
+        compression_loss (`torch.Tensor` of shape `(batch, length)`, *optional*):
+            In training mode: the attention-reconstruction loss of each token, summed over layers.
         attentions (`tuple[torch.Tensor]`, *optional*):
             Weights of each layer, `(batch, heads, length, keys)`, the keys being those of `[compressed; memory; segment]`.
     """
@@ -62,8 +62,9 @@ class CompressiveTransformerLayer(MemoryLayer):
     """Attention over `[compressed memory; memory; segment]` and a feed-forward. Algorithm 1.
 
     Differs from the original: blocks are counted from the beginning of a text and seen when all of a block lies behind
-    the window, so that the cut into segments changes nothing; the memory of a fresh row is empty (zeros in the paper:
-    `initial_memory="zeros"`). A compressed vector stands for one step of distance, which the paper leaves open.
+    the window, so that the cut into segments changes nothing (`same_length=False`: as in the paper); the memory of a fresh
+    row is empty (`initial_memory="zeros"`: as in the paper). A compressed vector stands for one step of distance, which the
+    paper leaves open.
     """
 
     attention_class = CompressiveAttention
@@ -76,8 +77,8 @@ class CompressiveTransformerLayer(MemoryLayer):
         config = self.self_attn.config
         return CompressiveMemory(UncompressedMemory(config), CompressedMemory(config))
 
-    def project(self, states: torch.Tensor | None) -> Tensors | None:
-        return None if states is None else self.self_attn.project(self.attention_input(states))
+    def project(self, states: torch.Tensor) -> Tensors:
+        return self.self_attn.project(self.attention_input(states))
 
     def forward(
         self, hidden_states: torch.Tensor, memory: CompressiveMemory, segment: CompressiveContext, **kwargs
@@ -92,12 +93,14 @@ class CompressiveTransformerLayer(MemoryLayer):
         compressed = self.compression(old)
         past = memory.compressed.unprojected()
         memory.compressed.write(compressed.detach())
-        far_key, far_value = memory.compressed.extend(self.project(compressed.detach()), self.project(past))
+        far_key, far_value = memory.compressed.extend(
+            self.project(compressed.detach()), None if past is None else self.project(past)
+        )
 
         queries = self.attention_input(hidden_states)
         attn_output, _ = self.self_attn(queries, (far_key, key), (far_value, value), memory, segment, **kwargs)
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs)
-        if not self.training or compressed.shape[1] == 0:
+        if not self.training:
             return LayerOutput(hidden_states)
         if self.input_layernorm.norm_position == "pre":
             old, compressed = (without_learning(self.input_layernorm, each) for each in (old, compressed))
@@ -116,6 +119,7 @@ class CompressiveTransformerPreTrainedModel(MemoryPreTrainedModel):
 class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryModel):
     layer_class = CompressiveTransformerLayer
     output_class = CompressiveTransformerModelOutput
+    token_outputs = ("last_hidden_state", "compression_loss")
     auxiliary_loss_coef = "reconstruction_loss_coef"
 
     def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:
@@ -142,10 +146,7 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
 
     def run_layers(self, *args, **kwargs) -> RunOutput:
         output = super().run_layers(*args, **kwargs)
-        loss = output.auxiliary_loss
-        if loss is None and self.training:
-            loss = output.hidden_states.new_zeros(())  # nothing left the window
-        return output._replace(extra_outputs={"compression_loss": loss})
+        return output._replace(extra_outputs={"compression_loss": output.auxiliary_loss})
 
 
 @auto_docstring(

@@ -6,7 +6,7 @@ a halting network says, and its state is copied upward for those that still run.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss
+from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.depth_halting import (
     HALTING_NETWORKS,
     correctness,
@@ -136,11 +137,11 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     def project_positions(self, memory: ModelMemory, segment: SegmentContext) -> None:
         """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of
         none, and nobody may run the last ones."""
-        table, _ = segment.position_embeddings
+        table, _ = segment.relative_positions
         if table is not None:
             for layer, window in zip(self.layers, memory.windows, strict=True):
                 if window.buffer is not None:
-                    layer.self_attn.project_positions(table, window)
+                    cast(RelativeAttention, layer.self_attn).project_positions(table, window)
 
 
 @auto_docstring(
@@ -160,7 +161,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     def build_head(self, config: DepthAdaptiveTransformerConfig) -> None:
         super().build_head(config)
-        self.exit_classifiers, self.halting = None, None
+        self.exit_classifiers: nn.ModuleList | None = None
+        self.halting: Any = None
         if not config.shared_classifier:
             self.exit_classifiers = nn.ModuleList(
                 self.build_classifier(config) for _ in range(config.num_hidden_layers - 1)
@@ -175,12 +177,12 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]
 
-    def readable(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """What predicts, of the output of a layer before the last: behind the final norm, where there is one."""
         return hidden_states if self.model.norm is None else self.model.norm(hidden_states)
 
     def classifier(self, number: int) -> nn.Module:
-        """What predicts behind layer `number`, from readable states."""
+        """What predicts behind layer `number`, from states behind the final norm."""
         if self.exit_classifiers is None or number == self.config.num_hidden_layers:
             return self.lm_head
         return self.exit_classifiers[number - 1]
@@ -189,7 +191,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if self.exit_classifiers is None:
             return super().compute_logits(outputs, logits_to_keep)
         hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-        exit_layers = slice_logits_to_keep(outputs.exit_layers[..., None], logits_to_keep).squeeze(-1)
+        exit_layers = slice_logits_to_keep(outputs["exit_layers"][..., None], logits_to_keep).squeeze(-1)
         logits = hidden_states.new_zeros(*exit_layers.shape, self.config.vocab_size)
         for number in range(1, self.config.num_hidden_layers + 1):
             here = exit_layers == number
@@ -205,11 +207,11 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         it (0: the mean embedding); None: they show nothing. Sections 3.1 to 3.3."""
         layers, thresholds = self.config.num_hidden_layers, self.config.confidence_thresholds
         if thresholds is None:
-            return self.halting.exit_layer(number, self.readable(hidden_states) if number else hidden_states)
+            return self.halting.exit_layer(number, self.final_norm(hidden_states) if number else hidden_states)
         if not 0 < number < layers:
             return None
         threshold = thresholds[number - 1] if isinstance(thresholds, list) else thresholds
-        logits = self.classifier(number)(self.readable(hidden_states))
+        logits = self.classifier(number)(self.final_norm(hidden_states))
         confidence = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).amax(-1)
         return torch.where(confidence >= threshold, number, layers)
 
@@ -286,7 +288,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What the classifier of each layer reads, of a call at full depth with its hidden states."""
-        return [*map(self.readable, outputs.hidden_states[1:-1]), outputs.hidden_states[-1]]
+        _, *behind, last = outputs["hidden_states"]
+        return [*map(self.final_norm, behind), last]
 
     def layer_logits(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What each layer predicts, of a call at full depth with its hidden states."""
@@ -320,11 +323,11 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     def exit_log_probs(self, outputs: MemoryHeadOutput, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
         of a length of 1, for `halting="sequence"`. Sections 3.1 and 3.2."""
-        embeds, *behind = outputs.hidden_states
+        embeds, *behind = outputs["hidden_states"]
         mask = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
         mask = mask.to(embeds.dtype)[..., None]
         mean = (embeds * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        return self.halting.log_probs([mean, *map(self.readable, behind[:-1])])
+        return self.halting.log_probs([mean, *map(self.final_norm, behind[:-1])])
 
     def exit_loss(
         self,

@@ -59,6 +59,8 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": MemoryAttention}
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
+    # to a type checker the library's is no method, but what `functools.wraps` returns
+    push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]
 
     def post_init(self) -> None:
         super().post_init()
@@ -199,8 +201,8 @@ class MemoryModel(MemoryPreTrainedModel):
         """
         check_keywords(kwargs := drop_packing(kwargs, position_ids), self.extra_arguments)
         has_cache = past_key_values is not None
-        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, reset, position_ids, has_cache)
-        batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        given = (input_ids, inputs_embeds, attention_mask, reset, position_ids)
+        batch, length = check_inputs(self.config, *given, has_cache)
         if isinstance(mems, MemoryCache) and past_key_values is None:
             past_key_values, mems, mems_mask = mems.copy(mems_mask), None, None
         check_memory(self, batch, past_key_values, mems, mems_mask)

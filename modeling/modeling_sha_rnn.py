@@ -64,9 +64,10 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         self.lstm = SegmentLSTM(config)
         self.weight_dropout = config.weight_dropout
         self.has_attention = config.has_attention(layer_idx)
-        self.self_attn = SingleHeadAttention(config, layer_idx) if self.has_attention else None
-        self.query_layernorm = self.layer_norm(config) if self.has_attention else None
-        self.memory_layernorm = self.layer_norm(config) if self.has_attention else None
+        if self.has_attention:
+            self.self_attn = SingleHeadAttention(config, layer_idx)
+            self.query_layernorm = self.layer_norm(config)
+            self.memory_layernorm = self.layer_norm(config)
         self.residual_layernorm = self.layer_norm(config)
         self.mlp_layernorm = self.layer_norm(config)
         self.mlp = Boom(config)

@@ -109,13 +109,13 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         relay: torch.Tensor,
         embeddings: torch.Tensor,
         is_first: torch.Tensor,
-        real: torch.Tensor | None,
+        segment_mask: torch.Tensor | None,
         token_order: TokenOrder | None = None,
     ) -> StarTransformerLayerOutput:
         normed = self.ring_layernorm.before(satellites)
         attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, token_order)
         satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
-        relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, real)))
+        relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, segment_mask)))
         relay = relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
         return StarTransformerLayerOutput(satellites, relay)
 
@@ -137,6 +137,7 @@ class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
 class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
     layer_class = StarTransformerLayer
     positions_class = StarTransformerPositions
+    positions: StarTransformerPositions
     output_class = StarTransformerModelOutput
 
     def layer_memories(self) -> list[LayerMemory]:
@@ -179,11 +180,11 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         return self.output_in_order(order, last_hidden_state=satellites, relay=relay)
 
 
-def mean_of_tokens(states: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+def mean_of_tokens(states: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
     """The mean `(batch, width)` of the real tokens of each row, zeros where there are none."""
-    if real is None:
+    if segment_mask is None:
         return states.mean(dim=1)
-    return (states * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
+    return (states * segment_mask[..., None]).sum(dim=1) / segment_mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 @auto_docstring(
@@ -197,10 +198,10 @@ class StarTransformerForSequenceClassification(StarTransformerPreTrainedModel, M
         """The mean of the relay and, for each feature, its maximum over the real tokens. Section 3.3."""
         satellites = outputs.last_hidden_state
         if attention_mask is None:
-            return (outputs.relay + satellites.amax(dim=1)) / 2
-        real = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
-        largest = satellites.masked_fill(~real, -torch.inf).amax(dim=1).masked_fill(~real.any(dim=1), 0.0)
-        return (outputs.relay + largest) / 2
+            return (outputs["relay"] + satellites.amax(dim=1)) / 2
+        mask = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
+        largest = satellites.masked_fill(~mask, -torch.inf).amax(dim=1).masked_fill(~mask.any(dim=1), 0.0)
+        return (outputs["relay"] + largest) / 2
 
 
 @auto_docstring(
@@ -215,7 +216,7 @@ class StarTransformerForTokenClassification(StarTransformerPreTrainedModel, Memo
 
     def features(self, outputs: StarTransformerModelOutput) -> torch.Tensor:
         """The mean of each satellite and the relay."""
-        return (outputs.last_hidden_state + outputs.relay[:, None]) / 2
+        return (outputs.last_hidden_state + outputs["relay"][:, None]) / 2
 
 
 __all__ = [

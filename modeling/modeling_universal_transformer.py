@@ -7,7 +7,7 @@ One layer runs again and again over all positions, and each position decides for
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -155,7 +155,8 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         N = the first n with p_1 + .. + p_n >= threshold, else `max_steps`        R = 1 - (p_1 + .. + p_(N-1))
         output = p_1 s_1 + .. + p_(N-1) s_(N-1) + R s_N        ponder cost = N + R
         """
-        layer, num_steps, dtype = self.layers.shared, len(self.layers), hidden_states.dtype
+        layer, num_steps = cast(UniversalTransformerLayer, self.layers.shared), len(self.layers)
+        dtype = hidden_states.dtype
         numbers = torch.arange(1, num_steps + 1, device=hidden_states.device)
         skip_halted = skips_halted(self.config, **kwargs)
         running = segment.segment_mask

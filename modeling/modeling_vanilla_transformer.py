@@ -4,6 +4,8 @@ A causal Transformer on fixed segments, without memory: deep, with learned posit
 auxiliary predictions in training - by every position, by intermediate layers, of two tokens.
 """
 
+from typing import cast
+
 import torch
 from torch import nn
 from transformers.utils import auto_docstring
@@ -189,14 +191,17 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
 
         total = loss(self.lm_head, outputs.last_hidden_state, first, logits)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
-        for layer, (weight, states) in enumerate(zip(weights, outputs.hidden_states[1:], strict=True)):
+        auxiliary = cast(
+            AuxiliaryClassifiers, self.auxiliary
+        )  # there, wherever a weight or a second target asks for it
+        for layer, (weight, states) in enumerate(zip(weights, outputs["hidden_states"][1:], strict=True)):
             if weight == 0.0:
                 continue
             if layer < last:
                 states = states if self.model.norm is None else self.model.norm(states)
-                total = total + weight * loss(self.auxiliary.next_token[layer], states, first)
+                total = total + weight * loss(auxiliary.next_token[layer], states, first)
             if self.config.num_targets == 2:
-                classifier = self.auxiliary.second_token[layer - last - 1]
+                classifier = auxiliary.second_token[layer - last - 1]
                 total = total + weight * self.config.second_target_weight * loss(classifier, states, second)
         return total
 

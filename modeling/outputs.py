@@ -41,7 +41,7 @@ class MemoryModelOutput(ModelOutput):
             padding packed to the left.
     """
 
-    last_hidden_state: torch.Tensor | None = None
+    last_hidden_state: torch.Tensor
     past_key_values: Cache | None = None
     mems: tuple[torch.Tensor, ...] | None = None
     mems_mask: torch.Tensor | None = None

@@ -28,7 +28,7 @@ class DocumentStream(Dataset):
     Args:
         documents: token ids of each document `(tokens,)`; empty ones are left out.
         segment_length: tokens per segment.
-        lanes: number of lanes: batch size per process x processes.
+        lanes: batch rows of all processes: batch size per process x processes.
         keep_tail: what happens when the lanes end at different times. `False`, for training: the stream ends with the
             shortest lane, so that every row always has something to learn, and `left_out` tokens behind it are not read; a
             warning says when they are more than a tenth. `True`, for evaluation: every token is read once, and a lane

@@ -35,7 +35,7 @@ class StreamingText(IterableDataset):
             `datasets.IterableDataset`, whose `state_dict` is used, or anything that can be read more than once, with the
             same result, which is read again up to a position.
         segment_length: tokens per segment.
-        lanes: number of lanes: batch size per process x processes.
+        lanes: batch rows of all processes: batch size per process x processes.
         documents: `True`: a document begins at the start of a segment, with `reset`, and its last segment is padded.
             `False`: a lane is one endless text, its documents put end to end; only its first segment has `reset`.
         keep_tail: what happens when `source` ends. `False`, for training: the stream ends with the first lane that cannot

@@ -16,10 +16,11 @@ from transformers_xl.streams.text_files import TextCounts
 
 
 class TextStream(Dataset):
-    """A text of token ids, cut into `lanes` contiguous lanes that are read side by side.
+    """A text of token ids, cut into `lanes` contiguous parts that are read side by side: the rows of the batches.
 
-    Items are step-major: item `i` is segment `i // lanes` of lane `i % lanes`. Read in order, in batches of `lanes`
-    items, row `b` of a batch therefore continues row `b` of the batch before; in `n` processes with batches of
+    A lane is all that one batch row reads: row `b` of every batch holds the next segment of lane `b`, so that it continues
+    row `b` of the batch before. Items are step-major: item `i` is segment `i // lanes` of lane `i % lanes`. In order, they
+    make such batches of `lanes` items; in `n` processes with batches of
     `lanes / n` items the same holds for every process under Accelerate's default dealing of batches.
 
     Each item is a dictionary of
@@ -34,11 +35,12 @@ class TextStream(Dataset):
     Args:
         ids: token ids of the whole text `(tokens,)`, an array or tensor of integers (a memory map will do).
         segment_length: tokens per segment.
-        lanes: number of lanes: batch size per process x processes.
+        lanes: batch rows of all processes: batch size per process x processes.
         keep_tail: what happens to the end of a text that does not fill its last segments. `False`, for training: all
             segments are full, and the up to `lanes * segment_length` tokens at the end of the text are left out.
             `True`, for evaluation: every token is read once, and the last segment of a lane is padded on the right.
         pad_token_id: what the padding of `keep_tail` is filled with; it is masked everywhere.
+        counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
         overlap: tokens that a segment has from the one before, as context: they have no target again. For models without
             memory (the "effective history" of the R-Transformer's code).
         vary_lengths: segments are a few tokens shorter than `segment_length`, and one in twenty half as long, so that they
@@ -47,7 +49,6 @@ class TextStream(Dataset):
         roll: every lane begins at a random place in every epoch, and comes round to it (`--roll` of NVIDIA's
             Transformer-XL).
         seed: of the lengths, and of the places.
-        counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
 
     Raises:
         ValueError: `ids` is not one row of integers, or too short for its lanes, or a number is below 1; `overlap` leaves
@@ -61,11 +62,11 @@ class TextStream(Dataset):
         lanes: int = 1,
         keep_tail: bool = False,
         pad_token_id: int = 0,
+        counts: TextCounts | None = None,
         overlap: int = 0,
         vary_lengths: bool = False,
         roll: bool = False,
         seed: int = 0,
-        counts: TextCounts | None = None,
     ):
         ids = token_row("ids", ids)
         check_sizes(segment_length, lanes)
@@ -82,13 +83,13 @@ class TextStream(Dataset):
         self.lanes = lanes
         self.keep_tail = keep_tail
         self.pad_token_id = pad_token_id
+        self.counts = counts
         self.overlap = overlap
         self.vary_lengths = vary_lengths
         self.roll = roll
         self.seed = seed
         self.epoch = 0
         step = segment_length - overlap
-        self.counts = counts
         if keep_tail:
             self.starts = np.linspace(0, len(ids), lanes + 1).astype(np.int64)
             more = -(-max(0, int(np.diff(self.starts).max()) - segment_length) // step)

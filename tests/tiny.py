@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import transformers_xl  # noqa: F401  registers the variants
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 
 VOCAB_SIZE = 37
@@ -114,15 +115,25 @@ def memory_value(
     model_type: str, batch: int = 2, length: int = MEM_LEN, width: int = 32, layers: int = 2
 ) -> tuple[torch.Tensor, ...]:
     """The `mems` of rows that remember `length` vectors of zeros per layer, or none where a layer remembers nothing, and
-    zeros in the states of the variant."""
-    config = tiny_config(model_type, hidden_size=width, num_attention_heads=1, num_hidden_layers=layers)
+    zeros in the states of the variant. Counters are those of a fresh row with `initial_memory="zeros"`."""
+    fields = {"hidden_size": width, "num_attention_heads": 1, "num_hidden_layers": layers}
+    fields |= {"initial_memory": "zeros"} if VARIANTS[model_type].memory == "exact" else {}
+    config = tiny_config(model_type, **fields)
     layout = layout_of(model_type, config)
     shapes = [tensor.shape for tensor in layout.tensors]
     if layout.num_windows == len(config.layer_mem_lens):  # a window of its own: some layers may remember nothing
         lengths = [length if mem_len else 0 for mem_len in config.layer_mem_lens]
         shapes[: layout.num_windows] = [(columns, width) for columns in lengths]
     shapes = [tuple(length if size is None else size for size in shape) for shape in shapes]
-    return tuple(torch.zeros(batch, *shape, dtype=torch.float64) for shape in shapes)
+    value = [torch.zeros(batch, *shape, dtype=torch.float64) for shape in shapes]
+    return layout.join(
+        [
+            tuple(each + part.memory.initial for each in tensors)
+            if isinstance(part.memory, CounterMemory)
+            else tensors
+            for part, tensors in zip(layout.parts, layout.grouped(value), strict=True)
+        ]
+    )
 
 
 def layout_of(model_type: str, config) -> MemoryLayout:
@@ -141,6 +152,25 @@ def has_states(model_type: str) -> bool:
 def reach_of_states(model) -> int:
     """How many positions further back than its attention a layer sees by the windows that it remembers as states."""
     return getattr(model.config, "num_local_rnns", 0) * (getattr(model.config, "local_window", 1) - 1)
+
+
+def compresses(model_type: str) -> bool:
+    """Whether what leaves the window goes in blocks, to be compressed."""
+    return hasattr(tiny_config(model_type), "compression_rate")
+
+
+def num_remembered(model, read: int, length: int | None = None) -> int:
+    """How many columns a window of `length` (the longest one) has behind `read` tokens of a text: what leaves it goes one
+    by one, or in blocks where it is compressed."""
+    rate = getattr(model.config, "compression_rate", 1)
+    length = MEM_LEN + rate - 1 if length is None else length
+    return read - max(read - (length - rate + 1), 0) // rate * rate
+
+
+def assert_newest(state: torch.Tensor, expected: torch.Tensor) -> None:
+    """What a row of a batch remembers is `expected`; a batch may hold more vectors side by side than this row has."""
+    state = state[len(state) - len(expected) :] if expected.dim() == 2 else state
+    torch.testing.assert_close(state, expected, **EXACT)
 
 
 def follows_same_length(model_type: str) -> bool:

@@ -34,23 +34,6 @@ class Projection(nn.Module):
         return nn.functional.linear(hidden_states, self.weight.mT)
 
 
-class NoProjection(nn.Identity):
-    """In the place of a projection, where a cluster is as wide as the model."""
-
-    def down(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states
-
-
-def cluster_projections(config: AdaptiveSoftmaxConfig) -> nn.ModuleList:
-    """One for each cluster; none where no cluster needs one."""
-    if not config.has_projections:
-        return nn.ModuleList()
-    return nn.ModuleList(
-        Projection(width, config.token_width) if projected else NoProjection()
-        for (_, width), projected in zip(config.clusters, config.projected_clusters, strict=True)
-    )
-
-
 class TiedTable(nn.Module):
     """The vectors of a cluster in a model with tied words, whose `weight` `(words, width)` the output layer has too.
 
@@ -77,6 +60,23 @@ class TiedTable(nn.Module):
         table.weight = self.weight
         self.weight = resized(table, size, mean_resizing=mean_resizing).weight
         return self
+
+
+class NoProjection(nn.Identity):
+    """In the place of a projection, where a cluster is as wide as the model."""
+
+    def down(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
+
+def cluster_projections(config: AdaptiveSoftmaxConfig) -> nn.ModuleList:
+    """One for each cluster; none where no cluster needs one."""
+    if not config.has_projections:
+        return nn.ModuleList()
+    return nn.ModuleList(
+        Projection(width, config.token_width) if projected else NoProjection()
+        for (_, width), projected in zip(config.clusters, config.projected_clusters, strict=True)
+    )
 
 
 class AdaptiveEmbedding(nn.Module):

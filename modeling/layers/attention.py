@@ -187,21 +187,24 @@ class RelativeAttention(MemoryAttention):
         return self.relative_scores(query, *self.relative_terms(num_keys, segment, memory))
 
     def relative_scores(
-        self, query: torch.Tensor, positions: torch.Tensor, bias: Biases, behind: torch.Tensor | None = None
+        self, query: torch.Tensor, positions: torch.Tensor, bias: Biases, num_keys_after: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`behind` (B, T): number of keys behind each query, where the queries are not the last T positions."""
+        """`num_keys_after` (B, T): keys that come after each query, where the queries are not the last T positions."""
         position_query = (query + bias.position_bias[:, None]) * self.scaling
-        return query + bias.content_bias[:, None], position_scores(position_query, positions, behind)
+        return query + bias.content_bias[:, None], position_scores(position_query, positions, num_keys_after)
 
     def relative_terms(
         self, num_keys: int | None, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1 (None: of all that there are), and u, v."""
-        table, shared_bias = segment.position_embeddings
+        table, _ = segment.relative_positions
         positions = self.project_positions(table, memory)
-        positions = positions if num_keys is None else keep_last(positions, num_keys + 1)
-        bias = shared_bias if self.bias is None else self.bias()
-        return positions, bias  # type: ignore[return-value]  # what layers do not have of their own, the model has
+        return positions if num_keys is None else keep_last(positions, num_keys + 1), self.biases(segment)
+
+    def biases(self, segment: SegmentContext) -> Biases:
+        """u and v: those of the layer, or those that all share."""
+        _, shared = segment.relative_positions
+        return shared if self.bias is None else self.bias()  # type: ignore[return-value]  # one of them exists
 
     def attend(self, query, key, value, memory, segment, **kwargs):
         if memory.key_mask.distance is not None:
@@ -236,13 +239,13 @@ class RelativeAttention(MemoryAttention):
         positions: torch.Tensor,
         bias: Biases,
         key_mask: KeyMask,
-        behind: torch.Tensor | None = None,
+        num_keys_after: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and weights, of projected positions `(H, K + 1, D)` and biases; `behind` as in `relative_scores`."""
+        """Output and weights, of projected positions `(H, K + 1, D)`; `num_keys_after` as in `relative_scores`."""
         backend = relative_backend(self.config._attn_implementation, query)
-        if backend is None or behind is not None or (self.training and self.attention_dropout > 0):
-            query, scores = self.relative_scores(query, positions, bias, behind)
+        if backend is None or num_keys_after is not None or (self.training and self.attention_dropout > 0):
+            query, scores = self.relative_scores(query, positions, bias, num_keys_after)
             return self.attend_with_bias(query, key, value, scores, key_mask.visible, **kwargs)
         attn_output = backend(
             query,

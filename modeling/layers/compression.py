@@ -30,21 +30,22 @@ class CompressiveContext(SegmentContext):
 
 # B batch, T segment, N blocks of c positions, K uncompressed and S compressed columns, H heads, D head dim, E hidden size
 class Compression(nn.Module):
-    """f_c: `c` positions become one. Section 3.2."""
+    """f_c: `c` positions become one. Section 3.2.
+
+    A convolution whose kernel is its stride is one linear map of `c` vectors side by side: `conv`.
+    """
 
     def __init__(self, config: CompressiveTransformerConfig):
         super().__init__()
         self.rate, self.function = config.compression_rate, config.compression_function
-        size = config.hidden_size
-        self.conv = nn.Conv1d(size, size, self.rate, stride=self.rate) if self.function == "conv" else None
+        width = config.hidden_size
+        self.conv = nn.Linear(self.rate * width, width) if self.function == "conv" else None
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """`(B, N c, E)` -> `(B, N, E)`."""
-        if states.shape[1] == 0:
-            return states
+        blocks = states.unflatten(1, (states.shape[1] // self.rate, self.rate))
         if self.conv is not None:
-            return self.conv(states.transpose(1, 2)).transpose(1, 2)
-        blocks = states.unflatten(1, (-1, self.rate))
+            return self.conv(blocks.flatten(2))
         return blocks.mean(dim=2) if self.function == "mean" else blocks.amax(dim=2)
 
 
@@ -72,9 +73,9 @@ class CompressiveAttention(RelativeAttention):
         Returns:
             The output `(B, T, E)` and the weights `(B, H, T, S + K)`.
         """
-        query = self.queries(hidden_states)
-        positions = self.project_positions(segment.position_embeddings[0], memory.inputs)
-        bias = segment.position_embeddings[1] if self.bias is None else self.bias()
+        query, (table, _) = self.queries(hidden_states), segment.relative_positions
+        positions = self.project_positions(table, memory.inputs)
+        bias = self.biases(segment)
         content_query = query + bias.content_bias[:, None]
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         by_position = (
@@ -109,8 +110,8 @@ def reconstruction_loss(
     compressed: torch.Tensor,
     segment: CompressiveContext,
 ) -> torch.Tensor:
-    """Mean squared difference of what tokens attend to in old memories and in what these were compressed to, by content
-    alone. Algorithm 2: only what was compressed gets a gradient.
+    """Squared difference `(B, T)` of what each token attends to in old memories and in what these were compressed to, by
+    content alone; the mean over heads and width. Algorithm 2: only what was compressed gets a gradient.
 
     Args:
         attention: gives the projections.
@@ -128,17 +129,14 @@ def reconstruction_loss(
 
     is_block = segment.blocks.is_block
     with torch.no_grad():
-        rate = old.shape[1] // compressed.shape[1]
+        rate = attention.config.compression_rate
         target = attend(old, None if is_block is None else is_block.repeat_interleave(rate, dim=1))
     difference = (attend(compressed, is_block) - target).square().mean(dim=(1, 3))
-    if is_block is None:
-        return difference.mean()
-    counted = is_block.any(dim=1, keepdim=True).expand_as(difference)
     if segment.segment_mask is not None:
-        counted = counted & segment.segment_mask
+        difference = difference * segment.segment_mask
     if segment.document_ids is not None:  # what leaves belongs to the text that goes on
-        counted = counted & (segment.document_ids == segment.document_ids[:, -1:])
-    return (difference * counted).sum() / counted.sum().clamp(min=1)
+        difference = difference * (segment.document_ids == segment.document_ids[:, -1:])
+    return difference
 
 
 __all__ = ["Compression", "CompressiveAttention", "CompressiveContext", "reconstruction_loss", "without_learning"]

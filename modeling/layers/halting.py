@@ -4,6 +4,7 @@ For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv
 """
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -57,15 +58,16 @@ class HaltingAttention(RelativeAttention):
         key, value = self.keys_and_values(hidden_states, past, memory)
         length, counts = running.shape[1], running.sum(dim=1)
         num_queries = int(counts.max())
-        places, behind, key_mask = running, None, memory.key_mask
+        places, num_keys_after, key_mask = running, None, memory.key_mask
         if num_queries < length:  # the queries of each row move together
             places = torch.arange(num_queries, device=running.device) < counts[:, None]
-            seen = gather(key_mask.visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
+            visible = cast(torch.Tensor, key_mask.visible)  # there, for more than one token
+            seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
             key_mask = replace(key_mask, visible=scatter(seen, places).transpose(1, 2), by_distance=False)
-            behind = scatter(length - 1 - running.nonzero()[:, 1], places)
+            num_keys_after = scatter(length - 1 - running.nonzero()[:, 1], places)
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
         terms = self.relative_terms(key.shape[-2], segment, memory)
-        kwargs |= {"behind": behind, "token_order": segment.token_order}
+        kwargs |= {"num_keys_after": num_keys_after, "token_order": segment.token_order}
         attn_output, _ = self.attend_relative(query, key, value, *terms, key_mask, **kwargs)
         return self.o_proj(gather(attn_output.flatten(-2), places)), None
 

@@ -63,9 +63,10 @@ class QueryBatchNorm(nn.BatchNorm1d):
         if not _is_run_again():
             with torch.no_grad():
                 self.get_buffer("num_batches_tracked").add_(1)
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
                 unbiased = var * count / (count - 1).clamp(min=1.0)
-                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+                for name, statistic in (("running_mean", mean), ("running_var", unbiased)):
+                    running = self.get_buffer(name)
+                    running.lerp_(statistic.to(running.dtype), self.momentum)
         normalised = (states - mean) * torch.rsqrt(var + self.eps)
         return (normalised * self.weight + self.bias).to(rows.dtype)
 

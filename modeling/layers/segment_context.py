@@ -1,6 +1,7 @@
 """What layers are told of a segment."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -26,6 +27,11 @@ class SegmentContext(DeviceMovable):
     document_ids: torch.Tensor | None = None
     position_embeddings: PositionEmbeddings | None = None
     token_order: TokenOrder | None = None
+
+    @property
+    def relative_positions(self) -> tuple[torch.Tensor | None, Biases | None]:
+        """What `RelativePositions` made: the table, None where a cache has its projections, and biases that all share."""
+        return cast(tuple, self.position_embeddings)
 
 
 PLAIN_SEGMENT = SegmentContext()  # what a layer is told that nobody tells anything

@@ -71,6 +71,7 @@ class ShawAttention(MemoryAttention):
         token_order: TokenOrder | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.value_table is not None, "without it the attention is an ordinary one"
         weights, attended = unpack_tokens(attention_weights(query, key, attention_mask, scaling), token_order, dim=2)
         attended = nn.functional.dropout(attended, p=dropout, training=self.training)
         index = self.distances(*weights.shape[2:]).expand_as(weights)

@@ -74,7 +74,7 @@ class SingleHeadAttention(MemoryAttention):
 
     def attend(self, query: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         attn_output, attn_weights = super().attend(query, *args, **kwargs)
-        if self.mix_proj is None:
+        if self.mix_proj is None or self.mix_gate is None:
             return attn_output, attn_weights
         mixed = attn_output.flatten(-2)
         added = self.mix_proj(torch.cat([mixed, query.transpose(1, 2).flatten(-2)], dim=-1))

@@ -37,6 +37,10 @@ class UncompressedMemory(WindowMemory):
         self.nearest = config.mem_len if config.same_length else None
         self.window = config.mem_len
 
+    def load(self, tensors: Tensors, like: torch.Tensor) -> None:
+        super().load(tensors, like)
+        self.reach = max(self.length, tensors[0].shape[1])  # of a longer window nothing is dropped: it is compressed
+
     @property
     def num_started(self) -> int:
         return self.window if self.starts_with_zeros else 0
@@ -151,11 +155,11 @@ def mask_of_blocks(
     text: torch.Tensor | None,
     length: int,
 ) -> KeyMask:
-    """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that is not
-    compressed before the call. A compressed vector stands for one step: the newest that a token sees follows its window."""
+    """What the last `length` columns see of blocks with these numbers `(B or 1, S)`, 0 being the first that the call
+    compresses. A compressed vector stands for one step: the newest that a token sees follows its window."""
     number, mine = gather_columns(number, packed.order), keep_last(place, length)
     if config.same_length:
-        window = torch.full_like(mine, config.mem_len)
+        window = (mine + 1).clamp(max=config.mem_len)
         passed = (mine + 1 - config.mem_len).clamp(min=0) // config.compression_rate
     else:  # all that is not compressed is seen
         window, passed = mine + 1, torch.zeros_like(mine)
@@ -163,7 +167,7 @@ def mask_of_blocks(
     visible = (rank >= 0) & (rank < config.compressed_mem_len)
     if packed.valid is not None:
         visible = visible & packed.valid[:, None]
-    if text is not None:
+    if text is not None and packed.document_ids is not None:
         visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
     return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank)
 

@@ -1,6 +1,7 @@
 """All that a model remembers of a batch: the memories of its layers and its own, and which columns are real."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -28,7 +29,8 @@ class ModelMemory:
     """
 
     def __init__(self, layers: Sequence[LayerMemory], own: LayerMemory = ()):
-        self.layers, self.own = layers, own
+        self.layers: Sequence[Any] = layers
+        self.own: Any = own
         self.layout = MemoryLayout(layers, own)
         self.memories: list[Memory] = [part.memory for part in self.layout.parts]
         self.windows = [memory for memory in self.memories if isinstance(memory, WindowMemory)]

@@ -75,9 +75,9 @@ def pack_rows(
     """
     batch, memory_length, length = shape
     order = valid = None
-    if memory_mask is not None or segment_mask is not None:
-        device = (memory_mask if memory_mask is not None else segment_mask).device
-        full = torch.ones(1, 1, dtype=torch.bool, device=device)
+    given = segment_mask if memory_mask is None else memory_mask
+    if given is not None:
+        full = torch.ones(1, 1, dtype=torch.bool, device=given.device)
         memory_mask = (
             full.expand(batch, memory_length) if memory_mask is None else keep_last(memory_mask, memory_length)
         )

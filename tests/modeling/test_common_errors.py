@@ -4,14 +4,24 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import MEM_LEN, VOCAB_SIZE, follows_same_length, memory_value, tiny_config, tiny_model, tokens, variants
+from tiny import (
+    MEM_LEN,
+    VOCAB_SIZE,
+    allows,
+    compresses,
+    follows_same_length,
+    memory_value,
+    tiny_config,
+    tiny_model,
+    tokens,
+    variants,
+)
 from transformers import DynamicCache
-
-from transformers_xl import MemoryConfig
 
 every_variant = pytest.mark.parametrize("model_type", variants())
 carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
 windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
+WITHOUT_MEMORY = [each for each in variants(memory=("exact",)) if allows(each, mem_len=0, same_length=False)]
 
 
 def assert_refused(names: list[str], call, *args, **kwargs) -> None:
@@ -78,18 +88,22 @@ def test_mems(model_type):
     [
         model_type
         for model_type in variants(memory=("exact",))
-        if type(tiny_config(model_type)).layer_mem_lens is MemoryConfig.layer_mem_lens
+        if len(set(tiny_config(model_type).layer_mem_lens)) == 1
     ],
 )
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 def test_mems_of_unequal_length(model_type, use_cache):
     """Layers without windows of their own remember equally much."""
+    model = tiny_model(model_type)
     longer, shorter = memory_value(model_type), memory_value(model_type, length=3)
-    with pytest.raises(ValueError, match=r"`mems`.* \(2, 3, 32\)"):
-        tiny_model(model_type)(tokens(2, 5), use_cache=use_cache, mems=(longer[0], shorter[1], *longer[2:]))
+    for index, tensor in enumerate(model.layout.tensors):
+        if tensor.layer == 1 and None in tensor.shape:
+            mems = (*longer[:index], shorter[index], *longer[index + 1 :])
+            with pytest.raises(ValueError, match=rf"`mems`\[{index}\].* \(2, 3, 32\)"):
+                model(tokens(2, 5), use_cache=use_cache, mems=mems)
 
 
-@windowed
+@pytest.mark.parametrize("model_type", [each for each in variants(memory=("exact",)) if not compresses(each)])
 def test_mems_longer_than_mem_len(model_type):
     """Handed to a model whose `mem_len` was made smaller, the oldest positions are forgotten: by both forms."""
     model = tiny_model(model_type)
@@ -101,7 +115,7 @@ def test_mems_longer_than_mem_len(model_type):
         torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state)
 
 
-@windowed
+@pytest.mark.parametrize("model_type", WITHOUT_MEMORY)
 def test_memory_of_a_model_without_memory(model_type):
     model = tiny_model(model_type, mem_len=0, same_length=False)
     with pytest.raises(ValueError, match="`mem_len`=0"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
-from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, pairwise, tokens, variants
+from tiny import EXACT, MEM_LEN, VOCAB_SIZE, allows, memory_of, pairwise, tokens, variants
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CompileConfig, DynamicCache, PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.generation import BaseStreamer
@@ -13,7 +13,8 @@ from transformers_xl.modeling.auto import VARIANTS
 
 every_model = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True))
 carrying = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact", "own")))
-windowed = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",)))
+WINDOWED = variants(causal=True, causal_lm=True, memory=("exact",))
+windowed = pytest.mark.parametrize("model_type", WINDOWED)
 croppable = pytest.mark.parametrize(
     "model_type", variants(causal=True, causal_lm=True, memory=("exact",), croppable=True)
 )
@@ -42,7 +43,7 @@ def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, sa
     assert torch.equal(greedy(model, ids), text_by_hand_with_mems(model, ids))
 
 
-@windowed
+@pytest.mark.parametrize("model_type", [each for each in WINDOWED if allows(each, mem_len=0, same_length=False)])
 def test_model_without_memory_reads_the_text_again(model_type):
     model, ids = language_model(model_type, mem_len=0, same_length=False), tokens(2, 5)
     result = greedy(model, ids, return_dict_in_generate=True)
@@ -128,7 +129,7 @@ def assert_read_in_pieces(model, ids: torch.Tensor, monkeypatch, **settings) -> 
     settings |= {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
     prompt = {"inputs_embeds" if ids.is_floating_point() else "input_ids": ids}
     expected = model.generate(**prompt, **settings)
-    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    monkeypatch.setattr(generation_memory, "PREFILL_CHUNK", 5)
     lengths = lengths_read(model)
     result = model.generate(**prompt, **settings)
     assert torch.equal(result.sequences, expected.sequences)
@@ -172,7 +173,7 @@ def test_embeddings_of_a_long_prompt_are_read_in_pieces(beams, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"prefill_chunk_size": 4}, {"use_cache": False}], ids=str)
 def test_the_caller_may_say_how_a_prompt_is_read(settings, monkeypatch):
-    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    monkeypatch.setattr(generation_memory, "PREFILL_CHUNK", 5)
     model = language_model("transformer_xl")
     lengths = lengths_read(model)
     greedy(model, tokens(1, 23), new=1, **settings)
@@ -180,7 +181,7 @@ def test_the_caller_may_say_how_a_prompt_is_read(settings, monkeypatch):
 
 
 def test_what_is_shown_of_a_prompt_is_whole(monkeypatch):
-    monkeypatch.setattr(generation_memory, "PROMPT_PIECE", 5)
+    monkeypatch.setattr(generation_memory, "PREFILL_CHUNK", 5)
     model = language_model("transformer_xl")
     result = greedy(model, tokens(1, 23), new=1, output_hidden_states=True, return_dict_in_generate=True)
     assert result.hidden_states[0][0].shape[1] == 23

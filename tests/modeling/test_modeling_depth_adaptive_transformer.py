@@ -32,20 +32,20 @@ def leaving_model(way: str, **fields):
 
 def chosen_by_hand(model, embeds: list[torch.Tensor], outputs: list[torch.Tensor]) -> int | None:
     """The layer that a token leaves after, as its row's embeddings so far and its own outputs so far show it; or None."""
-    config, readable = model.config, model.readable
+    config, final_norm = model.config, model.final_norm
     if config.halting == "sequence":
         return model.halting.proj(torch.stack(embeds).mean(0)).argmax().item() + 1
     if config.halting == "multinomial":
-        return model.halting.proj(readable(outputs[0])).argmax().item() + 1
+        return model.halting.proj(final_norm(outputs[0])).argmax().item() + 1
     for number, output in enumerate(outputs[: config.num_hidden_layers - 1], start=1):
         if config.halting == "geometric":
             proj = model.halting.proj
-            leaves = (proj.weight[number - 1] @ readable(output) + proj.bias[number - 1]).sigmoid() > 0.5
+            leaves = (proj.weight[number - 1] @ final_norm(output) + proj.bias[number - 1]).sigmoid() > 0.5
         else:
             thresholds = config.confidence_thresholds
             threshold = thresholds[number - 1] if isinstance(thresholds, list) else thresholds
             classifier = model.lm_head if config.shared_classifier else model.exit_classifiers[number - 1]
-            leaves = classifier(readable(output)).softmax(-1).max() >= threshold
+            leaves = classifier(final_norm(output)).softmax(-1).max() >= threshold
         if leaves:
             return number
     return None
@@ -90,7 +90,7 @@ def read_by_hand(model, ids: torch.Tensor, exits: torch.Tensor | None = None) ->
             found.append(len(outputs))
             shared = config.shared_classifier or len(outputs) == layers
             classifier = model.lm_head if shared else model.exit_classifiers[len(outputs) - 1]
-            logits.append(classifier(model.readable(outputs[-1])))
+            logits.append(classifier(model.final_norm(outputs[-1])))
     return torch.stack(logits).view(*ids.shape, -1), torch.tensor(found).view_as(ids)
 
 
@@ -309,7 +309,7 @@ def test_aligned_loss_is_its_sum(norm_position, oracle, halting, weights):
     ids, targets = tokens(2, 7), tokens(2, 7, seed=1)
     targets[0, 2] = targets[1, 5] = -100
     output = model(ids, shift_labels=targets, output_hidden_states=True)
-    states = [output.hidden_states[0], *(model.readable(each) for each in output.hidden_states[1:-1])]
+    states = [output.hidden_states[0], *(model.final_norm(each) for each in output.hidden_states[1:-1])]
     logits = [model.exit_classifiers[n - 1](states[n]) for n in range(1, LAYERS)] + [output.logits]
     scale = {"uniform": [1, 1, 1], "linear": [1, 2, 3], "inverse": [1, 1 / 2, 1 / 3]}[weights]
     expected = sum(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import EXACT, FLOAT32, MEM_LEN, read, tiny_model, tokens, variants
+from tiny import EXACT, FLOAT32, MEM_LEN, num_remembered, read, tiny_model, tokens, variants
 
 # windows that are the variant's own do not follow the memory: they are given, as a config saves them
 OWN = {
@@ -63,9 +63,12 @@ def test_a_memory_from_before_is_handed_on(model_type: str, mem_len: int):
     ids = tokens(2, 18, seed=1)
     results, after = read(model, ids, [6, 6, 6], memory=memory)
     torch.testing.assert_close(results, read(fresh, ids, [6, 6, 6], memory=memory)[0], **EXACT)
-    windows = model.build_memory().windows
+    read_before = [memory.shape[1] for memory in model.layout.windows(memory["mems"])]
     lengths = [memory.shape[1] for memory in model.layout.windows(after["mems"])]
-    assert lengths == [window.length for window in windows]
+    windows = model.build_memory().windows
+    assert lengths == [
+        num_remembered(model, before + 18, window.length) for before, window in zip(read_before, windows, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("same_length", [True, False])

@@ -1,5 +1,5 @@
-"""GTrXL: its gates against a naive form of the paper's equations (`gtrxl_gates`), and the whole against numbers recorded from
-a released code (`gtrxl`, opendilab/DI-engine), which is not the authors'.
+"""GTrXL: its gates against a naive form of the paper's equations (`gtrxl_gates`), and the whole against numbers recorded
+from a released code (`gtrxl`, opendilab/DI-engine), which is not the authors'.
 
 That model is made of our layers where it differs from the paper: its queries see states without a norm, its feed-forward
 has any number of layers, its projections have biases, and its memory begins with zeros.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from itertools import chain
 
 import numpy as np
@@ -94,7 +95,8 @@ def test_documents_that_cannot_be_read_are_refused(tmp_path):
         read_documents([tmp_path / "bytes.txt"], words(), append_eos=True)
 
 
-def test_a_bar_counts_the_bytes(tmp_path, capsys):
+def test_a_bar_counts_the_bytes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)  # elsewhere nothing is drawn
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path in paths:
         path.write_bytes(b"one\n\ntwo\n\n")
