@@ -70,6 +70,10 @@ class DataSection:
         documents: `True`: every document starts from an empty memory, and its last segment is padded. `False`: all are one
             stream.
         separator: what stands between the documents of a text file; None: each file is one.
+        overlap: tokens that a segment has from the one before, as context that is not predicted again, also in evaluation:
+            for models without memory, and texts as one stream.
+        vary_lengths: segments of one stream differ in length (as SHA-RNN trains).
+        roll: every row of one stream begins at another place in every epoch (as NVIDIA trains).
         append_eos: end each document with the tokenizer's `eos_token`.
         batch_size: rows of text that are read side by side, of all processes together; in the place of
             `training.per_device_train_batch_size`.
@@ -91,6 +95,9 @@ class DataSection:
     text_field: str = "text"
     documents: bool = False
     separator: str | None = None
+    overlap: int = 0
+    vary_lengths: bool = False
+    roll: bool = False
     append_eos: bool = False
     batch_size: int | None = None
     eval_batch_size: int | None = None

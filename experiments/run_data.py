@@ -37,13 +37,15 @@ class HeldOut:
     def tokens(self) -> int:
         return sum(map(len, self.rows))
 
-    def stream(self, segment_length: int, rows: int, processes: int = 1) -> TextStream | DocumentStream:
+    def stream(
+        self, segment_length: int, rows: int, processes: int = 1, overlap: int = 0
+    ) -> TextStream | DocumentStream:
         """All of it, read by `processes` with up to `rows` lanes each: fewer where it is short."""
         most = len(self.rows) if self.documents else self.tokens // segment_length
         lanes = max(1, min(rows, most // processes)) * processes
         if self.documents:
             return DocumentStream(self.rows, segment_length, lanes, keep_tail=True, counts=self.counts)
-        return TextStream(self.rows[0], segment_length, lanes, keep_tail=True, counts=self.counts)
+        return TextStream(self.rows[0], segment_length, lanes, keep_tail=True, overlap=overlap, counts=self.counts)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,15 @@ class RunData:
             return StreamingText(self.rows, segment_length, lanes, documents)
         if documents:
             return DocumentStream(self.rows, segment_length, lanes)
-        return TextStream(self.rows[0], segment_length, lanes)
+        section = self.section
+        return TextStream(
+            self.rows[0],
+            segment_length,
+            lanes,
+            overlap=section.overlap,
+            vary_lengths=section.vary_lengths,
+            roll=section.roll,
+        )
 
 
 def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> RunData:
@@ -87,6 +97,12 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
     """
     if not section.path and section.dataset is None:
         raise ValueError("`data.path` is empty: give text files, or `data.dataset`, the name of a dataset on the Hub.")
+    for name in ("overlap", "vary_lengths", "roll"):
+        if getattr(section, name) and (section.documents or section.streaming):
+            raise ValueError(
+                f"`data.{name}`={getattr(section, name)} is for a text that is one stream: leave out `data.documents` and "
+                "`data.streaming`."
+            )
     paths, found = _paths(section)
     section = replace(section, path=paths, eval_path=section.eval_path or found)
     reader = _Reader(section, tokenizer, progress)

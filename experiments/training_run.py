@@ -59,8 +59,13 @@ class TrainingRun:
         self.model = run_model(config, self.tokenizer)
         length = self.model.config.segment_length
         self.stream = self.data.stream(length, self.args.per_device_train_batch_size * self.state.num_processes)
+        if section.overlap and self.model.config.mem_len:
+            raise ValueError(
+                f"`data.overlap`={section.overlap} would be read twice by a model that remembers: leave it out, or set "
+                "`model.mem_len=0` and `model.same_length=False`."
+            )
         self.held_out = self.data.held_out.stream(
-            length, self.args.per_device_eval_batch_size, self.state.num_processes
+            length, self.args.per_device_eval_batch_size, self.state.num_processes, section.overlap
         )
         self.args.per_device_eval_batch_size = self.held_out.lanes // self.state.num_processes
         self.step, self.was_stopped, self.print_log = 0, False, print_log

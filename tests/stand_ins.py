@@ -21,18 +21,20 @@ LM1B = {
 }
 
 
-def stand_in(corpus: str, folder: Path) -> Path:
-    """A file in `folder` of the form of the corpus's official one."""
+def stand_in(corpus: str, folder: Path, repeat: int = 1) -> Path:
+    """A file in `folder` of the form of the corpus's official one; every text in it stands there `repeat` times."""
     if corpus in ("enwik8", "text8"):
-        return _zip(folder / f"{corpus}.zip", {corpus: ENWIK8 if corpus == "enwik8" else TEXT8})
+        return _zip(folder / f"{corpus}.zip", {corpus: (ENWIK8 if corpus == "enwik8" else TEXT8) * repeat})
     if corpus.startswith("wikitext"):
-        parts = {f"{corpus}/wiki.{part}.tokens": text.encode() for part, text in WIKITEXT.items()}
+        parts = {f"{corpus}/wiki.{part}.tokens": text.encode() * repeat for part, text in WIKITEXT.items()}
         return _zip(folder / f"{corpus}-v1.zip", parts)
     if corpus == "lm1b":
         name = "1-billion-word-language-modeling-benchmark-r13output"
-        return _tar(folder / f"{name}.tar.gz", {f"{name}/{path}": text.encode() for path, text in LM1B.items()})
-    spelled = {f"simple-examples/data/ptb.char.{part}.txt": text.encode() for part, text in PTB_CHAR.items()}
-    words = {f"./simple-examples/data/ptb.{part}.txt": text.encode() for part, text in PTB.items()}
+        return _tar(
+            folder / f"{name}.tar.gz", {f"{name}/{path}": text.encode() * repeat for path, text in LM1B.items()}
+        )
+    spelled = {f"simple-examples/data/ptb.char.{part}.txt": text.encode() * repeat for part, text in PTB_CHAR.items()}
+    words = {f"./simple-examples/data/ptb.{part}.txt": text.encode() * repeat for part, text in PTB.items()}
     return _tar(folder / "simple-examples.tgz", words | spelled)
 
 

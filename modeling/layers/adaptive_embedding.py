@@ -46,7 +46,8 @@ class TiedTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
 
     def init_weights(self, config: MemoryConfig) -> None:
-        init.normal_(self.weight, mean=0.0, std=config.initializer_range)
+        own = config.embedding_initializer_range
+        init.normal_(self.weight, mean=0.0, std=config.initializer_range if own is None else own)
         if self.padding_idx is not None and not getattr(self.weight, "_is_hf_initialized", False):
             init.zeros_(self.weight[self.padding_idx])
 

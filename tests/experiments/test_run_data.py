@@ -152,6 +152,27 @@ def test_texts_of_documents(tmp_path: Path):
     assert all(row[-1] == ByteTokenizer().eos_token_id for row in read.rows)
 
 
+def test_one_stream_is_cut_as_the_section_says(tmp_path: Path):
+    (tmp_path / "a.txt").write_text(TEXT * 20)
+    data = read_data(section(tmp_path / "a.txt", overlap=4), ByteTokenizer(), progress=False)
+    stream, held_out = data.stream(10, 2), data.held_out.stream(10, 1, overlap=4)
+    for each in (stream, held_out):
+        assert each[each.lanes]["input_ids"][:4].tolist() == each[0]["input_ids"][-4:].tolist()
+        assert each[each.lanes]["shift_labels"][:4].tolist() == [-100] * 4
+    for name in ("vary_lengths", "roll"):
+        data = read_data(section(tmp_path / "a.txt", **{name: True}), ByteTokenizer(), progress=False)
+        stream = data.stream(10, 2)
+        assert (stream.vary_lengths, stream.roll) == (name == "vary_lengths", name == "roll")
+        assert data.held_out.stream(10, 1).identity["segment_length"] == 10
+
+
+@pytest.mark.parametrize("fields", [{"documents": True}, {"streaming": True}])
+@pytest.mark.parametrize("cut", [{"overlap": 4}, {"vary_lengths": True}, {"roll": True}])
+def test_documents_and_what_is_streamed_are_not_cut_so(cut: dict, fields: dict):
+    with pytest.raises(ValueError, match=rf"`data\.{next(iter(cut))}`=.* is for a text that is one stream"):
+        read_data(section("any.txt", **fields, **cut), ByteTokenizer(), progress=False)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

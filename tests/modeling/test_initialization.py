@@ -48,7 +48,7 @@ def test_uniform_linear_maps_and_an_embedding_of_its_own_width(fields, tmp_path)
         pad_token_id=3, linear_initializer="uniform", embedding_initializer_range=1.0, **fields,
     )  # fmt: skip
     model = TransformerXLForCausalLM(config)
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding | TiedTable)]
     tied = {table.weight for table in tables}
     maps = [module for module in model.modules() if isinstance(module, nn.Linear) and module.weight not in tied]
     assert len(maps) >= 2 * 7

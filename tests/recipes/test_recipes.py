@@ -154,7 +154,8 @@ def test_it_trains_when_it_is_small(name: str, corpora, tmp_path: Path):
     torch.manual_seed(0)
     model = VARIANTS[config.model_type].causal_lm_class(config)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    stream = TextStream(ids, config.segment_length, lanes=2)
+    cut = {name: value for name, value in values["data"].items() if name not in ("path", "batch_size")}
+    stream = TextStream(ids, config.segment_length, lanes=2, **(cut | {"overlap": 4 if "overlap" in cut else 0}))
     fields = values["training"] | {"max_steps": 3, "warmup_steps": min(2, values["training"].get("warmup_steps", 0))}
     arguments = MemoryTrainingArguments(
         str(tmp_path), use_cpu=True, per_device_train_batch_size=2, per_device_eval_batch_size=2, logging_steps=1,
