@@ -12,7 +12,7 @@ from transformers import PrinterCallback
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.evaluation.bits_per_byte import TextScore
 from transformers_xl.evaluation.score_ways import score_stream_ways
-from transformers_xl.experiments.fitting import finish_training, processes
+from transformers_xl.experiments.fitting import prepare_for_inference, processes
 from transformers_xl.experiments.loading import load_model
 from transformers_xl.experiments.recording import check_claims, evaluation_of, text_of_rows
 from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
@@ -112,7 +112,7 @@ class TrainingRun:
         trainer.train(resume_from_checkpoint=self.resume or None)
         self.step, self.was_stopped = trainer.state.global_step, stopping.stopped
         if not self.was_stopped:
-            finish_training(self.model)
+            prepare_for_inference(self.model)
             self._save(trainer, self.output / FINAL)
         return trainer
 
