@@ -13,6 +13,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
     "div_val": 1,
     "embedding_size": None,
     "tie_projs": True,
+    "proj_same_dim": True,
     "proj_initializer_range": 0.01,
 }
 # options of the original code that mean one of these

@@ -19,7 +19,7 @@ every_variant = pytest.mark.parametrize("model_type", VARIANTS)
 # a value that asks for something
 ASKING = {
     "clamp_len": 4, "share_relative_bias": False, "recompute_attention": True, "cutoffs": [10, 20], "div_val": 2,
-    "embedding_size": 16, "tie_projs": False, "proj_initializer_range": 0.5,
+    "embedding_size": 16, "tie_projs": False, "proj_same_dim": False, "proj_initializer_range": 0.5,
 }  # fmt: skip
 NOT_THEIRS = [
     (model_type, name)
