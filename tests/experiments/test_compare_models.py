@@ -28,7 +28,7 @@ def build(name: str):
 
 def test_all_models_are_equally_large():
     names = list(comparison_runs.builders())
-    assert len(names) == 16
+    assert len(names) == 17
     assert {"transformer_xl", "gpt2", "mistral"} <= set(names)
     for arguments in (ARGUMENTS, ARGUMENTS | {"hidden_size": 32, "layers": 3}):
         widths, target = comparison_runs.inner_widths(arguments, names)
