@@ -100,8 +100,7 @@ def test_weights_of_keys_whose_distance_was_told():
     expected[1, [3, 4]] = 0.3
     expected[1, [2, 1, 0, 6]] += torch.tensor([0.1, 0.1, 0.1, 0.1])
     told = KeyMask(distance=torch.tensor([[[6], [6]]]))
-    memories = [ColumnMemory(0, 0) for _ in range(3)]
-    memories[0].key_mask, memories[1].key_mask = blocks, told
+    memories = [ColumnMemory.with_mask(key_mask) for key_mask in (blocks, told, KeyMask())]
     torch.testing.assert_close(by_distance(weights, memories), expected)
 
 
