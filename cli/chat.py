@@ -7,15 +7,30 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import sampling, streamer_of
+from transformers_xl.cli.common import (
+    MinP,
+    NoRepeatNgramSize,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    TypicalP,
+    generation_options,
+    streamer_of,
+)
 from transformers_xl.experiments.loading import load_model
 
 
 def chat(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model that remembers.")],
     max_new_tokens: Annotated[int, Option(min=1, help="Longest answer in tokens.")] = 200,
-    temperature: Annotated[float, Option(min=0, help="Of sampling; 0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, Option(min=0, help="Sample from this many likeliest tokens; 0: from all.")] = 0,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 0,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
     stop: Annotated[list[str] | None, Option(help="Text that ends an answer; may be given several times.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
 ) -> None:
@@ -30,7 +45,16 @@ def chat(
     from transformers_xl.streams.conversation import Conversation
 
     streamer = streamer_of(tokenizer)
-    settings = {"max_new_tokens": max_new_tokens, **sampling(temperature, top_k)}
+    settings = generation_options(
+        temperature,
+        top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        max_new_tokens=max_new_tokens,
+    )
     conversation = Conversation(model, tokenizer, stop, **settings)
     transformers.set_seed(seed)
     with suppress(ImportError):  # a line can be edited, and earlier ones come back

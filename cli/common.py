@@ -2,12 +2,22 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+# options of `generate()`, under their names in GenerationConfig
+Temperature = Annotated[float, Option(min=0, help="Of sampling; 0 always takes the likeliest token.")]
+TopK = Annotated[int, Option(min=0, help="Sample from this many likeliest tokens; 0: from all.")]
+TopP = Annotated[float | None, Option(min=0, max=1, help="Sample from the likeliest tokens of this probability.")]
+MinP = Annotated[float | None, Option(min=0, max=1, help="Leave out tokens below this share of the likeliest one's.")]
+TypicalP = Annotated[
+    float | None, Option(min=0, max=1, help="Sample from the most typical tokens of this probability.")
+]
+RepetitionPenalty = Annotated[float | None, Option(help="Above 1, what was written is less likely again.")]
+NoRepeatNgramSize = Annotated[int | None, Option(min=0, help="Never write so many tokens a second time.")]
 AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markdown.")]
 
 
@@ -16,9 +26,22 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def sampling(temperature: float, top_k: int) -> dict:
-    """Arguments of `generate()`: at a temperature of 0 the likeliest token is taken."""
-    return {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
+def generation_options(temperature: float, top_k: int, **others: float | None) -> dict[str, Any]:
+    """Arguments of `generate()`, without `others` that are None; at a temperature of 0 the likeliest token is taken.
+
+    Raises:
+        ValueError: an option of sampling is given, which would have no effect at a temperature of 0.
+    """
+    given = {name: value for name, value in others.items() if value is not None}
+    if temperature:
+        return {"do_sample": True, "temperature": temperature, "top_k": top_k} | given
+    without_effect = [name for name in ("top_p", "min_p", "typical_p") if name in given]
+    if without_effect:
+        name = without_effect[0]
+        raise ValueError(
+            f"`{name}`={given[name]} has no effect with `temperature`=0, which samples nothing: leave it out."
+        )
+    return {"do_sample": False} | given
 
 
 def streamer_of(tokenizer, continues: bool = False):
@@ -71,9 +94,16 @@ def check_output(folder: Path, overwrite: bool) -> None:
 __all__ = [
     "AsJson",
     "AsMarkdown",
+    "MinP",
+    "NoRepeatNgramSize",
+    "RepetitionPenalty",
+    "Temperature",
+    "TopK",
+    "TopP",
+    "TypicalP",
     "check_output",
+    "generation_options",
     "is_main_process",
-    "sampling",
     "show",
     "show_table",
     "streamer_of",

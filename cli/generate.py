@@ -1,39 +1,90 @@
 """`transformers-xl generate`: a model writes on for as long as you like at constant memory."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import sampling, streamer_of
+from transformers_xl.cli.common import (
+    AsJson,
+    MinP,
+    NoRepeatNgramSize,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    TypicalP,
+    generation_options,
+    streamer_of,
+)
 from transformers_xl.experiments.loading import load_model
 
 
 def generate(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
-    prompt: Annotated[str, Option("--prompt", "-p", help="Text to continue.")],
+    prompt: Annotated[
+        list[str] | None, Option("--prompt", "-p", help="Text to continue; may be given more than once.")
+    ] = None,
+    prompt_file: Annotated[
+        list[Path] | None, Option(exists=True, dir_okay=False, help="File with a text to continue.")
+    ] = None,
+    num_samples: Annotated[int, Option(min=1, help="Continuations of each prompt.")] = 1,
     max_new_tokens: Annotated[int, Option(min=1, help="Number of tokens to write.")] = 300,
-    temperature: Annotated[float, Option(min=0, help="Of sampling; 0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, Option(min=0, help="Sample from this many likeliest tokens; 0: from all.")] = 0,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 0,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
+    num_beams: Annotated[int | None, Option(min=1, help="Texts that are followed side by side.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
+    stream: Annotated[
+        bool | None, Option("--stream/--no-stream", help="Print while it is written.", show_default="one text")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt, and stream what is written to standard output."""
-    if not prompt:
+    """Continue prompts. One text is streamed to standard output; several are printed one below the other."""
+    prompts = [*(prompt or []), *(file.read_text(encoding="utf-8") for file in prompt_file or [])]
+    if not prompts or "" in prompts:
         raise ValueError("`prompt`='' is empty: give at least one character to continue.")
+    single = len(prompts) == num_samples == 1 and not as_json and num_beams in (None, 1)
+    if stream and not single:
+        raise ValueError("`stream`=True prints one text of one prompt, without beams or JSON: leave it out.")
+    options = generation_options(
+        temperature,
+        top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        num_beams=num_beams,
+        max_new_tokens=max_new_tokens,
+    )
     model, tokenizer = load_model(model_dir)
     import transformers
 
-    inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
     transformers.set_seed(seed)
-    typer.echo(prompt, nl=False)
-    model.generate(
-        **inputs,
-        max_new_tokens=max_new_tokens,
-        streamer=streamer_of(tokenizer, continues=True),
-        **sampling(temperature, top_k),
-    )
-    typer.echo()
+    if single and stream is not False:
+        typer.echo(prompts[0], nl=False)
+        _write(model, tokenizer, prompts[0], options | {"streamer": streamer_of(tokenizer, continues=True)})
+        typer.echo()
+        return
+    texts = [_write(model, tokenizer, each, options | {"num_return_sequences": num_samples}) for each in prompts]
+    if as_json:
+        results = [{"prompt": each, "texts": found} for each, found in zip(prompts, texts, strict=True)]
+        typer.echo(json.dumps(results, indent=1))
+        return
+    typer.echo("\n---\n".join(text for found in texts for text in found))
+
+
+def _write(model: Any, tokenizer: Any, prompt: str, options: dict[str, Any]) -> list[str]:
+    """The prompt with each of its continuations."""
+    inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
+    return tokenizer.batch_decode(model.generate(**inputs, **options), skip_special_tokens=True)
 
 
 __all__ = ["generate"]

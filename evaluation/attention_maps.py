@@ -6,7 +6,7 @@ The weights of a layer are computed while the layer runs, folded into sums and d
 text nor the number of layers costs memory: what is held at a time are the weights of one layer for one segment.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,10 +17,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.reading import read_in_segments
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
-# takes the row (a layer, or a step of a layer that repeats), the weights (H, T, K) of a segment's tokens, whose keys end
-# with the tokens themselves, and which tokens asked, (T,) bool, None when all did
-Fold = Callable[[int, torch.Tensor, torch.Tensor | None], None]
+# takes the row (a layer, or a step of a layer that repeats), the weights (H, T, K) of a segment's tokens, which tokens
+# asked, (T,) bool, None when all did, and what the attention was told of its keys, part by part (`by_distance`)
+Fold = Callable[[int, torch.Tensor, torch.Tensor | None, Sequence[KeyMask]], None]
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
             )
         number = calls.get(module, 0)
         calls[module] = number + 1
-        fold(places[module][number], weights[0], running)
+        fold(places[module][number], weights[0], running, key_masks_of((*args, *kwargs.values())))
 
     before = model.config._attn_implementation
     handles = [model.register_forward_pre_hook(begin)]
@@ -138,9 +140,45 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
             handle.remove()
 
 
-def by_distance(weights: torch.Tensor) -> torch.Tensor:
-    """Weights `(..., T, K)` of the last T of K positions, by key, as `(..., T, K)` by distance: column d of row t is the
-    weight of the key d positions before query t, and zero where there is none."""
+def key_masks_of(arguments: Sequence) -> list[KeyMask]:
+    """What an attention was told of its keys, part by part: by the memory, or the memories, among its arguments. Nothing
+    where there is no memory: it sees its segment."""
+    for each in arguments:
+        memories = each if isinstance(each, tuple) else (each,)
+        if memories and all(isinstance(memory, ColumnMemory) for memory in memories):
+            return [memory.key_mask for memory in memories]
+    return []
+
+
+def by_distance(weights: torch.Tensor, key_masks: Sequence[KeyMask] = ()) -> torch.Tensor:
+    """Weights `(..., T, K)` by key as `(..., T, D)` by distance: column d of row t is the weight of what lies d positions
+    before query t, and zero where there is nothing.
+
+    `key_masks` says how far keys lie, part by part; where it says nothing, the keys are the last K positions, the queries
+    the last T of them. The weight of a key that stands for several positions is spread evenly over them.
+    """
+    places = [key_mask.distance if key_mask.behind is None else key_mask.behind for key_mask in key_masks]
+    told = [
+        (place[0], key_mask.span)
+        for place, key_mask in zip(places, key_masks, strict=True)
+        if place is not None and place.numel()
+    ]
+    lengths = [place.shape[-1] for place, _ in told]
+    *parts, rest = weights.split([*lengths, weights.shape[-1] - sum(lengths)], dim=-1)
+    nearest = by_column(rest)
+    if not told:
+        return nearest
+    reach = max(nearest.shape[-1], *(int(place.max()) + span for place, span in told))
+    distant = F.pad(nearest, (0, reach - nearest.shape[-1]))
+    for part, (place, span) in zip(parts, told, strict=True):
+        for position in range(span):
+            index = (place + position).clamp(0, reach - 1).expand_as(part)
+            distant.scatter_add_(-1, index, part / span)
+    return distant
+
+
+def by_column(weights: torch.Tensor) -> torch.Tensor:
+    """`by_distance` of the last K positions: distances are columns, counted from the last one."""
     length, num_keys = weights.shape[-2:]
     # row t, column c of the flipped keys is the distance c - (T-1-t): in the flat buffer of rows that are T longer, row t
     # begins T-1-t further on, which a view with rows of one column less does
@@ -158,26 +196,31 @@ class DistanceSums:
         self.weight, self.entropy = [nothing] * len(rows), [nothing[:, :1].sum(-1)] * len(rows)
         self.tokens = [0] * len(rows)
 
-    def __call__(self, row: int, weights: torch.Tensor, asked: torch.Tensor | None = None) -> None:
-        heads, length, num_keys = weights.shape
+    def __call__(
+        self,
+        row: int,
+        weights: torch.Tensor,
+        asked: torch.Tensor | None = None,
+        key_masks: Sequence[KeyMask] = (),
+    ) -> None:
+        heads, length, _ = weights.shape
         counted = torch.arange(self.start, self.start + length, device=weights.device) >= self.skip
         counted = counted if asked is None else counted & asked
         tokens = int(counted.sum())
         if tokens == 0:
             return
-        known = self.weight[row]
-        if known.shape[-1] < num_keys:
-            wider = torch.zeros(heads, num_keys, dtype=torch.float64)
-            wider[: len(known), : known.shape[-1]] = known
-            self.weight[row] = known = wider
         if self.tokens[row] == 0:
             self.entropy[row] = torch.zeros(heads, dtype=torch.float64)
         for head, each in enumerate(weights):  # one by one, or their copies would be the largest tensors of all
-            distant = by_distance(each)
-            if tokens < length:
-                each, distant = each[counted], distant[counted]
-            known[head, :num_keys] += distant.sum(0, dtype=torch.float64).cpu()
-            self.entropy[row][head] += torch.special.entr(each).sum(dtype=torch.float64).cpu()
+            distant = by_distance(each, key_masks)
+            distant = distant if tokens == length else distant[counted]
+            known = self.weight[row]
+            if known.shape[-1] < distant.shape[-1]:
+                wider = torch.zeros(heads, distant.shape[-1], dtype=torch.float64)
+                wider[: len(known), : known.shape[-1]] = known
+                self.weight[row] = known = wider
+            known[head, : distant.shape[-1]] += distant.sum(0, dtype=torch.float64).cpu()
+            self.entropy[row][head] += torch.special.entr(distant).sum(dtype=torch.float64).cpu()
         self.tokens[row] += tokens
 
     def atlas(self) -> AttentionAtlas:
@@ -256,10 +299,10 @@ def token_maps(
     seen: list[list[tuple[int, np.ndarray]]] = [[] for _ in heads]
     position = 0
 
-    def keep(row: int, weights: torch.Tensor, asked: torch.Tensor | None) -> None:
+    def keep(row: int, weights: torch.Tensor, asked: torch.Tensor | None, key_masks: Sequence[KeyMask]) -> None:
         for kept, (wanted, head) in zip(seen, heads, strict=True):
             if row == wanted and position + weights.shape[1] > first:
-                distant = by_distance(weights[head])
+                distant = by_distance(weights[head], key_masks)
                 distant = distant if asked is None else distant * asked[:, None]
                 kept += [(position + t, distant[t].double().cpu().numpy()) for t in range(len(distant))]
 

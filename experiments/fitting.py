@@ -4,6 +4,7 @@ Imported by the commands when they run: it costs the import of torch and transfo
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
-BYTES_OF_WEIGHT, BYTES_IN_TRAINING = 4, 16  # float32, and with its gradient and Adam's two averages
+BYTES_OF_WEIGHT, BYTES_WITH_GRADIENT, BYTES_WITH_ADAM = 4, 8, 16  # float32, with its gradient, and with two averages
 
 
 def processes() -> PartialState:
@@ -75,22 +76,24 @@ def build_model(
         **fields,
     )
     model_class = cast(type[transformers.PreTrainedModel], variant.causal_lm_class)
-    with torch.device("meta"):
-        check_memory(model_class(config).num_parameters())
+    check_memory(lambda: model_class(config))
     transformers.set_seed(arguments["seed"])
     return model_class(config)
 
 
-def check_memory(parameters: int) -> None:
-    """Raise a `ValueError` where the free memory of the machine does not hold a model that is trained on the CPU, or, on an
-    accelerator, its weights, which are made on the CPU."""
-    of_each = BYTES_IN_TRAINING if processes().device.type == "cpu" else BYTES_OF_WEIGHT
-    needed = parameters * of_each * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+def check_memory(build: Callable[[], transformers.PreTrainedModel], bytes_each: int = BYTES_WITH_ADAM) -> None:
+    """Raise a `ValueError` where the free memory of the machine does not hold the model that `build` makes, before it is
+    made: `bytes_each` parameter on the CPU, and for an accelerator the weights, which are made on the CPU."""
+    with torch.device("meta"):
+        parameters = build().num_parameters()
+    if processes().device.type != "cpu":
+        bytes_each = BYTES_OF_WEIGHT
+    needed = parameters * bytes_each * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     free = psutil.virtual_memory().available
     if needed > free:
         raise ValueError(
             f"A model of {parameters:,} parameters needs {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB "
-            "are free: choose a smaller `hidden_size`, `intermediate_size` or number of `layers`."
+            "are free: choose a smaller `hidden_size`, `intermediate_size` or number of layers."
         )
 
 
@@ -134,4 +137,14 @@ def prepare_for_inference(model) -> None:
         model.prepare_for_inference()
 
 
-__all__ = ["build_model", "fit", "prepare_for_inference", "processes", "read_texts"]
+__all__ = [
+    "BYTES_OF_WEIGHT",
+    "BYTES_WITH_ADAM",
+    "BYTES_WITH_GRADIENT",
+    "build_model",
+    "check_memory",
+    "fit",
+    "prepare_for_inference",
+    "processes",
+    "read_texts",
+]

@@ -6,9 +6,16 @@ from typing import Any, cast
 
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.training_args import OptimizerNames
 
+from transformers_xl.experiments.fitting import (
+    BYTES_OF_WEIGHT,
+    BYTES_WITH_ADAM,
+    BYTES_WITH_GRADIENT,
+    check_memory,
+)
 from transformers_xl.experiments.loading import change_config, check_weights, config_of, import_models, load_tokenizer
-from transformers_xl.experiments.run_config import LoraSection, ModelSection, RunConfig, config_fields
+from transformers_xl.experiments.run_config import LoraSection, RunConfig, config_fields
 from transformers_xl.experiments.run_data import text_folder
 from transformers_xl.files.blaming import blamed
 from transformers_xl.hub.installing import pip_install
@@ -35,8 +42,8 @@ def run_model(config: RunConfig, tokenizer: Any) -> Any:
     """The model to train, with adapters where there are to be some.
 
     Raises:
-        ValueError: it cannot be built, a field of `model` would change the weights of `model.base`, or the vocabulary is
-            smaller than the tokenizer's.
+        ValueError: it cannot be built, a field of `model` would change the weights of `model.base`, the vocabulary is
+            smaller than the tokenizer's, or the machine's memory smaller than the model.
     """
     section = config.model
     size = section.vocab_size
@@ -46,7 +53,7 @@ def run_model(config: RunConfig, tokenizer: Any) -> Any:
             "another tokenizer with `tokenizer.path`."
         )
     transformers.set_seed(config.training.seed)
-    model = _new_model(config, tokenizer) if section.base is None else _base_model(section)
+    model = _new_model(config, tokenizer) if section.base is None else _base_model(config)
     return _with_adapters(model, config.lora) if config.lora.r else model
 
 
@@ -58,7 +65,17 @@ def _new_model(config: RunConfig, tokenizer: Any) -> Any:
         fields[name] = getattr(tokenizer, name) if fields[name] is None else fields[name]
     if config.tokenizer.clusters:
         fields["cutoffs"] = _suggested_cutoffs(tokenizer, config.tokenizer.clusters, fields["div_val"])
-    return row.causal_lm_class(row.config_class(**fields))
+    model_config = row.config_class(**fields)
+    check_memory(lambda: row.causal_lm_class(model_config), _bytes_each(config))
+    return row.causal_lm_class(model_config)
+
+
+def _bytes_each(config: RunConfig) -> int:
+    """What a parameter takes in training, at the least."""
+    if config.lora.r:
+        return BYTES_OF_WEIGHT
+    is_adam = OptimizerNames(config.training.optim).value.startswith("adamw_torch")
+    return BYTES_WITH_ADAM if is_adam else BYTES_WITH_GRADIENT
 
 
 def _suggested_cutoffs(tokenizer: Any, clusters: int, div_val: int) -> list[int]:
@@ -70,8 +87,8 @@ def _suggested_cutoffs(tokenizer: Any, clusters: int, div_val: int) -> list[int]
     return tokenizer.suggest_cutoffs(clusters, div_val)
 
 
-def _base_model(section: ModelSection) -> Any:
-    base = str(section.base)
+def _base_model(run: RunConfig) -> Any:
+    section, base = run.model, str(run.model.base)
     config = config_of(base)
     before = dataclasses.asdict(cast(Any, config))
     changed = {name: value for name, value in config_fields(section).items() if before[name] != value}
@@ -79,6 +96,7 @@ def _base_model(section: ModelSection) -> Any:
     if Path(base).is_dir():
         with blamed(Path(base)):
             check_weights(Path(base), config, AutoModelForCausalLM)
+    check_memory(lambda: AutoModelForCausalLM.from_config(config), _bytes_each(run))
     loaded: Any = AutoModelForCausalLM.from_pretrained(base, config=config, output_loading_info=True)
     model, info = loaded
     wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})

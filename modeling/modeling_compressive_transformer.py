@@ -29,10 +29,12 @@ from transformers_xl.modeling.memory.compressed_memory import (
     CompressiveMemory,
     UncompressedMemory,
     plan_blocks,
+    plan_token,
 )
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
@@ -83,28 +85,31 @@ class CompressiveTransformerLayer(MemoryLayer):
     def forward(
         self, hidden_states: torch.Tensor, memory: CompressiveMemory, segment: CompressiveContext, **kwargs
     ) -> LayerOutput:
-        past = memory.inputs.unprojected()
+        normed, past = self.attention_input(hidden_states), memory.inputs.unprojected()
         memory.inputs.write(hidden_states)
         before = None if past is None else (*self.project(past), past[:, None])
-        key, value, inputs = memory.inputs.extend((*self.project(hidden_states), hidden_states[:, None]), before)
+        new = (*self.self_attn.project(normed), hidden_states[:, None])
+        key, value, inputs = memory.inputs.extend(new, before)
 
-        leaving = segment.blocks.columns.expand(len(hidden_states), -1)
-        old = gather_columns(inputs[:, 0].detach(), leaving)
-        compressed = self.compression(old)
-        past = memory.compressed.unprojected()
-        memory.compressed.write(compressed.detach())
-        far_key, far_value = memory.compressed.extend(
-            self.project(compressed.detach()), None if past is None else self.project(past)
-        )
+        far = memory.compressed.projected
+        if self.training or segment.blocks.columns.shape[1] > 0 or not far:
+            old = gather_columns(inputs[:, 0].detach(), segment.blocks.columns.expand(len(hidden_states), -1))
+            compressed = self.compression(old)
+            past = memory.compressed.unprojected()
+            memory.compressed.write(compressed.detach())
+            far = memory.compressed.extend(
+                self.project(compressed.detach()), None if past is None else self.project(past)
+            )
 
-        queries = self.attention_input(hidden_states)
-        attn_output, _ = self.self_attn(queries, (far_key, key), (far_value, value), memory, segment, **kwargs)
+        keys, values = zip(far, (key, value), strict=True)
+        memories = (memory.compressed, memory.inputs)
+        attn_output, _ = self.self_attn(normed, keys, values, memories, segment, **kwargs)
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs)
         if not self.training:
             return LayerOutput(hidden_states)
         if self.input_layernorm.norm_position == "pre":
             old, compressed = (without_learning(self.input_layernorm, each) for each in (old, compressed))
-        return LayerOutput(hidden_states, reconstruction_loss(self.self_attn, queries, old, compressed, segment))
+        return LayerOutput(hidden_states, reconstruction_loss(self.self_attn, normed, old, compressed, segment))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Compressive Transformer.")
@@ -132,14 +137,18 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
     ) -> PositionEmbeddings | None:
-        """Compressed vectors lie behind the window."""
+        """Compressed vectors lie behind the window, which a cache makes room for at once."""
+        if memory.is_cache:
+            num_keys = max(num_keys, memory.longest.sliding_window)
         return super().position_embeddings(hidden_states, num_keys + self.config.compressed_mem_len, memory)
 
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> CompressiveContext:
         counter, held = memory.own.num_compressed, memory.layers[0].compressed.num_seen
-        blocks = plan_blocks(self.config, memory.packing, memory.num_before, held, counter)
+        plan = self.config, memory.packing, memory.num_before, held, counter
+        in_one_piece = not self.training and relative_backend(self.config._attn_implementation, hidden_states)
+        blocks = (plan_token(*plan) if in_one_piece else None) or plan_blocks(*plan)
         for layer in memory.layers:
             layer.compressed.key_mask, layer.compressed.blocks = blocks.key_mask, blocks.packing
         return CompressiveContext(**vars(segment), blocks=blocks)

@@ -134,7 +134,7 @@ class ShaRNNForCausalLM(ShaRNNPreTrainedModel, MemoryForCausalLM):
     def prepare_for_inference(self) -> None:
         """Drop the matrix that over-parameterises the gate of the values: no output changes."""
         for layer in self.model.layers:
-            if layer.has_attention:
+            if isinstance(layer.self_attn, SingleHeadAttention):
                 layer.self_attn.collapse()
         self.config.collapsed_gate = True
 

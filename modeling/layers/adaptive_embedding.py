@@ -6,7 +6,7 @@ Ids are sorted by frequency and cut into clusters at `config.cutoffs`. The words
 
 import math
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import torch
 from torch import nn
@@ -56,9 +56,9 @@ class TiedTable(nn.Module):
 
     def resize(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> "TiedTable":
         """Itself, with the weight that the library's `resized` makes of an embedding that has its own."""
-        table = nn.Embedding(*self.weight.shape, device="meta")
+        table = nn.Embedding(self.weight.shape[0], self.weight.shape[1], device="meta")
         table.weight = self.weight
-        self.weight = resized(table, size, mean_resizing=mean_resizing).weight
+        self.weight = cast(nn.Parameter, resized(table, size, mean_resizing=mean_resizing).weight)
         return self
 
 
@@ -101,7 +101,7 @@ class AdaptiveEmbedding(nn.Module):
 
     @property
     def num_embeddings(self) -> int:
-        return sum(len(table.weight) for table in self.tables)
+        return sum(int(table.weight.shape[0]) for table in self.tables)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> None:
         """Let the last cluster have `size` words, by the library's `resized`, which resizes embeddings."""

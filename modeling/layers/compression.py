@@ -8,8 +8,10 @@ from torch.func import functional_call
 
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.compressed_memory import Blocks, CompressiveMemory
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.compressed_memory import Blocks
 from transformers_xl.modeling.ops.relative_attention import (
     attention_weights,
     masked_softmax,
@@ -18,6 +20,7 @@ from transformers_xl.modeling.ops.relative_attention import (
 )
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.token_order import unpack_tokens
+from transformers_xl.modeling.ops.wide_attention import one_token_attention
 from transformers_xl.modeling.ops.window import keep_last
 
 
@@ -50,9 +53,10 @@ class Compression(nn.Module):
 
 
 class CompressiveAttention(RelativeAttention):
-    """Relative attention to `[compressed; uncompressed; segment]`, in plain steps whatever `attn_implementation` says.
+    """Relative attention to `[compressed; uncompressed; segment]`.
 
-    The scores of both parts are computed apart and meet in the softmax: no keys are copied.
+    The scores of both parts are computed apart and meet in the softmax: no keys are copied. In plain steps whatever
+    `attn_implementation` says, one token of generation excepted.
     """
 
     def forward(
@@ -60,37 +64,56 @@ class CompressiveAttention(RelativeAttention):
         hidden_states: torch.Tensor,
         keys: Tensors,
         values: Tensors,
-        memory: CompressiveMemory,
-        segment: SegmentContext,
+        memories: tuple[ColumnMemory, ColumnMemory],
+        segment: CompressiveContext,
         **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         Args:
             hidden_states: the segment `(B, T, E)`, normalised where the model is pre-norm.
             keys, values: of what is compressed `(B, H, S, D)`, and of the rest `(B, H, K, D)`.
-            memory: what the queries see of both.
+            memories: those that the two parts came from, which say what the queries see.
 
         Returns:
-            The output `(B, T, E)` and the weights `(B, H, T, S + K)`.
+            The output `(B, T, E)` and the weights `(B, H, T, S + K)`; None of one token that is read in one piece.
         """
-        query, (table, _) = self.queries(hidden_states), segment.relative_positions
-        positions = self.project_positions(table, memory.inputs)
-        bias = self.biases(segment)
-        content_query = query + bias.content_bias[:, None]
-        position_query = (query + bias.position_bias[:, None]) * self.scaling
-        by_position = (
-            position_scores_at(position_query, positions, memory.compressed.key_mask.distance),
-            position_scores(position_query, keep_last(positions, keys[1].shape[-2] + 1)),
-        )
-        scores = [
-            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.key_mask.visible)
-            for key, added, part in zip(keys, by_position, (memory.compressed, memory.inputs), strict=True)
-        ]
-        weights, attended = unpack_tokens(masked_softmax(torch.cat(scores, dim=-1), None), segment.token_order, dim=2)
+        query, nearest = self.queries(hidden_states), segment.blocks.nearest
+        positions, bias = self.relative_terms(None, segment, memories[1])
+        if nearest is not None:
+            keys, values = (
+                [keep_last(part, count, dim=-2) for part, count in zip(parts, nearest, strict=True)]
+                for parts in (keys, values)
+            )
+            positions = keep_last(positions, sum(nearest) + 1)
+            attn_output = one_token_attention(query, keys, values, positions, *bias, self.scaling)
+            return self.merge_heads(attn_output), None
+        weights = self.weights(query, keys, positions, bias, memories)
+        weights, attended = unpack_tokens(weights, segment.token_order, dim=2)
         attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
         parts = attended.split([key.shape[-2] for key in keys], dim=-1)
         attn_output = sum(part @ value for part, value in zip(parts, values, strict=True))
         return self.merge_heads(attn_output.transpose(1, 2)), weights
+
+    def weights(
+        self,
+        query: torch.Tensor,
+        keys: Tensors,
+        positions: torch.Tensor,
+        bias: Biases,
+        memories: tuple[ColumnMemory, ColumnMemory],
+    ) -> torch.Tensor:
+        """Those of both parts, `(B, H, T, S + K)`."""
+        content_query = query + bias.content_bias[:, None]
+        position_query = (query + bias.position_bias[:, None]) * self.scaling
+        by_position = (
+            position_scores_at(position_query, positions, memories[0].key_mask.distance),
+            position_scores(position_query, keep_last(positions, keys[1].shape[-2] + 1)),
+        )
+        scores = [
+            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.key_mask.visible)
+            for key, added, part in zip(keys, by_position, memories, strict=True)
+        ]
+        return masked_softmax(torch.cat(scores, dim=-1), None)
 
 
 def visible_scores(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers_xl.configuration.configuration_compressive_transformer import 
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.ops.key_mask import ALL_VISIBLE, KeyMask
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import (
     PackedRows,
@@ -61,6 +61,11 @@ class CompressedMemory(ColumnMemory):
     def close(self, packing: SegmentPacking) -> None:
         super().close(self.blocks)
 
+    @property
+    def projected(self) -> Tensors:
+        """What a cache has projected of its columns, each `(B, H, <= length, D)`; empty: not yet, or not all."""
+        return () if self.buffer is None or self.inputs is not None else self.buffer.tensors
+
 
 class CompressiveMemory(NamedTuple):
     """What a layer of the Compressive Transformer remembers."""
@@ -84,12 +89,33 @@ class Blocks(NamedTuple):
         is_block: `(B, N)` bool, whether a row has such a block; None: all have.
         packing: that of `[compressed; blocks]`.
         key_mask: what the queries see of its S columns, and how far they lie.
+        nearest: how many of the newest compressed and of the newest other columns one token sees, whose distances then are
+            those of the columns side by side; None where masks say it.
     """
 
     columns: torch.Tensor
     is_block: torch.Tensor | None
     packing: SegmentPacking
     key_mask: KeyMask
+    nearest: tuple[int, int] | None = None
+
+
+def plan_token(
+    config: CompressiveTransformerConfig, tokens: SegmentPacking, before: int, held: int, counter: CounterMemory
+) -> Blocks | None:
+    """`plan_blocks` for one token of rows without padding, without masks: what it sees is the end of both parts. None
+    where masks are needed."""
+    num_columns, count = before + tokens.length, counter.read()
+    most = max(num_columns - config.mem_len, 0) // config.compression_rate
+    is_plain = tokens.length == 1 and tokens.is_plain and (config.same_length or most == 0)
+    if not is_plain or bool((count < held).any()):
+        return None
+    tokens.limit = num_columns - most * config.compression_rate
+    counter.write((count + most).clamp(max=config.compressed_mem_len))
+    columns = torch.arange(most * config.compression_rate, device=tokens.device)[None]
+    window = min(num_columns, config.mem_len) if config.same_length else num_columns
+    nearest = min(held + most, config.compressed_mem_len), window
+    return Blocks(columns, None, SegmentPacking(tokens.batch, most, tokens.device), ALL_VISIBLE, nearest)
 
 
 def plan_blocks(
@@ -169,7 +195,9 @@ def mask_of_blocks(
         visible = visible & packed.valid[:, None]
     if text is not None and packed.document_ids is not None:
         visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
-    return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank)
+    rate = config.compression_rate
+    behind = mine[..., None] - (number[:, None] + 1) * rate + 1
+    return KeyMask(visible[:, None], order=packed.order, distance=window[..., None] + rank, span=rate, behind=behind)
 
 
 __all__ = ["Blocks", "CompressedCount", "CompressedMemory", "CompressiveMemory", "UncompressedMemory", "plan_blocks"]

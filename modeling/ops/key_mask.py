@@ -38,6 +38,9 @@ class KeyMask(DeviceMovable):
         order: `(B, K)`, the column of `[memory; segment]` that stands at each packed column; None where no row has padding.
         distance: `(B or 1, T, K)` integers, how far each column lies behind each query; None: columns are distances, the
             query of column K - T + t is at distance 0 of its own.
+        span: positions of text that each column stands for.
+        behind: `(B or 1, T, K)` integers, how many positions of text the newest of these lies behind each query; None: the
+            distance.
     """
 
     visible: torch.Tensor | None = None
@@ -45,6 +48,8 @@ class KeyMask(DeviceMovable):
     window: int | None = None
     order: torch.Tensor | None = None
     distance: torch.Tensor | None = None
+    span: int = 1
+    behind: torch.Tensor | None = None
 
     @property
     def device(self) -> torch.device | None:

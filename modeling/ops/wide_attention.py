@@ -35,13 +35,16 @@ A block, times some heads and rows of the batch, is a piece: about half a millio
 cache. New memory costs more than arithmetic: the pieces of a call are worked on in the same space.
 """
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from transformers_xl.modeling.ops.relative_attention import relative_shift
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
 
 # Scores of a piece: they are made, normalised and used while they are still in the processor's cache. Without gradients,
 # a head with at least ONE_HEAD of them is a piece, and every head is worked on in the same buffer.
@@ -84,7 +87,7 @@ def wide_attention(
     arguments = (query, key, value, positions, content_bias, position_bias)
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
     if not learns and query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
-        return _one_token(arguments, scaling)
+        return one_token_attention(query, (key,), (value,), positions, content_bias, position_bias, scaling)
     if learns:
         return _WideAttention.apply(*arguments, visible, window, scaling, recompute)
     return _without_gradients(arguments, visible, window, scaling)
@@ -114,19 +117,35 @@ def _without_gradients(
     return attn_output
 
 
-def _one_token(arguments: tuple[torch.Tensor, ...], scaling: float) -> torch.Tensor:
-    """A token that sees all keys: generation, where few operations count more than few operands."""
-    query, key, value, positions, content_bias, position_bias = arguments
+def one_token_attention(
+    query: torch.Tensor,
+    keys: Tensors,
+    values: Tensors,
+    positions: torch.Tensor,
+    content_bias: torch.Tensor,
+    position_bias: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attention `(B, 1, H, D)` of one token that sees all keys: generation, where few operations count more than few
+    operands. `keys` and `values` are parts `(B, H, K, D)` that lie one behind the other, the token itself last; each is
+    read where it stands."""
     batch, heads, _, width = query.shape
-    query = query.squeeze(2)
+    query, num_keys = query.squeeze(2), sum(key.shape[2] for key in keys)
     position_query = (query + position_bias).transpose(0, 1)
-    position_scores = torch.bmm(position_query, positions.narrow(1, 0, key.shape[2]).mT).transpose(0, 1)
+    position_scores = torch.bmm(position_query, positions.narrow(1, 0, num_keys).mT).transpose(0, 1)
     content_query = (query + content_bias).reshape(batch * heads, 1, width)
-    scores = torch.baddbmm(
-        position_scores.reshape(batch * heads, 1, -1), content_query, key.flatten(0, 1).mT,
-        beta=scaling, alpha=scaling,
-    )  # fmt: skip
-    return torch.bmm(scores.softmax(dim=-1), value.flatten(0, 1)).view(batch, 1, heads, -1)
+    scores = [
+        torch.baddbmm(by_position, content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+        for key, by_position in zip(keys, _parts(position_scores.reshape(batch * heads, 1, -1), keys), strict=True)
+    ]
+    weights = (torch.cat(scores, dim=-1) if len(scores) > 1 else scores[0]).softmax(dim=-1)
+    read = [torch.bmm(part, value.flatten(0, 1)) for part, value in zip(_parts(weights, values), values, strict=True)]
+    return functools.reduce(torch.add, read).view(batch, 1, heads, -1)
+
+
+def _parts(columns: torch.Tensor, parts: Tensors) -> Sequence[torch.Tensor]:
+    """`(.., K)` as the columns of each part."""
+    return (columns,) if len(parts) == 1 else columns.split([part.shape[2] for part in parts], dim=-1)
 
 
 class _WideAttention(torch.autograd.Function):

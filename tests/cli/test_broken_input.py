@@ -212,19 +212,34 @@ def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeyp
     """It is refused before it is made: the system would end a process that fills its memory, without a word."""
     free = SimpleNamespace(available=2**20)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    words = ("--hidden-size", 64, "--layers", 1, "--heads", 2, "--mem-len", 8, "--segment-length", 8, "--steps", 1)
-    train = ("train", text_file, "-o", tmp_path / "out", *words, "--batch-size", 2, "--warmup-steps", 0)
-    result = run(*train)
-    assert_one_sentence(
-        result, "A model of 70,915 parameters needs 0.0 GiB of memory, and 0.0 GiB are free: choose a smaller"
-    )
+    fields = {
+        "model.hidden_size": 64, "model.num_hidden_layers": 1, "model.num_attention_heads": 2, "model.mem_len": 8,
+        "model.segment_length": 8, "training.max_steps": 1, "data.batch_size": 2,
+    }  # fmt: skip
+    words = [word for name, value in fields.items() for word in (f"--{name}", value)]
+
+    def train(name: str, *more) -> Result:
+        return run("train", text_file, "-o", tmp_path / name, *words, *more)
+
+    sentence = "A model of 169,987 parameters needs 0.0 GiB of memory, and 0.0 GiB are free: choose a smaller"
+    assert_one_sentence(train("out"), sentence)
     assert not (tmp_path / "out").exists()
-    free.available = 70_915 * 16
-    assert run(*train).exit_code == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert_one_sentence(run(*train, "--overwrite"), "are free")
+    free.available = 169_987 * 16
+    done = train("out")
+    assert done.exit_code == 0, done.output
+    fine_tuned = ("--model.base", tmp_path / "out")
+    for environment, enough, more in (
+        ("1", 169_987 * 16 - 1, ()),
+        ("2", 169_987 * 16, ()),
+        ("1", 169_987 * 8 - 1, ("--training.optim", "sgd")),
+        ("1", 169_987 * 16 - 1, fine_tuned),
+    ):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", environment)
+        free.available = enough
+        assert_one_sentence(train("other", *more), sentence)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     free.available = 2**40
-    assert_one_sentence(run(*train, "--overwrite", "--hidden-size", 2 * 10**6), "1,024.0 GiB are free")
+    assert_one_sentence(train("other", "--model.hidden_size", 2 * 10**6), "1,024.0 GiB are free")
 
 
 @pytest.mark.parametrize("arguments", [("generate", "{}", "-p", "a\udcff"), ("chat", "{}", "--stop", "\udcff")])
@@ -260,7 +275,7 @@ def test_debug_shows_the_trace(folders: dict):
     assert result.stderr.splitlines()[-1].startswith("Error: `prompt`=''")
 
 
-@pytest.mark.parametrize("words", [("evaluate", "nowhere"), ("train", "--mem-len", "many")])
+@pytest.mark.parametrize("words", [("evaluate", "nowhere"), ("train", "--model.mem_len", "many")])
 def test_only_the_main_process_of_a_launcher_speaks(words: tuple, text_file: Path, monkeypatch: pytest.MonkeyPatch):
     """The others wait for the end that the launcher makes of them, and speak when it does not come."""
 
@@ -273,10 +288,11 @@ def test_only_the_main_process_of_a_launcher_speaks(words: tuple, text_file: Pat
     arguments = (*words, "--text", text_file) if words[0] == "evaluate" else (*words, text_file, "-o", "out")
     said = run(*arguments)
     assert said.exit_code == 2
+    expected = said.stderr.replace("starting ...\n", "")
     monkeypatch.setenv("RANK", "1")
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    assert run(*arguments).stderr == said.stderr != ""
+    assert run(*arguments).stderr == expected != ""
     assert waits == [GRACE]
     monkeypatch.setattr(time, "sleep", ended)
     with pytest.raises(EndedByLauncher):

@@ -73,6 +73,27 @@ def test_evaluate(model_folder: Path, text_file: Path):
     assert f"{scores['with_memory']['bits_per_byte']:.4f}" in table.output
 
 
+def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
+    def bits(*words: object) -> dict:
+        result = run("evaluate", model_folder, "--text", text_file, "--json", *words)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+    usual = bits()
+    assert bits("--mem-len", 16, "--clamp-len", -1, "--same-length") == usual
+    for words in (
+        ("--mem-len", 32),
+        ("--clamp-len", 2),
+        ("--no-same-length",),
+        ("--segment-length", 5, "--mem-len", 9),
+    ):
+        assert bits(*words)["with_memory"]["nats"] != usual["with_memory"]["nats"], words
+    assert list(bits("--mem-len", 0, "--no-same-length")) == ["in_segments"]
+    table = run("evaluate", model_folder, "--text", text_file, "--markdown").output
+    assert table.startswith("|  | with memory | without memory |\n| --- | ---: | ---: |\n| bits per byte | ")
+    assert f"| {usual['with_memory']['perplexity']:,.3f} |" in table
+
+
 def test_evaluate_by_a_moving_window(model_folder: Path, text_file: Path):
     short = text_file.parent / "short.txt"
     short.write_text(TEXT[:60])
@@ -107,9 +128,40 @@ def test_generate_streams_and_repeats_with_its_seed(model_folder: Path):
     )
 
 
+def test_generate_writes_several_texts(model_folder: Path, tmp_path: Path):
+    (tmp_path / "context.txt").write_text("It was the best of")
+    words = (
+        "generate",
+        model_folder,
+        "-p",
+        "It was",
+        "--prompt-file",
+        tmp_path / "context.txt",
+        "--max-new-tokens",
+        6,
+    )
+    words = (*words, "--num-samples", 3, "--top-p", 0.9, "--repetition-penalty", 1.1)
+    found = json.loads(run(*words, "--json").stdout)
+    assert [each["prompt"] for each in found] == ["It was", "It was the best of"]
+    assert all(len(each["texts"]) == 3 and len(set(each["texts"])) > 1 for each in found)
+    assert all(text.startswith(each["prompt"]) for each in found for text in each["texts"])
+    assert run(*words).stdout.count("---") == 5
+    beams = run("generate", model_folder, "-p", "It", "--temperature", 0, "--num-beams", 2, "--max-new-tokens", 3)
+    assert beams.exit_code == 0, beams.output
+
+
+def test_generate_streams_what_it_writes_at_once(model_folder: Path):
+    words = ("generate", model_folder, "-p", "It was", "--temperature", 0, "--max-new-tokens", 9)
+    streamed, whole = run(*words), run(*words, "--no-stream")
+    assert streamed.stdout == whole.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("generate", "{model}", "-p", "a", "--stream", "--num-samples", "2"), "`stream`=True"),
+        (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-p", "0.5"), "`top_p`=0.5"),
+        (("evaluate", "{model}", "--text", "{text}", "--mem-len", "0"), "`mem_len`=0"),
         (("train", "{text}", "-o", "{out}", "--model.variant", "transformer_xxl"), "transformer_xl"),
         (
             ("train", "{text}", "-o", "{out}", *["--training.max_steps", "3", "--training.num_train_epochs", "1"]),

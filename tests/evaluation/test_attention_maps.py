@@ -13,6 +13,7 @@ from tiny import EXACT, VOCAB_SIZE, tiny_model, tokens, variants
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, by_distance, token_maps
+from transformers_xl.modeling.ops.key_mask import KeyMask
 
 ROOT = Path(__file__).parent.parent.parent
 LENGTH = 21  # three segments of six, and half a one
@@ -21,6 +22,18 @@ SHOWN = [name for name in variants() if name not in ("tensorized_transformer", "
 
 def text(length: int = LENGTH) -> np.ndarray:
     return tokens(1, length)[0].numpy()
+
+
+def positions_of_keys(config, start: int, end: int, num_keys: int) -> list[range]:
+    """The positions of the text that each key of the segment `start` .. `end` stands for: one, or those of a block that was
+    compressed when all of it had left the window."""
+    if config.model_type != "compressive_transformer":
+        return [range(key, key + 1) for key in range(end - num_keys, end)]
+    rate = config.compression_rate
+    first, done = (max(count - config.mem_len, 0) // rate for count in (start, end))
+    kept = [range(key, key + 1) for key in range(first * rate, end)]
+    blocks = [range(number * rate, (number + 1) * rate) for number in range(done - num_keys + len(kept), done)]
+    return blocks + kept
 
 
 @torch.no_grad()
@@ -40,12 +53,10 @@ def weights_by_hand(model, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked.append(torch.stack([depth[0] > row for row in range(rows)]))
         seen = np.zeros((rows, out.attentions[0].shape[1], len(ids), len(ids))) if seen is None else seen
         for row, weights in enumerate(out.attentions):
-            num_keys = weights.shape[-1]
-            for t in range(length):
-                for j in range(num_keys):
-                    key = start + length - num_keys + j
+            for j, keys in enumerate(positions_of_keys(model.config, start, start + length, weights.shape[-1])):
+                for key in keys:
                     if key >= 0:
-                        seen[row, :, start + t, key] = weights[0, :, t, j].numpy()
+                        seen[row, :, start : start + length, key] += weights[0, :, :, j].numpy() / len(keys)
     return seen, torch.cat(asked, dim=1).numpy()
 
 
@@ -77,6 +88,20 @@ def test_weights_by_distance(length: int, num_keys: int):
     assert torch.equal(by_distance(weights * visible), expected)
 
 
+def test_weights_of_keys_whose_distance_was_told():
+    """Two queries, a part of blocks of two positions, a part whose distance is said, and the last three positions."""
+    blocks = KeyMask(distance=torch.tensor([[[9, 9], [9, 9]]]), span=2, behind=torch.tensor([[[4, 2], [5, 3]]]))
+    weights = torch.tensor([[0.2, 0.4, 0.1, 0.3, 0.0, 0.0], [0.0, 0.6, 0.1, 0.1, 0.1, 0.1]])
+    expected = torch.zeros(2, 7)
+    expected[0, [4, 5, 2, 3]] = torch.tensor([0.1, 0.1, 0.2, 0.2])
+    expected[0, [1, 0]] += torch.tensor([0.3, 0.0])
+    expected[0, 6] += 0.1
+    expected[1, [3, 4]] = 0.3
+    expected[1, [2, 1, 0, 6]] += torch.tensor([0.1, 0.1, 0.1, 0.1])
+    told = KeyMask(distance=torch.tensor([[[6], [6]]]))
+    torch.testing.assert_close(by_distance(weights, [blocks, told, KeyMask()]), expected)
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("model_type", SHOWN)
 def test_an_atlas_is_the_mean_of_all_weights(model_type: str, implementation: str):
@@ -104,7 +129,10 @@ def test_an_atlas_is_the_mean_of_all_weights(model_type: str, implementation: st
     assert not [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]
 
 
-@pytest.mark.parametrize("model_type", ["transformer_xl", "universal_transformer", "sha_rnn", "causal_longformer"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["transformer_xl", "universal_transformer", "sha_rnn", "causal_longformer", "compressive_transformer"],
+)
 @pytest.mark.parametrize("count", [4, 9, 99])
 def test_token_maps_are_the_weights_themselves(model_type: str, count: int):
     model = tiny_model(model_type, segment_length=6)

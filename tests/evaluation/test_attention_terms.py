@@ -37,8 +37,8 @@ def test_terms_are_those_of_the_equation(share_relative_bias: bool):
     for module, args, kwargs, weights in capture(model, tokens(1, 11)):
         with torch.no_grad():
             found = dict(term_weights(module, *args, **kwargs))
-            hidden, memory = args
-            context = torch.cat([memory, hidden], dim=1)[0]
+            hidden, past = args[:2]
+            context = torch.cat([hidden[:, :0] if past is None else past, hidden], dim=1)[0]
             bias = model.positions.bias if share_relative_bias else module.bias
             length, num_keys = hidden.shape[1], len(context)
             for head in range(config.num_attention_heads):

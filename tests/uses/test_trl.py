@@ -32,6 +32,7 @@ OWN_LOSS = {
     "complex_order_transformer": "that of moduli",
     "universal_transformer": "`ponder_loss_coef`=0.01",
     "adaptive_span": "`span_loss_coef`=2e-06",
+    "compressive_transformer": "`reconstruction_loss_coef`=1.0",
     "depth_adaptive_transformer": "`exit_training`='aligned'",
     "vanilla_transformer": "`intermediate_losses`='hard', `num_targets`=2",
     "last position": "`every_position_loss`=False",
