@@ -133,9 +133,9 @@ class ShaRNNForCausalLM(ShaRNNPreTrainedModel, MemoryForCausalLM):
 
     def prepare_for_inference(self) -> None:
         """Drop the matrix that over-parameterises the gate of the values: no output changes."""
-        for layer in self.model.layers:
-            if isinstance(layer.self_attn, SingleHeadAttention):
-                layer.self_attn.collapse()
+        for module in self.modules():
+            if isinstance(module, SingleHeadAttention):
+                module.collapse()
         self.config.collapsed_gate = True
 
 
