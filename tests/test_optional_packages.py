@@ -12,8 +12,8 @@ from optional_packages import needs
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "datasets", "evaluate", "fastapi", "gradio", "gymnasium", "onnx", "onnxruntime",
-    "onnxscript", "openai", "optuna", "peft", "sacremoses", "selenium",
-    "torchao", "trl", "uvicorn",
+    "onnxscript", "openai", "optuna", "peft", "pytorch_optimizer", "sacremoses", "selenium",
+    "torchao", "trl", "uvicorn", "zstandard",
 }  # fmt: skip
 
 
@@ -87,10 +87,10 @@ def test_every_optional_package_is_asked_for():
             asked |= set(re.findall(r'"(\w+)"', "".join(call)))
     assert OPTIONAL <= asked <= OPTIONAL | {"json"}
     for name in OPTIONAL:
-        assert f"\n{name}==" in pins, name
+        assert f"\n{name.replace('_', '-')}==" in pins, name
     extras = re.search(r"^dev = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), flags=re.DOTALL | re.MULTILINE)[1]
     beside = {
         "gradio",
         "torchao",
     }  # `make setup` installs the extra `demo` too, and `.ci/run` has torchao in another place
-    assert set(re.findall(r'"(\w+)', extras)) & OPTIONAL == OPTIONAL - beside
+    assert set(re.findall(r'"(\w+)', extras.replace("-", "_"))) & OPTIONAL == OPTIONAL - beside

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 import yaml
 from optional_packages import needs
 from stand_ins import stand_in
 from transformers import AutoTokenizer
 
+from transformers_xl.cli.main import app
 from transformers_xl.corpora.preparing import prepare
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.streams.text_stream import TextStream
@@ -177,3 +179,12 @@ def test_the_page_is_that_of_the_files(request: pytest.FixtureRequest):
     if request.config.getoption("--write-readme"):
         script["write"]()
     assert page.read_text(encoding="utf-8") == script["page"](), "run `python .ci/write_recipes.py`"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_its_commands_have_the_options_that_they_are_given(name: str):
+    known = typer.main.get_command(app).commands
+    for command, *words in re.findall(r"^# \w+: transformers-xl (\w+) (.*)$", header(name), flags=re.MULTILINE):
+        options = {option for parameter in known[command].params for option in parameter.opts}
+        assert {word for word in " ".join(words).split() if word.startswith("-")} <= options
+    assert len(re.findall(r"^# (prepare|evaluate): ", header(name), flags=re.MULTILINE)) == 2
