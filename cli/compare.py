@@ -1,5 +1,6 @@
 """`transformers-xl compare`: all language models on equal terms - parameters, text, tokens and steps."""
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from transformers_xl.cli.common import AsJson
 from transformers_xl.files.blaming import blamed
 
 
@@ -41,6 +43,7 @@ def compare(
     steps: Annotated[int, Option(min=1, help="Training steps.")] = 500,
     learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = 2e-3,
     warmup_steps: Annotated[int, Option(help="Steps of linear warm-up, before a cosine to 0.")] = 50,
+    as_json: AsJson = False,
 ) -> None:
     """Train models on equal terms, and write a table and a picture.
 
@@ -51,12 +54,12 @@ def compare(
     arguments = {
         name: value
         for name, value in locals().items()
-        if name not in ("texts", "output", "from_dir", "variant", "seeds", "speeds", "turns")
+        if name not in ("texts", "output", "from_dir", "variant", "seeds", "speeds", "turns", "as_json")
     }
     if from_dir is not None:
         if texts or output is not None:
             raise ValueError("`from` reads runs that exist: leave out texts and --output.")
-        _write_report(from_dir)
+        _write_report(from_dir, as_json)
         return
     if not texts or output is None:
         raise ValueError("`texts` and `output` are needed: give text files, and a folder with --output.")
@@ -68,7 +71,7 @@ def compare(
     if learning_rate <= 0:
         raise ValueError(f"`learning_rate`={learning_rate} must be above 0.")
     _compare(texts, output, variant, seeds, turns if speeds else 0, arguments)
-    _write_report(output)
+    _write_report(output, as_json)
 
 
 def _compare(
@@ -88,7 +91,7 @@ def _compare(
         comparison.measure_speeds(turns)
 
 
-def _write_report(folder: Path) -> None:
+def _write_report(folder: Path, as_json: bool) -> None:
     from transformers_xl.evaluation.plots import save
     from transformers_xl.experiments.comparison import read_runs, read_speeds, summary, table
     from transformers_xl.experiments.comparison_plots import draw_comparison
@@ -99,8 +102,8 @@ def _write_report(folder: Path) -> None:
         rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
     write_text(folder / "compare.md", table(rows))
     save(draw_comparison(rows), folder / "compare.png")
-    typer.echo(table(rows))
-    typer.echo(f"wrote {folder / 'compare.md'}, {folder / 'compare.png'}")
+    typer.echo(json.dumps(rows, indent=1) if as_json else table(rows))
+    typer.echo(f"wrote {folder / 'compare.md'}, {folder / 'compare.png'}", err=as_json)
 
 
 __all__ = ["compare"]

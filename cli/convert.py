@@ -1,12 +1,13 @@
 """`transformers-xl convert`: old checkpoints in, a folder of this package out."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output
+from transformers_xl.cli.common import AsJson, check_output
 
 
 def convert(
@@ -54,6 +55,7 @@ def convert(
         ),
     ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read a checkpoint of the original Transformer-XL, or of transformers 4.x, and write it in the format of this package.
 
@@ -68,6 +70,10 @@ def convert(
     from transformers_xl.experiments.checkpoint_conversion import convert_checkpoint
 
     model, tokenizer = convert_checkpoint(source, output, vocab, config, cluster_order, split)
+    if as_json:
+        found = {"model": type(model).__name__, "parameters": model.num_parameters(), "output": str(output)}
+        typer.echo(json.dumps(found | {"vocabulary": tokenizer is not None}, indent=1))
+        return
     typer.echo(f"{type(model).__name__}: {model.num_parameters():,} parameters")
     if tokenizer is None:
         typer.echo("no vocabulary found: give one by --vocab to have the tokenizer converted as well")

@@ -1,11 +1,13 @@
 """`transformers-xl push`: a saved model to the Hub, in one commit."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from transformers_xl.cli.common import AsJson
 from transformers_xl.experiments.loading import shapes_of
 
 
@@ -17,6 +19,7 @@ def push(
     create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request instead of committing.")] = False,
     message: Annotated[str, Option("--message", "-m", help="Commit message.")] = "Upload model",
     description: Annotated[str | None, Option(help="Description of the commit.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Push a model, its tokenizer, its card and its code. Pickles stay here.
 
@@ -36,6 +39,9 @@ def push(
         commit_message=message,
         commit_description=description,
     )
+    if as_json:
+        typer.echo(json.dumps({"url": pushed.url, "files": pushed.files, "left_out": pushed.left_out}, indent=1))
+        return
     typer.echo(f"{len(pushed.files)} files are at {pushed.url}")
     if pushed.left_out:
         typer.echo(f"left out: {', '.join(pushed.left_out)}")

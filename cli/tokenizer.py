@@ -1,12 +1,13 @@
 """`transformers-xl tokenizer train`: a vocabulary of the words of text files."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output
+from transformers_xl.cli.common import AsJson, check_output
 from transformers_xl.files.atomic_write import output_folder
 
 tokenizer = typer.Typer(help="Make tokenizers.", no_args_is_help=True)
@@ -31,6 +32,7 @@ def train_tokenizer(
     add_eos: Annotated[bool, Option(help="The end of a line is the token <eos>.")] = True,
     clusters: Annotated[int, Option(help="Clusters of the adaptive softmax to suggest cutoffs for.")] = 4,
     div_val: Annotated[int, Option(help="Each cluster's vectors are narrower by this factor.")] = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Make a word tokenizer from text files, and suggest where an adaptive softmax should cut its vocabulary."""
     check_output(output, overwrite)
@@ -46,6 +48,10 @@ def train_tokenizer(
     cutoffs = words.suggest_cutoffs(clusters, div_val)
     with output_folder(output) as folder:
         words.save_pretrained(folder)
+    if as_json:
+        found = {"tokens": len(words), "unknown_share": words.unknown_share, "cutoffs": cutoffs, "output": str(output)}
+        typer.echo(json.dumps(found, indent=1))
+        return
     typer.echo(f"{len(words):,} tokens; {words.unknown_share:.3%} of the text is <unk>")
     typer.echo(f"cutoffs for {clusters} clusters at the least expected cost: {cutoffs}")
     typer.echo(f"wrote {output}")

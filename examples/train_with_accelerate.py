@@ -3,7 +3,7 @@
 python examples/train_with_accelerate.py my.txt
 accelerate launch --config_file examples/accelerate/ddp.yaml examples/train_with_accelerate.py my.txt
 
-The same command goes on where it stopped.
+The same command goes on where it stopped. `--base FOLDER_OR_REPO` fine-tunes a model, `--push-to you/name` pushes it.
 """
 
 import json
@@ -17,12 +17,13 @@ from accelerate import Accelerator, PartialState, skip_first_batches
 from accelerate.utils import GradientAccumulationPlugin, set_seed
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
-from transformers import get_cosine_schedule_with_warmup
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.hub.uploading import push_folder
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
-from transformers_xl.streams.files import read_ids, split_held_out
+from transformers_xl.streams.files import read_held_out
 from transformers_xl.streams.identity import check_identity
 from transformers_xl.streams.text_stream import TextStream
 
@@ -68,15 +69,13 @@ def save_checkpoint(accelerator: Accelerator, output: Path, progress: dict) -> N
 
 
 @torch.no_grad()
-def bits_per_byte(accelerator: Accelerator, model, loader: DataLoader) -> float:
-    memory, sums = Memory(), torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+def bits_per_byte(accelerator: Accelerator, model, loader: DataLoader, num_bytes: int) -> float:
+    memory, sums = Memory(), torch.zeros((), dtype=torch.float64, device=accelerator.device)
     with evaluating(model):
         for batch in loader:
             targets = batch["shift_labels"]
-            nats = token_cross_entropy(memory.read(model, batch).logits, targets).sum()
-            sums += torch.stack([nats, (targets != -100).sum()])
-    nats, tokens = accelerator.reduce(sums).tolist()
-    return nats / math.log(2) / tokens
+            sums += token_cross_entropy(memory.read(model, batch).logits, targets).sum()
+    return accelerator.reduce(sums).item() / math.log(2) / num_bytes
 
 
 def train(
@@ -89,24 +88,30 @@ def train(
     steps: int = 300,
     accumulation: int = 1,
     save_every: int = 100,
+    base: str | None = None,
+    push_to: str | None = None,
 ) -> None:
-    """`lanes` are the rows of a batch over all processes: the same lanes, the same run. Lengths are in bytes."""
+    """`lanes` are the rows of a batch over all processes: the same lanes, the same run. Lengths are in tokens;
+    `hidden_size` and `dropout` are those of a new model."""
     # every step has as many batches, also where they reach into the next epoch
     plugin = GradientAccumulationPlugin(num_steps=accumulation, sync_with_dataloader=False)
     # `cpu`: without a GPU Accelerate would take the processes of torchrun for so many runs of one process
     accelerator = Accelerator(gradient_accumulation_plugin=plugin, cpu=not torch.cuda.is_available())
-    processes, tokenizer = accelerator.num_processes, ByteTokenizer()
+    processes, tokenizer = accelerator.num_processes, AutoTokenizer.from_pretrained(base) if base else ByteTokenizer()
     saved = max(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), default=None)
     if lanes % processes:
         raise ValueError(f"`lanes`={lanes} must be a multiple of the {processes} processes.")
-    ids, held_out = split_held_out(read_ids([text], tokenizer, progress=False)[0], fraction=0.1)
+    ids, held_out, counts = read_held_out([text], tokenizer, fraction=0.1, progress=False)
     stream = TextStream(ids, segment_length, lanes)
     test = TextStream(held_out, segment_length, lanes, keep_tail=True)
     # with generators of their own: a loader that begins, also where a run is resumed, would draw from dropout's
     loaders = [DataLoader(data, lanes // processes, generator=torch.Generator()) for data in (stream, test)]
     set_seed(0)
-    sizes = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "mem_len": 2 * segment_length}
-    model = TransformerXLForCausalLM(TransformerXLConfig(vocab_size=len(tokenizer), dropout=dropout, **sizes))
+    if base:
+        model = AutoModelForCausalLM.from_pretrained(base).train()
+    else:
+        sizes = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "mem_len": 2 * segment_length}
+        model = TransformerXLForCausalLM(TransformerXLConfig(vocab_size=len(tokenizer), dropout=dropout, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # a prepared schedule moves on by one for every process
     scheduler = get_cosine_schedule_with_warmup(optimizer, steps // 10 * processes, steps * processes)
@@ -132,7 +137,8 @@ def train(
                 optimizer.zero_grad()
             batches, step = batches + 1, step + accelerator.sync_gradients
             if accelerator.sync_gradients and (step == steps or step % save_every == 0):
-                nats, bits = accelerator.reduce(loss.detach(), "mean"), bits_per_byte(accelerator, model, test_loader)
+                nats = accelerator.reduce(loss.detach(), "mean")
+                bits = bits_per_byte(accelerator, model, test_loader, counts.bytes)
                 accelerator.print(f"step {step}: loss {nats:.4f} nats, held out {bits:.4f} bits per byte", flush=True)
                 save_checkpoint(accelerator, output, {"step": step, "batches": batches, "identity": identity})
             if step == steps:
@@ -141,6 +147,8 @@ def train(
     if accelerator.is_main_process:
         accelerator.unwrap_model(model).save_pretrained(output / "model", state_dict=weights)
         tokenizer.save_pretrained(output / "model")
+        if push_to:
+            print(f"pushed to {push_folder(output / 'model', push_to).url}", flush=True)
     accelerator.end_training()
 
 

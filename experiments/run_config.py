@@ -39,7 +39,8 @@ class TokenizerSection:
     """Text to ids.
 
     Args:
-        path: folder, or repository on the Hub, of a tokenizer. None: that of `model.base`, or bytes for a new model.
+        path: folder, or repository on the Hub, of a tokenizer. None: that of `model.base`; for a new model that in the
+            folder of texts, or bytes.
         clusters: clusters of an adaptive softmax, cut where the expected cost is least by the tokenizer's counts, in the
             place of `model.cutoffs`. 0: as `model.cutoffs` says.
     """

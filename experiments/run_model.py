@@ -23,17 +23,24 @@ from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 
 def run_tokenizer(config: RunConfig) -> Any:
-    """The tokenizer of `tokenizer.path`, of `model.base`, or of a folder of texts that holds one; else bytes.
+    """The tokenizer of `tokenizer.path`, of `model.base`, or in a folder of texts (or its `tokenizer`); else bytes.
 
     Raises:
-        ValueError: a file of it is damaged.
+        ValueError: a file of it is damaged, or `model.vocab_size` is that of another one.
         OSError: it is missing.
     """
     folder = text_folder(config.data)
     path = config.tokenizer.path or config.model.base
-    if path is None and folder is not None and (folder / "tokenizer_config.json").is_file():
-        path = str(folder)
+    if path is None and folder is not None:
+        places = (folder, folder / "tokenizer")
+        path = next((str(place) for place in places if (place / "tokenizer_config.json").is_file()), None)
     if path is None:
+        size = config.model.vocab_size
+        if size not in (None, len(ByteTokenizer())):
+            raise ValueError(
+                f"`model.vocab_size`={size} is not that of bytes, {len(ByteTokenizer())}: name the tokenizer with "
+                "`tokenizer.path`, or leave `vocab_size` out."
+            )
         return ByteTokenizer()
     return load_tokenizer(Path(path)) if Path(path).is_dir() else AutoTokenizer.from_pretrained(path)
 

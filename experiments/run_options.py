@@ -63,6 +63,8 @@ def read_config(
     variant = base.model_type if base else chosen.get("variant", layers[0].get("model", {}).get("variant"))
     config_class = _config_class(variant, chosen)
     layers[0]["model"] = {} if base else _fitting(layers[0].get("model", {}), config_class)
+    if _gives("data.path", layers[1:], options) and not _gives("tokenizer.path", layers[1:], options):
+        layers[0].pop("tokenizer", None)  # that of the recipe's own texts
     parser = config_parser(config_class, base)
     try:
         return RunConfig(**vars(parser.instantiate(_merged(parser, dict(zip(named, layers, strict=True)), options))))
@@ -220,6 +222,14 @@ def _values(options: Sequence[str], names: Sequence[str]) -> Values:
             section, _, key = name.partition(".")
             values.setdefault(section, {})[key] = yaml.safe_load(value)
     return values
+
+
+def _gives(name: str, layers: list[Values], options: Sequence[str]) -> bool:
+    """Whether one of the layers, or an option, has a field."""
+    section, _, field = name.partition(".")
+    return any(field in layer.get(section, {}) for layer in layers) or any(
+        option.startswith(f"--{name}=") for option in options
+    )
 
 
 def _fitting(fields: dict[str, Any], config_class: type[MemoryConfig]) -> dict[str, Any]:

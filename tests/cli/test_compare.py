@@ -183,3 +183,11 @@ def test_errors_are_one_line_and_come_before_any_work(text: Path, tmp_path: Path
     (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert message in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_figures_for_programs(compared: Path):
+    result = run("compare", "--from", compared, "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert all(row["with_context"] and row["parameters"] for row in rows.values())

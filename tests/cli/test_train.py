@@ -111,6 +111,33 @@ def test_a_model_of_words_with_suggested_clusters(text_file: Path, tmp_path: Pat
     )
 
 
+def test_the_tokenizer_in_the_folder_of_texts(text_file: Path, tmp_path: Path):
+    """As `transformers-xl prepare` writes it; a recipe's own path is of its own texts."""
+    corpus = tmp_path / "corpus"
+    words = WordTokenizer.train_from_files([text_file], progress=False)
+    words.save_pretrained(corpus / "tokenizer")
+    for name in ("train", "valid"):
+        (corpus / f"{name}.txt").write_text(TEXT)
+    sizes = ("--model.hidden_size", 16, "--model.num_hidden_layers", 1, "--model.num_attention_heads", 2)
+    sizes = (
+        *sizes,
+        "--model.head_dim",
+        8,
+        "--model.intermediate_size",
+        16,
+        "--model.cutoffs",
+        "[]",
+        "--data.batch_size",
+        2,
+    )
+    sizes = (*sizes, "--model.segment_length", 8, "--model.mem_len", 8, "--training.max_steps", 1)
+    options = ("--recipe", "wikitext-103-standard", "--data.path", corpus, *sizes, "--model.vocab_size", "null")
+    folder = train("-o", tmp_path / "model", *options)
+    assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(words)
+    (corpus / "tokenizer" / "tokenizer_config.json").unlink()
+    assert "vocab_size" in refused("-o", tmp_path / "no", *options[:-2])
+
+
 class Signals(TrainerCallback):
     """Asks the process to end in the third step."""
 

@@ -281,7 +281,8 @@ def test_what_is_refused_leaves_nothing_behind(arguments: tuple, message: str, t
 def test_overwrite(tmp_path: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old.txt").write_text("old")
-    code, output = run(ORIGINAL / "model.pt", tmp_path / "out", "--overwrite")
+    code, output = run(ORIGINAL / "model.pt", tmp_path / "out", "--overwrite", "--json")
     assert code == 0, output
+    assert json.loads(output[output.index("{") :])["parameters"] > 0
     assert not (tmp_path / "out" / "old.txt").exists()
     assert_is_the_original(tmp_path / "out")

@@ -98,7 +98,7 @@ def test_what_cannot_be_meant_is_refused(words: str, message: str):
     ("text", "message"),
     [
         ("model: {hiden_size: 3}", "run.yaml.*Did you mean `model.hidden_size`"),
-        ("modell: {hidden_size: 3}", "run.yaml.*Did you mean `model`"),
+        ("xmodel: {hidden_size: 3}", "run.yaml.*Did you mean `model`"),
         ("training: 5", "no section"),
         ("- 5", "no section"),
         ("training: {learning_rate: fast}", "training.learning_rate"),

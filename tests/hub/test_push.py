@@ -1,6 +1,7 @@
 """Pushes through the real client to a stand-in server: what arrives, what does not, and what is said of it."""
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -107,7 +108,9 @@ def test_the_command(hub, folder: Path, tmp_path: Path):
     assert hub.repos[REPO].private
     assert hub.messages(REPO) == ["initial commit", "first"]
 
-    assert push_command(folder, REPO).exit_code == 0
+    again = push_command(folder, REPO, "--json")
+    assert again.exit_code == 0
+    assert "model.safetensors" in json.loads(again.stdout)["files"]
     assert hub.messages(REPO) == ["initial commit", "first"]  # nothing has changed
     result = push_command(folder, REPO, "--revision", "v2", "--create-pr", "-m", "please")
     assert result.exit_code == 0, result.output

@@ -385,6 +385,9 @@ def test_the_command(tmp_path: Path):
     assert tokenizer.tokenize("The boat\n") == ["the", "boat", "<eos>"]
     assert f"{len(tokenizer)} tokens; {tokenizer.unknown_share:.3%} of the text is <unk>" in result.output
     assert str(tokenizer.suggest_cutoffs(2)) in result.output
+    result = CliRunner().invoke(app, [*arguments, "--overwrite", "--json"])
+    found = json.loads(result.stdout)
+    assert (found["tokens"], found["cutoffs"]) == (len(tokenizer), tokenizer.suggest_cutoffs(2))
 
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     for options, message in (
