@@ -81,7 +81,7 @@ class CompressiveAttention(RelativeAttention):
         positions, bias = self.relative_terms(None, segment, memories[1])
         if nearest is not None:
             keys, values = (
-                [keep_last(part, count, dim=-2) for part, count in zip(parts, nearest, strict=True)]
+                tuple(keep_last(part, count, dim=-2) for part, count in zip(parts, nearest, strict=True))
                 for parts in (keys, values)
             )
             positions = keep_last(positions, sum(nearest) + 1)

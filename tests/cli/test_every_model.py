@@ -12,7 +12,7 @@ from programs import run
 from transformers_xl.cli.main import app
 
 KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder")
-NO_MODEL = ("train", "compare", "tokenizer")  # they take texts
+NO_MODEL = ("train", "compare", "config", "prepare", "tokenizer")  # they make models, or texts to learn from
 ARGUMENTS = {
     "evaluate": ("--text", "{text}", "--moving-window"),
     "generate": ("--prompt", "It was the", "--max-new-tokens", 4, "--temperature", 0),
