@@ -161,8 +161,9 @@ def visible_blocks(segment: CompressiveContext) -> torch.Tensor | None:
     if blocks.is_block is None:
         return None
     visible = blocks.is_block[:, None]
-    if segment.document_ids is not None:
-        visible = visible & (blocks.packing.document_ids[:, None] == segment.document_ids[..., None])
+    of_blocks = blocks.packing.document_ids
+    if segment.document_ids is not None and of_blocks is not None:
+        visible = visible & (of_blocks[:, None] == segment.document_ids[..., None])
     if segment.segment_mask is not None:
         visible = visible & segment.segment_mask[..., None]
     return visible[:, None]
