@@ -18,11 +18,10 @@ from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
 
 # takes the row (a layer, or a step of a layer that repeats), the weights (H, T, K) of a segment's tokens, which tokens
-# asked, (T,) bool, None when all did, and what the attention was told of its keys, part by part (`by_distance`)
-Fold = Callable[[int, torch.Tensor, torch.Tensor | None, Sequence[KeyMask]], None]
+# asked, (T,) bool, None when all did, and the memories that say where its keys lie, part by part (`by_distance`)
+Fold = Callable[[int, torch.Tensor, torch.Tensor | None, Sequence[ColumnMemory]], None]
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
             )
         number = calls.get(module, 0)
         calls[module] = number + 1
-        fold(places[module][number], weights[0], running, key_masks_of((*args, *kwargs.values())))
+        fold(places[module][number], weights[0], running, memories_of((*args, *kwargs.values())))
 
     before = model.config._attn_implementation
     handles = [model.register_forward_pre_hook(begin)]
@@ -140,23 +139,24 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
             handle.remove()
 
 
-def key_masks_of(arguments: Sequence) -> list[KeyMask]:
-    """What an attention was told of its keys, part by part: by the memory, or the memories, among its arguments. Nothing
-    where there is no memory: it sees its segment."""
+def memories_of(arguments: Sequence) -> list[ColumnMemory]:
+    """The memories among the arguments of an attention, one for each part of its keys, which say what it was told of them.
+    Nothing where there is none: it sees its segment."""
     for each in arguments:
         memories = each if isinstance(each, tuple) else (each,)
         if memories and all(isinstance(memory, ColumnMemory) for memory in memories):
-            return [memory.key_mask for memory in memories]
+            return list(memories)
     return []
 
 
-def by_distance(weights: torch.Tensor, key_masks: Sequence[KeyMask] = ()) -> torch.Tensor:
+def by_distance(weights: torch.Tensor, memories: Sequence[ColumnMemory] = ()) -> torch.Tensor:
     """Weights `(..., T, K)` by key as `(..., T, D)` by distance: column d of row t is the weight of what lies d positions
     before query t, and zero where there is nothing.
 
-    `key_masks` says how far keys lie, part by part; where it says nothing, the keys are the last K positions, the queries
+    `memories` say how far keys lie, part by part; where they say nothing, the keys are the last K positions, the queries
     the last T of them. The weight of a key that stands for several positions is spread evenly over them.
     """
+    key_masks = [memory.key_mask for memory in memories]
     places = [key_mask.distance if key_mask.behind is None else key_mask.behind for key_mask in key_masks]
     told = [
         (place[0], key_mask.span)
@@ -201,7 +201,7 @@ class DistanceSums:
         row: int,
         weights: torch.Tensor,
         asked: torch.Tensor | None = None,
-        key_masks: Sequence[KeyMask] = (),
+        memories: Sequence[ColumnMemory] = (),
     ) -> None:
         heads, length, _ = weights.shape
         counted = torch.arange(self.start, self.start + length, device=weights.device) >= self.skip
@@ -212,7 +212,7 @@ class DistanceSums:
         if self.tokens[row] == 0:
             self.entropy[row] = torch.zeros(heads, dtype=torch.float64)
         for head, each in enumerate(weights):  # one by one, or their copies would be the largest tensors of all
-            distant = by_distance(each, key_masks)
+            distant = by_distance(each, memories)
             distant = distant if tokens == length else distant[counted]
             known = self.weight[row]
             if known.shape[-1] < distant.shape[-1]:
@@ -299,10 +299,10 @@ def token_maps(
     seen: list[list[tuple[int, np.ndarray]]] = [[] for _ in heads]
     position = 0
 
-    def keep(row: int, weights: torch.Tensor, asked: torch.Tensor | None, key_masks: Sequence[KeyMask]) -> None:
+    def keep(row: int, weights: torch.Tensor, asked: torch.Tensor | None, memories: Sequence[ColumnMemory]) -> None:
         for kept, (wanted, head) in zip(seen, heads, strict=True):
             if row == wanted and position + weights.shape[1] > first:
-                distant = by_distance(weights[head], key_masks)
+                distant = by_distance(weights[head], memories)
                 distant = distant if asked is None else distant * asked[:, None]
                 kept += [(position + t, distant[t].double().cpu().numpy()) for t in range(len(distant))]
 

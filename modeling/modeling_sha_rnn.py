@@ -133,7 +133,7 @@ class ShaRNNForCausalLM(ShaRNNPreTrainedModel, MemoryForCausalLM):
 
     def prepare_for_inference(self) -> None:
         """Drop the matrix that over-parameterises the gate of the values: no output changes."""
-        for module in self.modules():
+        for module in self.model.layers.modules():
             if isinstance(module, SingleHeadAttention):
                 module.collapse()
         self.config.collapsed_gate = True

@@ -101,7 +101,7 @@ class AdaptiveEmbedding(nn.Module):
 
     @property
     def num_embeddings(self) -> int:
-        return sum(len(cast(torch.Tensor, table.weight)) for table in self.tables)
+        return sum(cast(torch.Tensor, table.weight).shape[0] for table in self.tables)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> None:
         """Let the last cluster have `size` words, by the library's `resized`, which resizes embeddings."""

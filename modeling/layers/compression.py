@@ -145,21 +145,27 @@ def reconstruction_loss(
     """
     query = attention.split_heads(without_learning(attention.q_proj, inputs.detach()))
 
-    def attend(memory: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+    def attend(memory: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
         key, value = (attention.split_heads(without_learning(m, memory)) for m in (attention.k_proj, attention.v_proj))
-        real = None if real is None else real[:, None, None, :]
-        return attention_weights(query, key, real, attention.scaling) @ value
+        return attention_weights(query, key, visible, attention.scaling) @ value
 
-    is_block = segment.blocks.is_block
+    visible, rate = visible_blocks(segment), attention.config.compression_rate
     with torch.no_grad():
-        rate = attention.config.compression_rate
-        target = attend(old, None if is_block is None else is_block.repeat_interleave(rate, dim=1))
-    difference = (attend(compressed, is_block) - target).square().mean(dim=(1, 3))
+        target = attend(old, None if visible is None else visible.repeat_interleave(rate, dim=-1))
+    return (attend(compressed, visible) - target).square().mean(dim=(1, 3))
+
+
+def visible_blocks(segment: CompressiveContext) -> torch.Tensor | None:
+    """The blocks of each real token's own document, `(B, 1, 1 or T, N)` bool; None: all."""
+    blocks = segment.blocks
+    if blocks.is_block is None:
+        return None
+    visible = blocks.is_block[:, None]
+    if segment.document_ids is not None:
+        visible = visible & (blocks.packing.document_ids[:, None] == segment.document_ids[..., None])
     if segment.segment_mask is not None:
-        difference = difference * segment.segment_mask
-    if segment.document_ids is not None:  # what leaves belongs to the text that goes on
-        difference = difference * (segment.document_ids == segment.document_ids[:, -1:])
-    return difference
+        visible = visible & segment.segment_mask[..., None]
+    return visible[:, None]
 
 
 __all__ = ["Compression", "CompressiveAttention", "CompressiveContext", "reconstruction_loss", "without_learning"]

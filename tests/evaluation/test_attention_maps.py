@@ -13,6 +13,7 @@ from tiny import EXACT, VOCAB_SIZE, tiny_model, tokens, variants
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, by_distance, token_maps
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.key_mask import KeyMask
 
 ROOT = Path(__file__).parent.parent.parent
@@ -99,7 +100,8 @@ def test_weights_of_keys_whose_distance_was_told():
     expected[1, [3, 4]] = 0.3
     expected[1, [2, 1, 0, 6]] += torch.tensor([0.1, 0.1, 0.1, 0.1])
     told = KeyMask(distance=torch.tensor([[[6], [6]]]))
-    torch.testing.assert_close(by_distance(weights, [blocks, told, KeyMask()]), expected)
+    memories = [ColumnMemory.with_mask(key_mask) for key_mask in (blocks, told, KeyMask())]
+    torch.testing.assert_close(by_distance(weights, memories), expected)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -105,3 +105,12 @@ def test_what_is_refused(folder: Path):
         with pytest.raises(ValueError, match=re.escape(message)) as error:
             read_runs(folder)
         assert "near-1.json" in str(error.value)
+
+
+def test_what_is_recorded_here_is_a_comparison():
+    """docs/comparison.md is written from it."""
+    folder = Path(__file__).parents[2] / "benchmarks/results/comparison"
+    runs = read_runs(folder)
+    rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
+    assert {run["model"] for run in runs} == rows.keys()
+    assert all(row["recl"] and row["training"] for row in rows.values())

@@ -22,6 +22,7 @@ HEADS = {
     "clusters": ("transformer_xl", ADAPTIVE),
     "free steps": ("universal_transformer", {"ponder_loss_coef": 0.0}),
     "free spans": ("adaptive_span", {"span_loss_coef": 0.0}),
+    "free compression": ("compressive_transformer", {"reconstruction_loss_coef": 0.0}),
     "vanilla without further losses": ("vanilla_transformer", PLAIN),
     "last position": ("vanilla_transformer", PLAIN | {"every_position_loss": False}),
     "complex clusters": ("complex_order_transformer", ADAPTIVE),
