@@ -8,7 +8,8 @@ import json
 import warnings
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,11 @@ class Case:
 
     def skip_background(self) -> None:
         if self.description["use"] == "background":
-            pytest.skip(f"background: {self.description['pins']}")
+            pytest.skip(f"use='background': {self.description['pins']}")
 
     def out_of_scope(self, reason: str, *fields: str) -> None:
-        """Skip a case for the values of these fields, which are named."""
-        values = ", ".join(f"{field}={self.hyper[field]!r}" for field in fields)
+        """Skip a case for the values of these fields of `hyper`, a dot between a field and one inside it."""
+        values = ", ".join(f"{field}={reduce(getitem, field.split('.'), self.hyper)!r}" for field in fields)
         pytest.skip(f"{values}: {reason}")
 
     def has(self, name: str) -> bool:

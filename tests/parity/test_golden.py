@@ -88,5 +88,9 @@ def test_what_is_not_compared_is_noticed(small: Case):
 
 
 def test_a_skip_names_the_fields(small: Case):
-    with pytest.raises(pytest.skip.Exception, match="^n=3: too many$"):
-        small.out_of_scope("too many", "n")
+    small.hyper["inner"] = {"m": None}
+    with pytest.raises(pytest.skip.Exception, match="^n=3, inner.m=None: too many$"):
+        small.out_of_scope("too many", "n", "inner.m")
+    small.description["use"] = "background"
+    with pytest.raises(pytest.skip.Exception, match="^use='background': it$"):
+        small.skip_background()

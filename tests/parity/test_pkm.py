@@ -131,7 +131,7 @@ def test_values_and_gradients(case: Case):
     params, x = case.hyper["params"], case.leaf("x")
     for name in UNKNOWN:
         if params[name]:
-            case.out_of_scope(f"{name} is not part of the paper's memory", "params")
+            case.out_of_scope("not part of the paper's memory", f"params.{name}")
     memory = build(case)
     query = memory.query_net(x.flatten(0, 1)).unflatten(-1, (memory.heads, -1))
     if params["mem_normalize_query"]:

@@ -29,6 +29,8 @@ def skip_what_is_not_ours(case: Case) -> None:
     hyper = case.hyper
     if hyper["ext_len"] != 0:
         case.out_of_scope("an extended context is not part of the model", "ext_len")
+    if hyper["same_length"] and not hyper["mem_len"]:
+        case.out_of_scope("no token sees anything, and a mean of nothing is no number", "same_length", "mem_len")
     if hyper["attn_type"] in (2, 3) and (hyper["mem_len"] or hyper["pre_lnorm"]):
         reason = "positions pile up in that code's memory, and its pre-norm leaves queries without a norm"
         case.out_of_scope(reason, "attn_type", "mem_len", "pre_lnorm")
