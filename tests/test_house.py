@@ -191,3 +191,16 @@ def test_no_class_is_changed_from_outside():
         stores = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
         changed = [ast.unparse(node) for node in stores if node.attr == "__bases__" or ast.unparse(node.value) in ours]
         assert changed == [], relative(path)
+
+
+def test_the_script_of_the_lowest_versions_names_tests_that_are_there():
+    """It runs before a release alone, and would find out then."""
+    script = (ROOT / ".ci" / "try_minimums.sh").read_text()
+    (command,) = re.findall(r"-m pytest (.*?[^\\])\n", script, re.DOTALL)
+    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
+    tests = [word for word in words.stdout.split() if word.startswith("tests/")]
+    assert len(tests) > 10
+    for test in tests:
+        file, _, name = test.partition("::")
+        assert (ROOT / file).is_file(), test
+        assert f"def {name}(" in (ROOT / file).read_text() if name else True, test
