@@ -12,10 +12,3 @@ def test_complex_order_classifier(case: Case):
 @golden.cases("complex_order_lm")
 def test_complex_order_language_model(case: Case):
     case.out_of_scope("its scores use one product twice, and positions begin anew in every segment", "schema")
-
-
-@golden.cases("pkm_lucidrains")
-def test_another_product_key_memory(case: Case):
-    case.out_of_scope(
-        "its batch norm is over time, or its queries share one norm, and its gates may be left out", *case.hyper
-    )

@@ -1,4 +1,5 @@
-"""Product-key memory against numbers recorded from the authors' code (facebookresearch/XLM), values and gradients.
+"""Product-key memory against numbers recorded from the authors' code (facebookresearch/XLM), values and gradients; and from
+another (lucidrains/product-key-memory) where its queries have a layer norm.
 
 Cases differ in their query networks (one linear map and batch norm, which is ours; deeper ones; one for each half of each
 head; none), in their keys (shared or not; whole ones in the "flat" form) and in what becomes of the scores.
@@ -164,3 +165,56 @@ def test_values_and_gradients(case: Case):
 
 def translated_gradients(tensors: dict[str, torch.Tensor], memory: ProductKeyMemory) -> dict[str, torch.Tensor]:
     return translated({name: each for name, each in tensors.items() if name != "keys"}, memory)
+
+
+class NormedQueries(nn.Module):
+    """Queries of the other code: halves stand before heads, and one layer norm is for all of them."""
+
+    def __init__(self, width: int, heads: int, half: int):
+        super().__init__()
+        self.heads = heads
+        self.proj = nn.Linear(width, 2 * heads * half, bias=False)
+        self.norm = nn.LayerNorm(half)
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        halves = self.norm(self.proj(rows).unflatten(-1, (2, self.heads, -1)))
+        return halves.transpose(-3, -2).flatten(-3)
+
+
+def of_another_code(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors under our names."""
+    names = {"to_queries": "query_net.proj", "norm": "query_net.norm", "values": "values"}
+    ours = {"keys": tensors["keys"].transpose(1, 2)}
+    for name, tensor in tensors.items():
+        part, _, kind = name.rpartition(".")
+        if part:
+            ours[f"{names[part]}.{kind}"] = tensor
+    return ours
+
+
+@golden.cases("pkm_lucidrains")
+def test_another_code(case: Case):
+    hyper, x = case.hyper, case.leaf("x")
+    if not hyper["use_layernorm"]:
+        case.out_of_scope("its batch norm is over time", "use_layernorm")
+    for name in ("pre_layernorm", "concat_values_and_combine", "norm_output", "non_competitive_gates"):
+        if hyper[name]:
+            case.out_of_scope("not part of the paper's memory", name)
+    config = PKMTransformerConfig(
+        hidden_size=hyper["dim"],
+        num_attention_heads=1,
+        num_memory_keys=hyper["num_keys"],
+        memory_key_dim=2 * hyper["dim_head"],
+        memory_heads=hyper["heads"],
+        memory_topk=hyper["topk"],
+        dropout=0.0,
+    )
+    memory = ProductKeyMemory(config)
+    memory.query_net = NormedQueries(hyper["dim"], hyper["heads"], hyper["dim_head"])
+    memory.to(case.dtype).load_state_dict(of_another_code(case.weights))
+    y, _ = memory(x)
+    case.check("y", y)
+    case.check("scalar", golden.squares(y))
+    golden.squares(y).backward()
+    case.check_gradients(golden.gradients_of(memory, x=x), of_another_code)
+    case.finish()
