@@ -87,8 +87,8 @@ class CompressiveTransformerLayer(MemoryLayer):
     ) -> LayerOutput:
         normed, past = self.attention_input(hidden_states), memory.inputs.unprojected()
         memory.inputs.write(hidden_states)
-        before = None if past is None else (*self.project(past), past[:, None])
-        new = (*self.self_attn.project(normed), hidden_states[:, None])
+        before = None if past is None else (*self.project(past), past.unsqueeze(1))
+        new = (*self.self_attn.project(normed), hidden_states.unsqueeze(1))
         key, value, inputs = memory.inputs.extend(new, before)
 
         far = memory.compressed.projected

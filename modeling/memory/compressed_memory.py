@@ -110,8 +110,9 @@ def plan_token(
     is_plain = tokens.length == 1 and tokens.is_plain and (config.same_length or most == 0)
     if not is_plain or bool((count < held).any()):
         return None
-    tokens.limit = num_columns - most * config.compression_rate
-    counter.write((count + most).clamp(max=config.compressed_mem_len))
+    if most > 0:
+        tokens.limit = num_columns - most * config.compression_rate
+        counter.write((count + most).clamp(max=config.compressed_mem_len))
     columns = torch.arange(most * config.compression_rate, device=tokens.device)[None]
     window = min(num_columns, config.mem_len) if config.same_length else num_columns
     nearest = min(held + most, config.compressed_mem_len), window

@@ -35,9 +35,7 @@ A block, times some heads and rows of the batch, is a piece: about half a millio
 cache. New memory costs more than arithmetic: the pieces of a call are worked on in the same space.
 """
 
-import functools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -134,18 +132,18 @@ def one_token_attention(
     position_query = (query + position_bias).transpose(0, 1)
     position_scores = torch.bmm(position_query, positions.narrow(1, 0, num_keys).mT).transpose(0, 1)
     content_query = (query + content_bias).reshape(batch * heads, 1, width)
-    scores = [
-        torch.baddbmm(by_position, content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
-        for key, by_position in zip(keys, _parts(position_scores.reshape(batch * heads, 1, -1), keys), strict=True)
-    ]
-    weights = (torch.cat(scores, dim=-1) if len(scores) > 1 else scores[0]).softmax(dim=-1)
-    read = [torch.bmm(part, value.flatten(0, 1)) for part, value in zip(_parts(weights, values), values, strict=True)]
-    return functools.reduce(torch.add, read).view(batch, 1, heads, -1)
-
-
-def _parts(columns: torch.Tensor, parts: Tensors) -> Sequence[torch.Tensor]:
-    """`(.., K)` as the columns of each part."""
-    return (columns,) if len(parts) == 1 else columns.split([part.shape[2] for part in parts], dim=-1)
+    scores, start = position_scores.reshape(batch * heads, 1, -1), 0
+    for key in keys:
+        part = scores if len(keys) == 1 else scores.narrow(-1, start, key.shape[2])
+        part.baddbmm_(content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+        start += key.shape[2]
+    weights, attn_output, start = scores.softmax(dim=-1), None, 0
+    for value in values:
+        part = weights if len(values) == 1 else weights.narrow(-1, start, value.shape[2])
+        value = value.flatten(0, 1)
+        attn_output = torch.bmm(part, value) if attn_output is None else attn_output.baddbmm_(part, value)
+        start += value.shape[1]
+    return attn_output.view(batch, 1, heads, -1)
 
 
 class _WideAttention(torch.autograd.Function):
