@@ -24,6 +24,13 @@ class ColumnMemory(Memory):
         memory.write(hidden_states)
         key, value = memory.extend(project(hidden_states), None if past is None else project(past))
 
+    How many columns there are:
+
+        length      at most, in the value
+        reach       at most, that a segment reads: a window of `n` positions has the token itself and `n - 1` columns
+        num_held    now
+        num_seen    now, of those that the next segment reads
+
     Args:
         length: columns that its value has at most.
         width: that of a column.
