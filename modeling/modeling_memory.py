@@ -231,17 +231,24 @@ class MemoryModel(MemoryPreTrainedModel):
             **(kwargs | {"return_dict": True}),
         )
         if cache is not None:
+            outputs.past_key_values = cache
             cache.close(length)
             if begun is not None:
                 memory.reset_rows(begun)
-            outputs.past_key_values = cache
         elif self.config.mem_len > 0:
-            outputs.mems, outputs.mems_mask = memory.value()
-            if begun is not None:
-                memory = self.build_memory(outputs.mems, outputs.mems_mask, inputs_embeds)
-                memory.reset_rows(begun)
-                outputs.mems, outputs.mems_mask = memory.value()
+            outputs.mems, outputs.mems_mask = self.value_of(memory, begun, inputs_embeds)
         return outputs
+
+    def value_of(
+        self, memory: ModelMemory, begun: torch.Tensor | None, like: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+        """`mems` and `mems_mask` after a segment, of which the rows in `begun` (B,) remember nothing."""
+        mems, mems_mask = memory.value()
+        if begun is None:
+            return mems, mems_mask
+        memory = self.build_memory(mems, mems_mask, like)
+        memory.reset_rows(begun)
+        return memory.value()
 
     def forget(
         self,
