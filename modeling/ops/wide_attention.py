@@ -137,12 +137,11 @@ def one_token_attention(
         part = scores if len(keys) == 1 else scores.narrow(-1, start, key.shape[2])
         part.baddbmm_(content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
         start += key.shape[2]
-    weights, attn_output, start = scores.softmax(dim=-1), None, 0
-    for value in values:
-        part = weights if len(values) == 1 else weights.narrow(-1, start, value.shape[2])
-        value = value.flatten(0, 1)
-        attn_output = torch.bmm(part, value) if attn_output is None else attn_output.baddbmm_(part, value)
-        start += value.shape[1]
+    weights, start = scores.softmax(dim=-1), values[0].shape[2]
+    attn_output = torch.bmm(weights if len(values) == 1 else weights[..., :start], values[0].flatten(0, 1))
+    for value in values[1:]:
+        attn_output.baddbmm_(weights.narrow(-1, start, value.shape[2]), value.flatten(0, 1))
+        start += value.shape[2]
     return attn_output.view(batch, 1, heads, -1)
 
 
