@@ -209,8 +209,9 @@ def _check_mems(
         )
     lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems]
     first: dict[str, int] = {}  # of each name, how many columns the first layer has
+    shared = type(config).layer_windows is MemoryConfig.layer_windows  # no layer has a window of its own
     for index, (memory, tensor) in enumerate(zip(mems, layout.tensors, strict=True)):
-        if len(set(config.layer_mem_lens)) == 1:  # no layer has a window of its own
+        if shared:
             lengths[index] = first.setdefault(tensor.name, lengths[index])
         wanted = (batch, *(lengths[index] if size is None else size for size in tensor.shape))
         if tuple(memory.shape) != wanted:
