@@ -18,6 +18,8 @@ from tiny import (
 )
 from transformers import DynamicCache
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+
 every_variant = pytest.mark.parametrize("model_type", variants())
 carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
 windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
@@ -88,7 +90,7 @@ def test_mems(model_type):
     [
         model_type
         for model_type in variants(memory=("exact",))
-        if len(set(tiny_config(model_type).layer_mem_lens)) == 1
+        if type(tiny_config(model_type)).layer_windows is MemoryConfig.layer_windows
     ],
 )
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
