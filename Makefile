@@ -30,7 +30,7 @@ space: setup  ## serve the demo: a model that writes without end, and what it re
 	$(BIN)/python examples/space/app.py
 
 test: setup  ## run all tests
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: setup  ## style, spelling, and the conventions of transformers' models
 	$(BIN)/ruff check .

@@ -24,6 +24,6 @@ cat "$work/minimums.txt"
   tests/training/test_output_lock.py tests/training/test_trainer_whole.py \
   --deselect tests/training/test_trainer_whole.py::test_a_search_begins_every_trial_without_memory \
   tests/evaluation/test_plots.py tests/hub/test_code_export.py \
-  tests/uses/test_device_map.py --deselect tests/uses/test_device_map.py::test_auto_and_weights_on_disk \
+  tests/uses/test_device_map.py --deselect tests/uses/test_device_map.py::test_weights_on_disk \
   tests/cli/test_commands.py::test_{train_writes_a_folder_for_the_hub,generate_streams_and_repeats_with_its_seed}
 echo "the lowest versions work"

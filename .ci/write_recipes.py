@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
 PART = re.compile(r"(<!-- recipes: .*? -->\n).*?(<!-- end of recipes -->)", flags=re.DOTALL)
 FIELD = re.compile(r"^# ([a-z ]+): (.*(?:\n#   .*)*)", flags=re.MULTILINE)
+OWN = {"small-bytes", "add-memory-window", "add-memory-tokens"}  # no paper's
 LABELS = {
     "reported": "Reported",
     "source": "Source",
@@ -25,7 +26,7 @@ LABELS = {
 
 def recipes() -> list[Path]:
     """Those of papers."""
-    return sorted(path for path in (ROOT / "recipes").glob("*.yaml") if path.stem != "small-bytes")
+    return sorted(path for path in (ROOT / "recipes").glob("*.yaml") if path.stem not in OWN)
 
 
 def first_lines(text: str) -> tuple[str, dict[str, str]]:

@@ -1,12 +1,13 @@
 """`transformers-xl card`: what is known of a saved model, in the terminal or as its README.md."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import show
+from transformers_xl.cli.common import AsJson, show
 from transformers_xl.experiments.loading import config_of
 
 
@@ -21,21 +22,29 @@ def card(
     language: Annotated[str | None, Option(help="Language of the text, such as en.")] = None,
     base_model: Annotated[str | None, Option(help="Repository of the model that the training began with.")] = None,
     tag: Annotated[list[str] | None, Option(help="A further tag; may be given more than once.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the card of a model: its variant, and what was measured, each figure with the file and key it is from.
 
     Figures are those of training_metrics.json, which `train` and `evaluate --record` write. What you say of the licence and
     the like stays in README.md when it is written again.
     """
-    config_of(str(model_dir), any_kind=True)
+    from transformers_xl.hub.adapter_folders import read_adapter
+
+    adapter = read_adapter(model_dir)
+    config_of(str(model_dir) if adapter is None else adapter.base, any_kind=True)
     from transformers_xl.hub.cards import Choices, model_card, write_card
 
     choices = Choices(license, language, base_model, tags=tuple(tag or ()))
-    if write:
-        for path in write_card(model_dir, name, choices, overwrite):
-            typer.echo(f"wrote {path}")
-        return
+    written = write_card(model_dir, name, choices, overwrite) if write else []
     shown = model_card(model_dir, name, choices)
+    if as_json:
+        result = {"metadata": shown.data.to_dict(), "text": shown.text, "written": list(map(str, written))}
+        typer.echo(json.dumps(result, indent=1))
+        return
+    if written:
+        typer.echo("\n".join(f"wrote {path}" for path in written))
+        return
     from rich.markdown import Markdown
 
     show(Markdown(f"```yaml\n{shown.data.to_yaml()}\n```\n{shown.text}"))

@@ -1,5 +1,6 @@
 """`transformers-xl chat`: a session at the terminal that a model remembers, of any length, at a constant cost per turn."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import (
+    AsJson,
     MinP,
     NoRepeatNgramSize,
     RepetitionPenalty,
@@ -33,18 +35,20 @@ def chat(
     no_repeat_ngram_size: NoRepeatNgramSize = None,
     stop: Annotated[list[str] | None, Option(help="Text that ends an answer; may be given several times.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Talk with a model that remembers what was said: each turn is read once, and goes into its memory.
 
     With a chat template, turns are rendered by it; without one, a line is text that the model continues.
-    /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer.
+    /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer. With --json every turn is one line:
+    an object with its `text` and its `answer`.
     """
     model, tokenizer = load_model(model_dir)
     import transformers
 
     from transformers_xl.streams.conversation import Conversation
 
-    streamer = streamer_of(tokenizer)
+    streamer = None if as_json else streamer_of(tokenizer)
     settings = generation_options(
         temperature,
         top_k,
@@ -59,34 +63,34 @@ def chat(
     transformers.set_seed(seed)
     with suppress(ImportError):  # a line can be edited, and earlier ones come back
         import readline  # noqa: F401
-    typer.echo("/reset forgets, /quit ends, Ctrl-C ends an answer.")
-    while (line := next_line()) != "/quit":
+    typer.echo("/reset forgets, /quit ends, Ctrl-C ends an answer.", err=as_json)
+    while (line := next_line("" if as_json else "> ")) != "/quit":
         if line == "/reset":
             conversation.reset()
-            typer.echo("Forgotten.")
+            typer.echo("Forgotten.", err=as_json)
         elif line:
-            conversation.say(line, streamer)
-            typer.echo()
+            answer = conversation.say(line, streamer)
+            typer.echo(json.dumps({"text": line, "answer": answer}) if as_json else "")
 
 
-def next_line() -> str:
-    """What the user types; `/quit` at the end of the input.
+def next_line(prompt: str = "> ") -> str:
+    """What the user types behind `prompt`; `/quit` at the end of the input.
 
     Raises:
         ValueError: it is no UTF-8.
     """
     while True:
         try:
-            line = input("> ").strip()
+            line = input(prompt).strip()
             line.encode()  # Python may have kept what it could not decode
             return line
         except UnicodeError as error:
             raise ValueError(f"The line on standard input is no UTF-8 ({error}).") from error
         except EOFError:
-            typer.echo()
+            typer.echo(err=not prompt)
             return "/quit"
         except KeyboardInterrupt:
-            typer.echo()  # the line is dropped
+            typer.echo(err=not prompt)  # the line is dropped
 
 
 __all__ = ["chat"]

@@ -9,7 +9,10 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import AsJson
+from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.files.blaming import blamed
+
+DEFAULT = ComparisonTerms()
 
 
 def compare(
@@ -32,17 +35,17 @@ def compare(
     seeds: Annotated[int, Option(min=1, help="Runs of each model, with seeds 0, 1, ...")] = 3,
     speeds: Annotated[bool, Option(help="Measure speeds at the end, anew each time.")] = True,
     turns: Annotated[int, Option(min=1, help="Turns of the speeds; medians of them are taken.")] = 9,
-    hidden_size: Annotated[int, Option(help="Width of the models.")] = 128,
-    layers: Annotated[int, Option(help="Number of layers.")] = 4,
-    heads: Annotated[int, Option(help="Attention heads per layer.")] = 4,
-    mem_len: Annotated[int, Option(min=1, help="Length of the memory, in tokens.")] = 128,
-    dropout: Annotated[float, Option(help="Probability of dropout.")] = 0.0,
-    eval_fraction: Annotated[float, Option(help="Share of the text to hold out at its end.")] = 0.05,
-    segment_length: Annotated[int, Option(min=4, help="Tokens per segment.")] = 64,
-    batch_size: Annotated[int, Option(help="Lanes of text that are read side by side.")] = 16,
-    steps: Annotated[int, Option(min=1, help="Training steps.")] = 500,
-    learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = 2e-3,
-    warmup_steps: Annotated[int, Option(help="Steps of linear warm-up, before a cosine to 0.")] = 50,
+    hidden_size: Annotated[int, Option(help="Width of the models.")] = DEFAULT.hidden_size,
+    layers: Annotated[int, Option(help="Number of layers.")] = DEFAULT.layers,
+    heads: Annotated[int, Option(help="Attention heads per layer.")] = DEFAULT.heads,
+    mem_len: Annotated[int, Option(min=1, help="Length of the memory, in tokens.")] = DEFAULT.mem_len,
+    dropout: Annotated[float, Option(help="Probability of dropout.")] = DEFAULT.dropout,
+    eval_fraction: Annotated[float, Option(help="Share of the text to hold out at its end.")] = DEFAULT.eval_fraction,
+    segment_length: Annotated[int, Option(min=4, help="Tokens per segment.")] = DEFAULT.segment_length,
+    batch_size: Annotated[int, Option(help="Lanes of text that are read side by side.")] = DEFAULT.batch_size,
+    steps: Annotated[int, Option(min=1, help="Training steps.")] = DEFAULT.steps,
+    learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = DEFAULT.learning_rate,
+    warmup_steps: Annotated[int, Option(help="Steps of linear warm-up, before a cosine to 0.")] = DEFAULT.warmup_steps,
     as_json: AsJson = False,
 ) -> None:
     """Train models on equal terms, and write a table and a picture.
@@ -51,11 +54,6 @@ def compare(
     they have the same number of parameters, within 3 %. Every run is a file, runs/MODEL-SEED.json: a command that was
     killed goes on where it stopped, one with more seeds or models adds them.
     """
-    arguments = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("texts", "output", "from_dir", "variant", "seeds", "speeds", "turns", "as_json")
-    }
     if from_dir is not None:
         if texts or output is not None:
             raise ValueError("`from` reads runs that exist: leave out texts and --output.")
@@ -68,19 +66,22 @@ def compare(
             f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: models are compared in one process, with times and memory of "
             "their own: start the command without a launcher."
         )
-    if learning_rate <= 0:
-        raise ValueError(f"`learning_rate`={learning_rate} must be above 0.")
-    _compare(texts, output, variant, seeds, turns if speeds else 0, arguments)
+    terms = ComparisonTerms(
+        hidden_size=hidden_size, layers=layers, heads=heads, mem_len=mem_len, dropout=dropout,
+        eval_fraction=eval_fraction, segment_length=segment_length, batch_size=batch_size, steps=steps,
+        learning_rate=learning_rate, warmup_steps=warmup_steps,
+    )  # fmt: skip
+    _compare(texts, output, variant, seeds, turns if speeds else 0, terms)
     _write_report(output, as_json)
 
 
 def _compare(
-    texts: list[Path], output: Path, variant: list[str] | None, seeds: int, turns: int, arguments: dict
+    texts: list[Path], output: Path, variant: list[str] | None, seeds: int, turns: int, terms: ComparisonTerms
 ) -> None:
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.experiments.comparison_folder import Comparison
 
-    comparison = Comparison(texts, output, variant, seeds, arguments)
+    comparison = Comparison(texts, output, variant, seeds, terms)
     found, missing = len(comparison.found), len(comparison.missing)
     typer.echo(f"{comparison.parameters:,} parameters; {found} runs are there, {missing} to go", err=True)
     for number, (name, seed) in enumerate(comparison.missing, start=1):

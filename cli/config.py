@@ -1,11 +1,13 @@
 """`transformers-xl config`: a run as a whole file, and what can be said in it."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from transformers_xl.cli.common import AsJson, TrustRemoteCode
 from transformers_xl.experiments.loading import import_models
 
 
@@ -15,9 +17,11 @@ def config(
         Argument(metavar="[RECIPE|FILE.yaml]... [--SECTION.FIELD VALUE]...", help="A recipe, or YAML files."),
     ] = None,
     fields: Annotated[
-        str | None, Option(help="List the fields of a section: model, tokenizer, data, training or lora.")
+        str | None, Option(help="List the fields of a section: model, memory, tokenizer, data, training or lora.")
     ] = None,
     recipes: Annotated[bool, Option("--recipes", help="List the recipes of this package.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the whole run that a recipe, YAML files and options make: what `train --config` reads."""
     import_models()
@@ -25,14 +29,20 @@ def config(
     from transformers_xl.experiments.run_options import read_config, section_help, split_options
 
     if recipes:
-        typer.echo("\n".join(recipe_names()))
+        typer.echo(json.dumps(recipe_names()) if as_json else "\n".join(recipe_names()))
         return
     options, names = split_options(words or [])
     files = [Path(name) for name in names if Path(name).suffix in (".yaml", ".yml")]
     chosen = [name for name in names if Path(name) not in files]
     if len(chosen) > 1:
         raise ValueError(f"`recipe`={', '.join(chosen)}: give one recipe, and files that end in .yaml.")
-    run = read_config(options, files, chosen[0] if chosen else None)
+    run = read_config(options, files, chosen[0] if chosen else None, trust_remote_code)
+    if as_json:
+        values = run.to_dict()
+        if fields is not None and fields not in values:
+            section_help(fields, run)  # refuses it
+        typer.echo(json.dumps(values[fields] if fields else values, indent=1))
+        return
     typer.echo(section_help(fields, run) if fields else run.to_yaml(), nl=False)
 
 

@@ -49,6 +49,9 @@ def evaluate(
             show_default="as in training",
         ),
     ] = None,
+    overlap: Annotated[
+        int, Option(min=0, help="Tokens of a segment that are context from the one before; for models without memory.")
+    ] = 0,
     as_json: Annotated[
         bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")
     ] = False,
@@ -74,12 +77,13 @@ def evaluate(
     claims = check_claims(dataset, dataset_revision, task_id)
     change_config(model.config, changed)
     ids, counts = read_predicted(text, tokenizer, not as_json)
-    scores = score_ways(model, ids, segment_length, batch_size, counts, not as_json)
+    scores = score_ways(model, ids, segment_length, batch_size, counts, not as_json, overlap)
     if record:
         data = text_of_files(text, len(ids), claims)
-        command = _command(text, {"batch_size": batch_size, "segment_length": segment_length} | changed, claims)
+        options = {"batch_size": batch_size, "segment_length": segment_length, "overlap": overlap or None}
+        command = _command(text, options | changed, claims)
         evaluations = [
-            evaluation_of(model, score, data, batch_size, name == "with memory", command, segment_length)
+            evaluation_of(model, score, data, batch_size, name == "with memory", command, segment_length, overlap)
             for name, score in scores.items()
         ]
         record_evaluations(model, model_dir, evaluations)

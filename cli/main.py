@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from transformers_xl.cli.add_memory import add_memory
 from transformers_xl.cli.card import card
 from transformers_xl.cli.chat import chat
 from transformers_xl.cli.compare import compare
@@ -50,6 +51,7 @@ SECTIONED = {"ignore_unknown_options": True}
 app.command(no_args_is_help=True, context_settings=SECTIONED, epilog=SECTIONS)(train)
 app.command(context_settings=SECTIONED)(config)
 for command in (
+    add_memory,
     prepare,
     evaluate,
     generate,

@@ -8,6 +8,9 @@ from typer import Argument, Option
 
 from transformers_xl.cli.common import AsMarkdown
 from transformers_xl.cli.measuring import check_picture, model_names, tell, write_picture
+from transformers_xl.experiments.recl_options import RECLOptions
+
+DEFAULT = RECLOptions()
 
 
 def recl(
@@ -16,17 +19,23 @@ def recl(
         Argument(exists=True, file_okay=False, help="Folders of models that read the same tokens: a group."),
     ],
     text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
-    r: Annotated[float, Option("--r", help="Fraction of the tokens that gains are taken over, the hardest.")] = 0.1,
-    c0: Annotated[int, Option("--c0", min=1, help="Context to begin with, in tokens.")] = 16,
-    delta: Annotated[int, Option(min=1, help="Tokens by which the context grows.")] = 16,
-    threshold: Annotated[float, Option(help="Gain that is too little, a share of the perplexity.")] = 0.01,
-    max_context: Annotated[int, Option(min=1, help="Longest context to measure, in tokens.")] = 512,
-    blocks: Annotated[int, Option(min=2, help="Blocks of the text, for the confidence intervals.")] = 32,
-    positions: Annotated[int, Option(min=1, help="Tokens to measure in each block.")] = 64,
-    resamples: Annotated[int, Option(min=1, help="Texts to draw from the blocks.")] = 1000,
-    confidence: Annotated[float, Option(help="Share of them inside of the intervals.")] = 0.95,
-    seed: Annotated[int, Option(min=0, help="Seed of the draws.")] = 0,
-    batch_size: Annotated[int, Option(min=1, help="Windows of the text that are read side by side.")] = 32,
+    r: Annotated[
+        float, Option("--r", help="Fraction of the tokens that gains are taken over, the hardest.")
+    ] = DEFAULT.r,
+    c0: Annotated[int, Option("--c0", min=1, help="Context to begin with, in tokens.")] = DEFAULT.c0,
+    delta: Annotated[int, Option(min=1, help="Tokens by which the context grows.")] = DEFAULT.delta,
+    threshold: Annotated[
+        float, Option(help="Gain that is too little, a share of the perplexity.")
+    ] = DEFAULT.threshold,
+    max_context: Annotated[int, Option(min=1, help="Longest context to measure, in tokens.")] = DEFAULT.max_context,
+    blocks: Annotated[int, Option(min=2, help="Blocks of the text, for the confidence intervals.")] = DEFAULT.blocks,
+    positions: Annotated[int, Option(min=1, help="Tokens to measure in each block.")] = DEFAULT.positions,
+    resamples: Annotated[int, Option(min=1, help="Texts to draw from the blocks.")] = DEFAULT.resamples,
+    confidence: Annotated[float, Option(help="Share of them inside of the intervals.")] = DEFAULT.confidence,
+    seed: Annotated[int, Option(min=0, help="Seed of the draws.")] = DEFAULT.seed,
+    batch_size: Annotated[
+        int, Option(min=1, help="Windows of the text that are read side by side.")
+    ] = DEFAULT.batch_size,
     as_json: Annotated[bool, Option("--json", help="Print JSON, with gains and losses by context.")] = False,
     as_markdown: AsMarkdown = False,
     picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
@@ -37,13 +46,10 @@ def recl(
     longer lowers its loss, on the tokens that are hardest for the group (Dai et al., 2019, appendix C). Takes models of
     transformers too.
     """
-    arguments = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("models", "text", "as_json", "as_markdown", "picture")
-    }
-    if max_context < c0 + delta:
-        raise ValueError(f"`max_context`={max_context} must be at least `c0` + `delta` = {c0 + delta} tokens.")
+    options = RECLOptions(
+        r=r, c0=c0, delta=delta, threshold=threshold, max_context=max_context, blocks=blocks, positions=positions,
+        resamples=resamples, confidence=confidence, seed=seed, batch_size=batch_size,
+    )  # fmt: skip
     names = model_names(models)
     check_picture(picture)
     typer.echo("starting ...", err=True)  # the imports take seconds
@@ -51,7 +57,7 @@ def recl(
     from transformers_xl.experiments.context_runs import measure_recl
 
     check_parameters(r, threshold, resamples, confidence)
-    result = measure_recl(names, text, arguments, progress=not as_json)
+    result = measure_recl(names, text, options, progress=not as_json)
     if picture is not None:
         from transformers_xl.evaluation.context_plots import draw_recl
 

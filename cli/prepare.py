@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, show_table
+from transformers_xl.cli.common import AsMarkdown, check_output, show_table
 from transformers_xl.corpora.paper_corpora import CORPORA, PARTS, LineFeeds
 
 
@@ -25,8 +25,9 @@ def prepare(
         LineFeeds | None,
         Option(help="Of enwik8, text8 and ptb-char: whether a line feed is a symbol.", show_default="drop"),
     ] = None,
-    check: Annotated[bool, Option(help="Compare checksums and counts with those that were published.")] = True,
+    check: Annotated[bool, Option(help="Compare checksums and counts with the published ones.")] = True,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Make the texts and the vocabulary that a paper's figures are about.
 
@@ -44,7 +45,7 @@ def prepare(
         return
     columns = ("lines", "tokens", "bytes")
     rows = [[part, *(f"{result.counts[f'{part} {column}']:,}" for column in columns)] for part in PARTS]
-    show_table(corpus, ["", *columns], rows)
+    show_table(corpus, ["", *columns], rows, as_markdown)
     typer.echo(f"vocabulary: {result.counts['vocabulary']:,}")
     typer.echo(f"as published: {', '.join(result.checked) or 'not checked'}")
     typer.echo(f"wrote {output}")

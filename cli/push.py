@@ -1,6 +1,7 @@
 """`transformers-xl push`: a saved model to the Hub, in one commit."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,18 @@ def push(
         return
     typer.echo(f"{len(pushed.files)} files are at {pushed.url}")
     if pushed.left_out:
-        typer.echo(f"left out: {', '.join(pushed.left_out)}")
+        typer.echo(f"left out: {', '.join(_by_folder(pushed.left_out))}")
+
+
+def _by_folder(names: list[str]) -> list[str]:
+    """The names, several of one folder by their number: a checkpoint has dozens."""
+    folders = [name.partition("/")[0] for name in names]
+    counts = Counter(folders)
+    shown = [
+        name if counts[folder] == 1 else f"{folder}/ ({counts[folder]} files)"
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    return list(dict.fromkeys(shown))
 
 
 __all__ = ["push"]

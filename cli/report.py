@@ -1,10 +1,13 @@
 """`transformers-xl report`: one HTML page about a model and a text, with its pictures in it."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
+
+from transformers_xl.cli.common import AsJson
 
 
 def report(
@@ -19,6 +22,7 @@ def report(
         int | None, Option(min=1, help="Tokens per segment.", show_default="as in training")
     ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the file, and pictures, if they exist.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at a model: bits per byte with and without memory, what its heads look at, and what its variant has learned.
 
@@ -34,7 +38,11 @@ def report(
         raise ValueError(f"`pictures`={str(pictures)!r} is not empty: choose another folder, or add --overwrite.")
     from transformers_xl.experiments.model_report import write_report
 
-    write_report(model_dir, text, out, pictures, tokens, segment_length)
+    sections = write_report(model_dir, text, out, pictures, tokens, segment_length)
+    if as_json:
+        result = {"out": str(out), "pictures": str(pictures) if pictures else None, "sections": sections}
+        typer.echo(json.dumps(result, indent=1))
+        return
     typer.echo(f"wrote {out}" + (f" and {pictures}" if pictures else ""))
 
 

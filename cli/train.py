@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import check_output, is_main_process
+from transformers_xl.cli.common import AsMarkdown, TrustRemoteCode, check_output, is_main_process
 from transformers_xl.cli.measuring import tell
 from transformers_xl.experiments.loading import import_models
 
@@ -16,6 +16,8 @@ SECTIONS = """
 Every field of a run can be given as an option, and in a YAML file under its section:
 
 --model.FIELD: variant, base (a model to fine-tune), and the fields of the variant's config, as --model.mem_len 512
+
+--memory.FIELD: of the memory around a base of others: kind (window or tokens), mem_len, num_memory_tokens, ...
 
 --tokenizer.FIELD: path, clusters
 
@@ -41,11 +43,17 @@ def train(
         Option(exists=True, dir_okay=False, help="YAML file; of several, the later ones override the earlier ones."),
     ] = None,
     recipe: Annotated[
-        str | None, Option(help="Name of a run that ships with this package.", show_default="small-bytes")
+        str | None,
+        Option(
+            help="Name of a run that ships with this package.",
+            show_default="small-bytes; add-memory-KIND for a base of others",
+        ),
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint in the output folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, Option("--json", help="Print the scores as JSON, and all else to stderr.")] = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Train a language model on texts, from the beginning or from a model, and write a folder that is ready for the Hub.
 
@@ -63,9 +71,10 @@ def train(
     from transformers_xl.experiments.run_options import read_run
     from transformers_xl.experiments.training_run import TrainingRun
 
-    run_config = read_run(words or [], config or [], recipe, output if resume else None)
-    command = _command(words or [], output, config or [], recipe)
-    run = TrainingRun(run_config, output, command, resume, print_log=not as_json)
+    run_config = read_run(words or [], config or [], recipe, output if resume else None, trust_remote_code)
+    _check_devices(run_config.training.n_gpu)
+    command = _command(words or [], output, config or [], recipe, resume)
+    run = TrainingRun(run_config, output, command, resume, not as_json, trust_remote_code)
     if is_main_process():
         tokens = "streamed" if run.data.tokens is None else f"{run.data.tokens:,}"
         typer.echo(
@@ -82,19 +91,30 @@ def train(
     if is_main_process():
         header, *rows = score_table(scores)
         result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
-        tell(result, "held-out text", header, rows, as_json)
+        tell(result, "held-out text", header, rows, as_json, as_markdown)
         typer.echo(f"wrote {output}", err=as_json)
 
 
-def _command(words: list[str], output: Path, config: list[Path], recipe: str | None) -> str:
+def _check_devices(count: int) -> None:
+    """Raise a `ValueError` with the line to type where one process would have several GPUs."""
+    if count > 1:
+        line = shlex.join(["torchrun", "--nproc_per_node", str(count), "-m", "transformers_xl.cli", *sys.argv[1:]])
+        raise ValueError(
+            f"`n_gpu`={count}: a process trains on one GPU. To use all of them, type: {line}   To use one, set "
+            "CUDA_VISIBLE_DEVICES=0."
+        )
+
+
+def _command(words: list[str], output: Path, config: list[Path], recipe: str | None, resume: bool) -> str:
     """The command with files by their names: where they lie is nobody's business. Texts come first."""
     from transformers_xl.experiments.run_options import split_options
 
     options, texts = split_options(words)
     names = [Path(text).name for text in texts]
     files = [word for path in config for word in ("--config", path.name)]
-    chosen = ["--recipe", recipe] if recipe else []
-    spelled = [part for option in options for part in option.split("=", 1)]
+    chosen = ["--resume"] * resume + (["--recipe", recipe] if recipe else [])
+    pairs = [option.split("=", 1) for option in options]
+    spelled = [word for name, value in pairs for word in (name, Path(value).name if Path(value).exists() else value)]
     return shlex.join(["transformers-xl", "train", *names, "-o", output.resolve().name, *files, *chosen, *spelled])
 
 

@@ -3,6 +3,7 @@
 import copy
 import difflib
 import os
+from dataclasses import fields
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
@@ -163,8 +164,8 @@ class MemoryConfig(ConfigWithCode):
         """Why a config cannot be made with this keyword; None where it can."""
         if cls._lacks(OTHER_NAMES.get(name, name)):
             return f"has no meaning for a {cls.__name__}: leave it out"
-        fields = [field for field in cls.__dataclass_fields__ if not field.startswith("_")]
-        known = {*fields, *cls.attribute_map, *ORIGINAL_OPTIONS, *vars(PreTrainedConfig)}
+        names = [field.name for field in fields(cls) if not field.name.startswith("_")]
+        known = {*names, *cls.attribute_map, *ORIGINAL_OPTIONS, *vars(PreTrainedConfig)}
         known |= {"name_or_path", "token"}  # of `from_pretrained`
         if name in known:
             return None
@@ -172,14 +173,14 @@ class MemoryConfig(ConfigWithCode):
             return "cannot be set, it follows from the memory: set `mem_len`"
         if isinstance(getattr(cls, name, None), property):
             return "cannot be set, it follows from the fields"
-        close = difflib.get_close_matches(name, [*fields, *cls.attribute_map], cutoff=0.8)
+        close = difflib.get_close_matches(name, [*names, *cls.attribute_map], cutoff=0.8)
         meant = " or ".join(f"`{field}`" for field in close)
         return f"is not a field of {cls.__name__}: did you mean {meant}?" if close else None
 
     @classmethod
     def _lacks(cls, field: str) -> bool:
         """Whether it is a field of other variants only."""
-        return field in OPTIONAL_FIELDS and field not in cls.__dataclass_fields__
+        return field in OPTIONAL_FIELDS and field not in {each.name for each in fields(cls)}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -1,5 +1,7 @@
 """Configuration of the Star-Transformer (Guo et al., 2019, https://arxiv.org/abs/1902.09113)."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -10,9 +12,9 @@ RINGS = ("cyclic", "open")
 @strict
 class StarTransformerConfig(MemoryConfig):
     r"""
-    Configuration of the Star-Transformer. Further fields are those of [`MemoryConfig`]. The memory is one relay,
-    whatever its length: `mem_len` turns it on or, at 0 with `same_length=False`, off. There are no feed-forwards, so
-    nothing reads `intermediate_size`, and a fresh row remembers zeros, whatever `initial_memory` says.
+    Configuration of the Star-Transformer. Further fields are those of [`MemoryConfig`], but `intermediate_size`, since
+    there are no feed-forwards, and `initial_memory`: a fresh row remembers zeros. The memory is one relay, whatever its
+    length: `mem_len` turns it on or, at 0 with `same_length=False`, off.
 
     The defaults are the paper's. Those of the released code: `ring="open"`, `norm_position="pre"`, `use_final_norm=False`,
     `hidden_act="leaky_relu"`, `attention_bias=True`, `layer_norm_eps=1e-6`.
@@ -27,6 +29,10 @@ class StarTransformerConfig(MemoryConfig):
     """
 
     model_type = "star_transformer"
+
+    # what the base class reads of them, and no fields: a type checker does not know that a dataclass drops them so
+    intermediate_size: ClassVar[int] = 2048  # type: ignore[misc]
+    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]
 
     norm_position: str = "post"
     ring: str = "cyclic"

@@ -15,9 +15,13 @@ OPTIONAL_FIELDS: dict[str, Any] = {
     "tie_projs": True,
     "proj_same_dim": True,
     "proj_initializer_range": 0.01,
+    # `MemoryConfig`, for all but the Star-Transformer
+    "intermediate_size": 2048,
+    "initial_memory": "empty",
 }
-# options of the original code that mean one of these
+# other names of one of these
 OTHER_NAMES = {
+    "d_inner": "intermediate_size",
     "d_embed": "embedding_size",
     "proj_init_std": "proj_initializer_range",
     "proj_share_all_but_first": "tie_projs",

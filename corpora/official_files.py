@@ -53,12 +53,15 @@ def is_archive(source: Path) -> bool:
     return source.is_file() and (zipfile.is_zipfile(source) or tarfile.is_tarfile(source))
 
 
-def md5(data: bytes | Path) -> str:
-    """The checksum that these corpora are published with."""
-    if isinstance(data, bytes):
-        return hashlib.md5(data, usedforsecurity=False).hexdigest()
-    with data.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+def md5(data: bytes) -> str:
+    """The checksum that the files of these corpora are published with."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def file_digest(path: Path, algorithm: str) -> str:
+    """The checksum of a file by `"md5"` or `"sha256"`."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def _lines_of_parquet(data: bytes) -> bytes:
@@ -74,4 +77,4 @@ def _lines_of_parquet(data: bytes) -> bytes:
     return "".join(f"{row.removesuffix(chr(10))}\n" for row in rows).encode()
 
 
-__all__ = ["is_archive", "md5", "members"]
+__all__ = ["file_digest", "is_archive", "md5", "members"]

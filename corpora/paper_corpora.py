@@ -22,7 +22,7 @@ class Corpus:
         files: what to give as its source.
         url: where it was published.
         members: patterns of the names of its files, and the parts that each becomes.
-        archive_md5: checksum of the archive, where one was published.
+        archive_digest: checksum of the archive, where one was published, as `"md5:..."` or `"sha256:..."`.
         md5: checksums of its files by name.
         counts: what must come out: `vocabulary`, and `train lines`, `test tokens` and the like.
         vocabulary_of: the parts whose words make the vocabulary.
@@ -33,7 +33,7 @@ class Corpus:
     files: str
     url: str
     members: dict[str, tuple[str, ...]]
-    archive_md5: str | None = None
+    archive_digest: str | None = None
     md5: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     vocabulary_of: tuple[str, ...] = PARTS
@@ -100,7 +100,7 @@ def _wikitext(name: str, md5: str, counts: dict[str, int], vocabulary_of: tuple[
             rf"wiki\.{part}\.tokens|{split}-\d+-of-\d+\.parquet": (part,)
             for part, split in zip(PARTS, ("train", "validation", "test"), strict=True)
         },
-        archive_md5=md5,
+        archive_digest=f"md5:{md5}",
         counts=counts,
         vocabulary_of=vocabulary_of,
     )
@@ -164,7 +164,7 @@ CORPORA: dict[str, Corpus] = {
         files="simple-examples.tgz, or a folder with ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt",
         url="http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
         members={rf"ptb\.char\.{part}\.txt": (part,) for part in PARTS},
-        archive_md5="30177ea32e27c525793142b6bf2c8e2d",
+        archive_digest="md5:30177ea32e27c525793142b6bf2c8e2d",
         counts={"train lines": 42_068, "valid lines": 3_370, "test lines": 3_761, "vocabulary": 49},  # RT; others: 50
     ),
     "lm1b": Corpus(
@@ -175,7 +175,12 @@ CORPORA: dict[str, Corpus] = {
             r"news\.en-000\d\d-of-00100": ("train",),
             r"news\.en\.heldout-00000-of-00050": ("valid", "test"),
         },
-        counts={"train lines": 30_301_028, "vocabulary": 793_471},
+        # tensorflow/datasets, url_checksums/lm1b.txt, and others
+        archive_digest="sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+        counts={
+            "train lines": 30_301_028,  # the Hub's card
+            "vocabulary": 793_471,  # of the corpus as papers on it describe it (Shazeer et al., 2017, 5.1)
+        },
         vocabulary_of=("train",),
         special_tokens=("<S>", "</S>", "<UNK>"),
         # between two sentences stands one <S>: what XL's PyTorch code predicts; its TensorFlow code has two

@@ -1,13 +1,14 @@
 """A corpus of the papers, from its official file to texts, a vocabulary without further ids, and the counts of both."""
 
 import json
+import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from transformers_xl.corpora.official_files import is_archive, md5, members
+from transformers_xl.corpora.official_files import file_digest, is_archive, md5, members
 from transformers_xl.corpora.paper_corpora import CORPORA, PARTS, Corpus, LineFeeds, SymbolCorpus
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
@@ -23,14 +24,14 @@ class Preparation:
     Attributes:
         corpus: its name.
         line_feeds: whether they were dropped or kept; None for words, where the end of a line is a token.
-        md5: checksums of what was read, by name.
+        checksums: of what was read, by name, as `"md5:..."` or `"sha256:..."`.
         counts: `vocabulary`, and `lines`, `tokens` and `bytes` of each part.
         checked: the counts and names of files that were compared with what was published; empty without checks.
     """
 
     corpus: str
     line_feeds: str | None
-    md5: dict[str, str]
+    checksums: dict[str, str]
     counts: dict[str, int]
     checked: list[str]
 
@@ -51,7 +52,8 @@ def prepare(
         source: its official file, or the folder of its files.
         output: the folder.
         line_feeds: of a corpus of symbols: whether the line feed is one. `"drop"` by default.
-        check: compare checksums and counts with those that were published.
+        check: compare checksums and counts with those that were published. With `False` a text that is cut into its parts
+            here (enwik8, text8) may have any name.
         progress: show bars on stderr.
 
     Raises:
@@ -63,14 +65,17 @@ def prepare(
     if line_feeds is not None and not is_symbols:
         raise ValueError(f"`line_feeds`={line_feeds!r} is for symbols: in {name!r} the end of a line is a token.")
     line_feeds = line_feeds or "drop"
+    if not check and len(corpus.members) == 1 and source.is_file() and not is_archive(source):
+        corpus = replace(corpus, members={re.escape(source.name): PARTS})  # whatever it is called
     digests = {}
-    if corpus.archive_md5 is not None and is_archive(source):
-        digests[source.name] = md5(source)
-        if check and digests[source.name] != corpus.archive_md5:
-            raise _wrong(corpus, source, f"md5 {digests[source.name]}, not {corpus.archive_md5}")
+    if corpus.archive_digest is not None and is_archive(source):
+        algorithm = corpus.archive_digest.partition(":")[0]
+        digests[source.name] = f"{algorithm}:{file_digest(source, algorithm)}"
+        if check and digests[source.name] != corpus.archive_digest:
+            raise _wrong(corpus, source, f"{digests[source.name]}, not {corpus.archive_digest}")
     with output_folder(output) as folder:
         drops = is_symbols and line_feeds == "drop"
-        lines, files_md5 = _write_texts(corpus, source, folder, drops, check, progress)
+        lines, files_digests = _write_texts(corpus, source, folder, drops, check, progress)
         tokenizer = _tokenizer(corpus, folder, progress)
         tokenizer.save_pretrained(folder / "tokenizer")
         counts = lines | _counts(folder, is_symbols) | {"vocabulary": len(tokenizer)}
@@ -80,9 +85,11 @@ def prepare(
         ]
         if wrong:
             raise _wrong(corpus, source, "; ".join(wrong))
-        compared = [file for file in digests | files_md5 if file in corpus.md5 or file == source.name] if check else []
+        compared = (
+            [file for file in digests | files_digests if file in corpus.md5 or file == source.name] if check else []
+        )
         preparation = Preparation(
-            name, line_feeds if is_symbols else None, digests | files_md5, counts, [*compared, *expected]
+            name, line_feeds if is_symbols else None, digests | files_digests, counts, [*compared, *expected]
         )
         text = json.dumps(asdict(preparation), indent=2) + "\n"
         (folder / "preparation.json").write_text(text, encoding="utf-8", newline="\n")
@@ -97,9 +104,10 @@ def _write_texts(
     bar = tqdm(unit="B", unit_scale=True, desc=f"reading {source.name}", disable=not progress)
     with bar:
         for name, data in members(source, lambda name: bool(corpus.parts_of(name))):
-            digests[name] = md5(data)
-            if check and digests[name] != corpus.md5.get(name, digests[name]):
-                raise _wrong(corpus, source, f"md5 {digests[name]} of {name!r}, not {corpus.md5[name]}")
+            found = md5(data)
+            digests[name] = f"md5:{found}"
+            if check and found != corpus.md5.get(name, found):
+                raise _wrong(corpus, source, f"md5 {found} of {name!r}, not {corpus.md5[name]}")
             for part, text in corpus.texts(name, data):
                 lines[f"{part} lines"] += text.count(b"\n")
                 with (folder / f"{part}.txt").open("ab") as stream:

@@ -17,11 +17,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.reading import read_in_segments
+from transformers_xl.modeling.layers.attention import FarColumns
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 
 # takes the row (a layer, or a step of a layer that repeats), the weights (H, T, K) of a segment's tokens, which tokens
 # asked, (T,) bool, None when all did, and the memories that say where its keys lie, part by part (`by_distance`)
-Fold = Callable[[int, torch.Tensor, torch.Tensor | None, Sequence[ColumnMemory]], None]
+Fold = Callable[[int, torch.Tensor, torch.Tensor | None, Sequence[FarColumns | ColumnMemory]], None]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ def attention_rows(model: PreTrainedModel) -> dict[str, nn.Module]:
         ValueError: the model has no attention weights over the positions before a token.
     """
     base, model_type = model.base_model, model.config.model_type
+    if model_type == "segment_memory":
+        raise ValueError(
+            f"`model` is a {model_type!r}: what a base attends to is no column whose distance is known here. A call with "
+            "`output_attentions=True` gives the weights of its layers."
+        )
     # what the model itself records as `attentions`: a class, or a class and a part of its name
     recorder = (getattr(base, "_can_record_outputs", None) or {}).get("attentions")
     target, part = getattr(recorder, "target_class", recorder), getattr(recorder, "layer_name", None) or ""
@@ -139,17 +145,14 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
             handle.remove()
 
 
-def memories_of(arguments: Sequence) -> list[ColumnMemory]:
-    """The memories among the arguments of an attention, one for each part of its keys, which say what it was told of them.
-    Nothing where there is none: it sees its segment."""
-    for each in arguments:
-        memories = each if isinstance(each, tuple) else (each,)
-        if memories and all(isinstance(memory, ColumnMemory) for memory in memories):
-            return list(memories)
-    return []
+def memories_of(arguments: Sequence) -> list[FarColumns | ColumnMemory]:
+    """What the arguments of an attention say of its keys, part by part. Nothing where there is no memory: it sees its
+    segment."""
+    kinds = (FarColumns, ColumnMemory)  # in the order of their weights
+    return [each for kind in kinds for each in arguments if isinstance(each, kind)]
 
 
-def by_distance(weights: torch.Tensor, memories: Sequence[ColumnMemory] = ()) -> torch.Tensor:
+def by_distance(weights: torch.Tensor, memories: Sequence[FarColumns | ColumnMemory] = ()) -> torch.Tensor:
     """Weights `(..., T, K)` by key as `(..., T, D)` by distance: column d of row t is the weight of what lies d positions
     before query t, and zero where there is nothing.
 
@@ -201,7 +204,7 @@ class DistanceSums:
         row: int,
         weights: torch.Tensor,
         asked: torch.Tensor | None = None,
-        memories: Sequence[ColumnMemory] = (),
+        memories: Sequence[FarColumns | ColumnMemory] = (),
     ) -> None:
         heads, length, _ = weights.shape
         counted = torch.arange(self.start, self.start + length, device=weights.device) >= self.skip
@@ -299,7 +302,9 @@ def token_maps(
     seen: list[list[tuple[int, np.ndarray]]] = [[] for _ in heads]
     position = 0
 
-    def keep(row: int, weights: torch.Tensor, asked: torch.Tensor | None, memories: Sequence[ColumnMemory]) -> None:
+    def keep(
+        row: int, weights: torch.Tensor, asked: torch.Tensor | None, memories: Sequence[FarColumns | ColumnMemory]
+    ) -> None:
         for kept, (wanted, head) in zip(seen, heads, strict=True):
             if row == wanted and position + weights.shape[1] > first:
                 distant = by_distance(weights[head], memories)

@@ -7,6 +7,7 @@ For each term alone the softmax over what a token sees is taken, and averaged by
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.memory_layout import MemoryLayout
+from transformers_xl.modeling.memory.window_memory import WindowMemory
 
 TERMS = {
     "a": "(a) content: query . key",
@@ -45,7 +48,10 @@ def attention_terms(
     """
     rows = attention_rows(model)
     # exactly this class: what derives from it sees other keys, or asks at some positions only
-    if not all(type(module) is RelativeAttention for module in rows.values()):
+    has_terms = all(type(module) is RelativeAttention for module in rows.values())
+    parts = cast(MemoryLayout, model.layout).parts
+    columns = [part.memory for part in parts if isinstance(part.memory, ColumnMemory)]
+    if not has_terms or not all(isinstance(memory, WindowMemory) for memory in columns):  # others are far columns
         raise ValueError(
             f"`model` is a {model.config.model_type!r}: its scores are not the four terms of Transformer-XL's relative "
             "attention over all that a token sees."

@@ -19,11 +19,23 @@ def score_ways(
     lanes: int = 1,
     counts: TextCounts | None = None,
     progress: bool = False,
+    overlap: int = 0,
 ) -> dict[str, TextScore]:
     """The score of a text with memory and without; a model that has none reads it once, in segments. Arguments as in
-    [`~transformers_xl.evaluation.bits_per_byte.score_text`], with the `counts` of all tokens but the first."""
+    [`~transformers_xl.evaluation.bits_per_byte.score_text`], with the `counts` of all tokens but the first, and the tokens
+    of a segment that are context from the one before, not predicted again.
+
+    Raises:
+        ValueError: `overlap` for a model that remembers, or it leaves nothing of a segment to predict.
+    """
+    if overlap and model.config.mem_len:
+        raise ValueError(
+            f"`overlap`={overlap} would be read twice by a model that remembers: leave it out, or take the memory away "
+            "with `mem_len=0` and `same_length=False` (--mem-len 0 --no-same-length)."
+        )
     segment_length = model.config.segment_length if segment_length is None else segment_length
-    return score_stream_ways(model, TextStream(ids, segment_length, lanes, keep_tail=True), counts, progress)
+    stream = TextStream(ids, segment_length, lanes, keep_tail=True, overlap=overlap)
+    return score_stream_ways(model, stream, counts, progress)
 
 
 def score_stream_ways(

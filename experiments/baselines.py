@@ -13,43 +13,44 @@ import transformers
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedModel
 
+from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 
-def gpt2(arguments: dict[str, Any], intermediate_size: int) -> GPT2LMHeadModel:
+def gpt2(terms: ComparisonTerms, seed: int, intermediate_size: int) -> GPT2LMHeadModel:
     """GPT-2 with positions for one segment, with weights from the seed."""
     config = GPT2Config(
-        n_positions=arguments["segment_length"],
-        n_embd=arguments["hidden_size"],
-        n_layer=arguments["layers"],
-        n_head=arguments["heads"],
+        n_positions=terms.segment_length,
+        n_embd=terms.hidden_size,
+        n_layer=terms.layers,
+        n_head=terms.heads,
         n_inner=intermediate_size,
-        resid_pdrop=arguments["dropout"],
-        embd_pdrop=arguments["dropout"],
+        resid_pdrop=terms.dropout,
+        embd_pdrop=terms.dropout,
         attn_pdrop=0.0,
         **_tokens(),
     )
-    transformers.set_seed(arguments["seed"])
+    transformers.set_seed(seed)
     model = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # its name does not say so, and the library would warn
     return model
 
 
-def mistral(arguments: dict[str, Any], intermediate_size: int) -> MistralForCausalLM:
+def mistral(terms: ComparisonTerms, seed: int, intermediate_size: int) -> MistralForCausalLM:
     """Mistral whose window is the memory's length, with weights from the seed. It has no dropout but that of attention."""
     config = MistralConfig(
-        max_position_embeddings=arguments["mem_len"] + arguments["segment_length"],
-        sliding_window=arguments["mem_len"],
-        hidden_size=arguments["hidden_size"],
-        num_hidden_layers=arguments["layers"],
-        num_attention_heads=arguments["heads"],
-        num_key_value_heads=arguments["heads"],
+        max_position_embeddings=terms.mem_len + terms.segment_length,
+        sliding_window=terms.mem_len,
+        hidden_size=terms.hidden_size,
+        num_hidden_layers=terms.layers,
+        num_attention_heads=terms.heads,
+        num_key_value_heads=terms.heads,
         intermediate_size=intermediate_size,
         tie_word_embeddings=True,
         **_tokens(),
     )
-    transformers.set_seed(arguments["seed"])
+    transformers.set_seed(seed)
     return MistralForCausalLM(config)
 
 
@@ -96,6 +97,6 @@ class WindowStream(Dataset):
         }
 
 
-BASELINES: dict[str, Callable[[dict[str, Any], int], PreTrainedModel]] = {"gpt2": gpt2, "mistral": mistral}
+BASELINES: dict[str, Callable[[ComparisonTerms, int, int], PreTrainedModel]] = {"gpt2": gpt2, "mistral": mistral}
 
 __all__ = ["BASELINES", "WindowStream", "gpt2", "mistral"]

@@ -13,6 +13,7 @@ from transformers_xl.experiments.comparison_runs import (
     settings_of,
 )
 from transformers_xl.experiments.comparison_speeds import speeds
+from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.experiments.fitting import read_texts
 
 
@@ -24,7 +25,7 @@ class Comparison:
         folder: where its files are, or will be.
         names: models to compare; all when there are none.
         seeds: runs of each.
-        arguments: the options of the command, by name.
+        terms: what is the same for all models.
 
     Raises:
         ValueError: a model is not known or cannot be as large as the others, the text is too short, or a run that is there
@@ -35,19 +36,17 @@ class Comparison:
         found, missing: name and seed of the runs that are there, and of those asked for that are not.
     """
 
-    def __init__(
-        self, texts: list[Path], folder: Path, names: list[str] | None, seeds: int, arguments: dict[str, Any]
-    ):
+    def __init__(self, texts: list[Path], folder: Path, names: list[str] | None, seeds: int, terms: ComparisonTerms):
         self.texts, self.folder = texts, folder
         runs = read_runs(folder) if (folder / "runs").is_dir() else []
         names = list(dict.fromkeys(names or builders()))
-        _, held_out, _ = read_texts(texts, None, arguments, progress=False)
-        self.widths, self.parameters = inner_widths(arguments, names)
-        self.settings = settings_of(texts, arguments, self.parameters)
-        recl_positions(len(held_out), self.settings["recl"])  # refuses a text that is too short
+        _, held_out, _ = read_texts(texts, terms)
+        self.widths, self.parameters = inner_widths(terms, names)
+        self.settings = settings_of(texts, terms, self.parameters)
+        recl_positions(len(held_out), self.settings.recl)  # refuses a text that is too short
         self.found = [(each["model"], each["seed"]) for each in runs]
         for key, each in zip(self.found, runs, strict=True):
-            check_settings(self._file(*key), each["settings"], self.settings)
+            check_settings(self._file(*key), each["settings"], self.settings.to_dict())
         self.missing = [(name, seed) for seed in range(seeds) for name in names if (name, seed) not in self.found]
 
     def train(self, name: str, seed: int) -> dict[str, Any]:

@@ -21,19 +21,23 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
 from transformers_xl.experiments.baselines import BASELINES, WindowStream
+from transformers_xl.experiments.comparison_terms import ComparisonSettings, ComparisonTerms, RECLPlan
 from transformers_xl.experiments.fitting import build_model, fit, prepare_for_inference, read_texts
 from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.files.digests import sha256
 from transformers_xl.hub.measurements import library_versions
+from transformers_xl.modeling.auto import Variant
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
-Builder = Callable[[dict[str, Any], int], PreTrainedModel]
+# terms, seed, inner width of the feed-forward
+Builder = Callable[[ComparisonTerms, int, int], PreTrainedModel]
 
 TOLERANCE = 0.03  # of the parameters
 STEPS_OF_CONTEXT, BLOCKS, POSITIONS = 12, 16, 48  # what RECL is measured on
@@ -46,16 +50,20 @@ FIELDS = {
 
 
 def builders() -> dict[str, Builder]:
-    """How to build each language model, by name: the variants, and the baselines of transformers."""
-    variants = {name: row for name, row in import_models().items() if row.causal_lm_class is not None}
+    """How to build each language model, by name: the variants that are made from nothing, and the baselines of
+    transformers."""
+    rows = {name: row for name, row in import_models().items() if row.causal_lm_class is not None}
+    variants = {name: row for name, row in rows.items() if issubclass(row.config_class, MemoryConfig)}
     return {name: partial(_build_variant, row, FIELDS.get(name, {})) for name, row in variants.items()} | BASELINES
 
 
-def _build_variant(row, fields: dict[str, int], arguments: dict[str, Any], intermediate_size: int) -> PreTrainedModel:
-    return build_model(row, arguments, intermediate_size, **fields)
+def _build_variant(
+    row: Variant, fields: dict[str, int], terms: ComparisonTerms, seed: int, intermediate_size: int
+) -> PreTrainedModel:
+    return build_model(row, terms, seed, intermediate_size, **fields)
 
 
-def inner_widths(arguments: dict[str, Any], names: list[str]) -> tuple[dict[str, int], int]:
+def inner_widths(terms: ComparisonTerms, names: list[str]) -> tuple[dict[str, int], int]:
     """The inner width of the feed-forward of each model with which it has as many parameters as the others; that number.
 
     It is that of a Transformer-XL of the usual shape, or more where any model needs it for a feed-forward of at least its
@@ -70,22 +78,21 @@ def inner_widths(arguments: dict[str, Any], names: list[str]) -> tuple[dict[str,
             raise ValueError(
                 f"`variant`={name!r} is not a language model of this comparison: known are {', '.join(known)}."
             )
-    arguments = arguments | {"seed": 0}
-    width = arguments["hidden_size"]  # no model refuses it; parameters grow linearly with it
+    width = terms.hidden_size  # no model refuses it; parameters grow linearly with it
     at_width = {}
     for name, builder in known.items():
         try:
-            at_width[name] = _count(builder(arguments, width))
+            at_width[name] = _count(builder(terms, 0, width))
         except ValueError:  # of a model that these settings exclude
             if name in names:
                 raise
-    target = max(_count(known["transformer_xl"](arguments, 4 * width)), *at_width.values())
+    target = max(_count(known["transformer_xl"](terms, 0, 4 * width)), *at_width.values())
     widths = {}
     for name in names:
-        slope = (_count(known[name](arguments, 2 * width)) - at_width[name]) / width
+        slope = (_count(known[name](terms, 0, 2 * width)) - at_width[name]) / width
         # even, because a complex one has real and imaginary parts
         widths[name] = 2 * round((width + (target - at_width[name]) / slope) / 2)
-        parameters = _count(known[name](arguments, widths[name]))
+        parameters = _count(known[name](terms, 0, widths[name]))
         if abs(parameters / target - 1) > TOLERANCE:
             raise ValueError(
                 f"`hidden_size`={width}: {name} has {parameters:,} parameters, more than {100 * TOLERANCE:g} % from "
@@ -100,14 +107,13 @@ def _count(model: PreTrainedModel) -> int:
     return model.num_parameters()
 
 
-def settings_of(texts: list[Path], arguments: dict[str, Any], parameters: int) -> dict[str, Any]:
+def settings_of(texts: list[Path], terms: ComparisonTerms, parameters: int) -> ComparisonSettings:
     """What all runs of a comparison share."""
-    longest = arguments["mem_len"] + arguments["segment_length"]
+    longest = terms.mem_len + terms.segment_length
     delta = max(1, longest // STEPS_OF_CONTEXT)
     contexts = list(range(delta, longest + 1, delta))
     hashes = {path.name: sha256(path) for path in texts}
-    measured = {"contexts": contexts, "blocks": BLOCKS, "positions": POSITIONS}
-    return {"texts": hashes, **arguments, "target_parameters": parameters, "recl": measured}
+    return ComparisonSettings(hashes, terms, parameters, RECLPlan(contexts, BLOCKS, POSITIONS))
 
 
 def in_a_process(function: Callable, *arguments: Any) -> Any:
@@ -128,15 +134,15 @@ def in_a_process(function: Callable, *arguments: Any) -> Any:
 
 
 def run(
-    name: str, seed: int, width: int, texts: list[Path], settings: dict[str, Any], model_folder: Path | None
+    name: str, seed: int, width: int, texts: list[Path], settings: ComparisonSettings, model_folder: Path | None
 ) -> dict[str, Any]:
     """Train one model from one seed, and measure it; `model_folder` is where to leave it."""
-    arguments = settings | {"seed": seed, "epochs": None}
-    stream, held_out, lanes = read_texts(texts, None, arguments, progress=False)
+    terms = settings.terms
+    stream, held_out, lanes = read_texts(texts, terms)
     memory_before = peak_memory()
-    model = builders()[name](arguments, width)
+    model = builders()[name](terms, seed, width)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = fit(model, stream_for(model, stream, arguments), arguments, Path(folder), progress=False)
+        trainer = fit(model, stream_for(model, stream, terms), terms, seed, Path(folder))
     log = trainer.state.log_history
     memory = peak_memory()
     if model_folder is not None:
@@ -146,13 +152,13 @@ def run(
     return {
         "model": name,
         "seed": seed,
-        "settings": settings,
+        "settings": settings.to_dict(),
         "parameters": model.num_parameters(),
         "intermediate_size": width,
         "train_bytes": len(stream.ids),
         "held_out_bytes": len(held_out),
-        "bits_per_byte": scores(model, held_out, lanes, arguments),
-        "recl_losses": recl_losses(model, held_out, settings["recl"]),
+        "bits_per_byte": scores(model, held_out, lanes, terms),
+        "recl_losses": recl_losses(model, held_out, settings.recl),
         "peak_memory": memory,
         "memory_before": memory_before,
         "versions": versions(),
@@ -161,27 +167,26 @@ def run(
     }
 
 
-def stream_for(model: PreTrainedModel, stream: TextStream, arguments: dict[str, Any]) -> TextStream | WindowStream:
+def stream_for(model: PreTrainedModel, stream: TextStream, terms: ComparisonTerms) -> TextStream | WindowStream:
     """What a model is trained on: the stream, or the same segments, with a context where the model can read one."""
     window = longest_window(model)
     if window is None or model.config.model_type not in BASELINES:
         return stream
-    return WindowStream(stream, window - arguments["segment_length"])
+    return WindowStream(stream, window - terms.segment_length)
 
 
-def visible(model: PreTrainedModel, arguments: dict[str, Any]) -> int:
+def visible(model: PreTrainedModel, terms: ComparisonTerms) -> int:
     """Tokens that a model is given before those that it predicts: those of its memory or window, or half of a segment where
     that is all it can read."""
     window = longest_window(model)
-    segment_length = arguments["segment_length"]
-    return segment_length // 2 if window == segment_length else arguments["mem_len"]
+    return terms.segment_length // 2 if window == terms.segment_length else terms.mem_len
 
 
-def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, arguments: dict[str, Any]) -> dict[str, float]:
+def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, terms: ComparisonTerms) -> dict[str, float]:
     """Bits per byte of the held-out text: segments alone, and with a memory, or with a context that is read anew."""
-    segment_length = arguments["segment_length"]
+    segment_length = terms.segment_length
     alone = score_text(model, held_out, segment_length, lanes, memory=False)
-    window, context = longest_window(model), visible(model, arguments)
+    window, context = longest_window(model), visible(model, terms)
     if window is None:  # a memory
         known = score_text(model, held_out, segment_length, lanes)
     else:
@@ -189,22 +194,21 @@ def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, arguments: 
     return {"with_context": known.bits_per_byte, "without_context": alone.bits_per_byte}
 
 
-def recl_losses(model: PreTrainedModel, held_out: np.ndarray, measured: dict[str, Any]) -> str:
+def recl_losses(model: PreTrainedModel, held_out: np.ndarray, plan: RECLPlan) -> str:
     """Nats by context and position, as base64 of float16, little-endian `(contexts, positions)`."""
-    contexts, positions = measured["contexts"], recl_positions(len(held_out), measured)
-    losses = token_losses_with_context(model, held_out, contexts, positions)
+    positions = recl_positions(len(held_out), plan)
+    losses = token_losses_with_context(model, held_out, plan.contexts, positions)
     return base64.b64encode(losses.astype("<f2").tobytes()).decode()
 
 
-def recl_positions(tokens: int, measured: dict[str, Any]) -> np.ndarray:
+def recl_positions(tokens: int, plan: RECLPlan) -> np.ndarray:
     """Positions of the tokens that RECL is measured on, in a held-out text of so many.
 
     Raises:
         ValueError: it is too short.
     """
-    contexts = measured["contexts"]
-    spacing = contexts[1] - contexts[0]
-    return spread_positions(tokens, contexts[-1], spacing, measured["blocks"], measured["positions"])[0]
+    spacing = plan.contexts[1] - plan.contexts[0]
+    return spread_positions(tokens, plan.contexts[-1], spacing, plan.blocks, plan.positions)[0]
 
 
 def peak_memory() -> int:

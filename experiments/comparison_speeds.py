@@ -15,6 +15,7 @@ from transformers.generation import BaseStreamer
 from transformers_xl.evaluation.context_curve import remembers
 from transformers_xl.evaluation.speed import take_turns
 from transformers_xl.experiments.comparison_runs import builders, stream_for, versions, visible
+from transformers_xl.experiments.comparison_terms import ComparisonSettings, ComparisonTerms
 from transformers_xl.experiments.fitting import read_texts
 from transformers_xl.experiments.loading import load_model
 from transformers_xl.streams.text_stream import TextStream
@@ -39,7 +40,7 @@ class TokenTimes(BaseStreamer):
 
 
 def speeds(
-    widths: dict[str, int], models: Path, texts: list[Path], settings: dict[str, Any], turns: int
+    widths: dict[str, int], models: Path, texts: list[Path], settings: ComparisonSettings, turns: int
 ) -> dict[str, Any]:
     """Training steps as at the start of training, with a full memory, and tokens that trained models generate.
 
@@ -59,25 +60,25 @@ def speeds(
                 f"`output`: {str(models / name)!r} is missing, the trained model to time: remove runs/{name}-0.json to "
                 "train it again, or give --no-speeds."
             )
-    arguments = settings | {"seed": 0}
-    stream, held_out, _ = read_texts(texts, None, arguments, progress=False)
+    terms = settings.terms
+    stream, held_out, _ = read_texts(texts, terms)
     build, device = builders(), "cuda" if torch.cuda.is_available() else "cpu"
     steps, times = {}, {}
     for name, width in widths.items():
-        model = build[name](arguments, width)
+        model = build[name](terms, 0, width)
         model.to(device=device)  # type: ignore[call-arg]  # the library wraps torch's method
-        steps[name] = training_step(model, stream, arguments)
+        steps[name] = training_step(model, stream, terms)
         times[name] = TokenTimes()
     seconds = take_turns(steps, turns)
     del steps
     writers = {}
     for name in widths:
         model, _ = load_model(models / name, any_kind=True)
-        writers[name] = writer(model, held_out, arguments, times[name])
+        writers[name] = writer(model, held_out, terms, times[name])
     take_turns(writers, turns)
     tokens = stream.lanes * stream.segment_length
     return {
-        "settings": settings,
+        "settings": settings.to_dict(),
         "turns": turns,
         "versions": versions(),
         "models": {
@@ -90,10 +91,10 @@ def speeds(
     }
 
 
-def training_step(model: PreTrainedModel, stream: TextStream, arguments: dict[str, Any]) -> Callable[[], None]:
+def training_step(model: PreTrainedModel, stream: TextStream, terms: ComparisonTerms) -> Callable[[], None]:
     """A whole optimizer step on one batch, behind a full memory or context. At a learning rate of 0 all turns are alike."""
-    data = stream_for(model, stream, arguments)
-    segments = min(stream.segments, 1 + -(-arguments["mem_len"] // stream.segment_length))
+    data = stream_for(model, stream, terms)
+    segments = min(stream.segments, 1 + -(-terms.mem_len // stream.segment_length))
     inputs: dict[str, Any] = {}
     model.train()
     for segment in range(segments):
@@ -117,10 +118,10 @@ def training_step(model: PreTrainedModel, stream: TextStream, arguments: dict[st
     return step
 
 
-def writer(model: Any, held_out: np.ndarray, arguments: dict[str, Any], times: TokenTimes) -> Callable:
+def writer(model: Any, held_out: np.ndarray, terms: ComparisonTerms, times: TokenTimes) -> Callable:
     """Half a segment of tokens, behind all that the model can see."""
-    count = max(2, arguments["segment_length"] // 2)
-    prompt = torch.from_numpy(held_out[None, : visible(model, arguments)].astype(np.int64)).to(model.device)
+    count = max(2, terms.segment_length // 2)
+    prompt = torch.from_numpy(held_out[None, : visible(model, terms)].astype(np.int64)).to(model.device)
     return lambda: model.generate(prompt, min_new_tokens=count, max_new_tokens=count, do_sample=False, streamer=times)
 
 

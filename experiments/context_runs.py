@@ -1,5 +1,6 @@
 """The measurements of `transformers-xl context-curve` and `recl`: how far back saved models make use of a text."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers_xl.evaluation.context_losses import longest_window, spread_pos
 from transformers_xl.evaluation.recl import recl
 from transformers_xl.evaluation.score_ways import score_values
 from transformers_xl.experiments.loading import load_model
+from transformers_xl.experiments.recl_options import RECLOptions
 from transformers_xl.streams.files import read_ids, read_predicted
 
 
@@ -48,15 +50,13 @@ def measure_context_curve(
     }
 
 
-def measure_recl(
-    folders: dict[str, Path], text: list[Path], arguments: dict[str, Any], progress: bool
-) -> dict[str, Any]:
-    """The relative effective context length of a group of models, by the arguments of the command.
+def measure_recl(folders: dict[str, Path], text: list[Path], options: RECLOptions, progress: bool) -> dict[str, Any]:
+    """The relative effective context length of a group of models.
 
     Raises:
         ValueError: a folder holds no language model, they read the text as different tokens, or it is too short.
     """
-    contexts = list(range(arguments["c0"], arguments["max_context"] + 1, arguments["delta"]))
+    contexts = options.contexts
     losses, windows = {}, {}
     first_ids = None
     for name, folder in folders.items():
@@ -65,17 +65,17 @@ def measure_recl(
         first_ids = ids if first_ids is None else first_ids
         if not np.array_equal(ids, first_ids):
             raise ValueError(f"`models`: {name!r} reads the text as other tokens than the first: a group shares them.")
-        positions, blocks = spread_positions(
-            len(ids), contexts[-1], arguments["delta"], arguments["blocks"], arguments["positions"]
-        )
+        positions, blocks = spread_positions(len(ids), contexts[-1], options.delta, options.blocks, options.positions)
         windows[name] = longest_window(model)
-        token_losses = token_losses_with_context(model, ids, contexts, positions, arguments["batch_size"], progress)
+        token_losses = token_losses_with_context(model, ids, contexts, positions, options.batch_size, progress)
         losses[name] = dict(zip(contexts, token_losses, strict=True))
-    measure = ("r", "c0", "delta", "threshold", "resamples", "confidence", "seed")
-    results = recl(losses, **{name: arguments[name] for name in measure}, blocks=blocks)
+    results = recl(
+        losses, options.r, options.c0, options.delta, options.threshold, blocks, options.resamples, options.confidence,
+        options.seed,
+    )  # fmt: skip
     return {
         "text": [path.name for path in text],
-        "arguments": arguments,
+        "arguments": asdict(options),
         "tokens": len(positions),
         "models": {
             name: {

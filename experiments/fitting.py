@@ -15,8 +15,10 @@ import transformers
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.experiments.baselines import WindowStream
+from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.modeling.auto import Variant
 from transformers_xl.streams.files import read_ids, split_held_out
 from transformers_xl.streams.text_stream import TextStream
@@ -32,44 +34,40 @@ def processes() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
-def read_texts(
-    texts: list[Path], eval_text: list[Path] | None, arguments: dict[str, Any], progress: bool = True
-) -> tuple[TextStream, np.ndarray, int]:
+def read_texts(texts: list[Path], terms: ComparisonTerms) -> tuple[TextStream, np.ndarray, int]:
     """The stream to train on, the held-out bytes, and the lanes to score them in.
 
     Raises:
         ValueError: a text is too short for the segments and lanes, before anything is trained.
     """
-    ids, _ = read_ids(texts, ByteTokenizer(), progress=progress)
-    if eval_text:
-        held_out, _ = read_ids(eval_text, ByteTokenizer(), progress=progress)
-    else:
-        ids, held_out = split_held_out(ids, arguments["eval_fraction"])
-    segment_length, lanes = arguments["segment_length"], arguments["batch_size"]
+    ids, _ = read_ids(texts, ByteTokenizer(), progress=False)
+    ids, held_out = split_held_out(ids, terms.eval_fraction)
+    segment_length, lanes = terms.segment_length, terms.batch_size
     eval_lanes = max(1, min(lanes, len(held_out) // segment_length))
     TextStream(held_out, segment_length, eval_lanes, keep_tail=True)
     return TextStream(ids, segment_length, lanes), held_out, eval_lanes
 
 
 def build_model(
-    variant: Variant, arguments: dict[str, Any], intermediate_size: int | None = None, **fields
+    variant: Variant, terms: ComparisonTerms, seed: int, intermediate_size: int, **fields
 ) -> transformers.PreTrainedModel:
-    """A causal language model over bytes, with weights from the seed. `mem_len` is that of variants that have a memory.
+    """A causal language model over bytes, with weights from the seed; `fields` are more of its config. `mem_len` is that of
+    variants that have a memory.
 
     Raises:
         ValueError: the arguments do not go together, or the model is larger than the machine's memory.
     """
-    tokenizer, mem_len = ByteTokenizer(), arguments["mem_len"]
-    memory = {} if variant.memory == "none" else {"mem_len": mem_len, "same_length": mem_len > 0}
-    fields = {"num_attention_heads": arguments["heads"]} | fields
-    config = variant.config_class(
+    tokenizer, mem_len = ByteTokenizer(), terms.mem_len
+    memory: dict[str, Any] = {} if variant.memory == "none" else {"mem_len": mem_len, "same_length": mem_len > 0}
+    fields = {"num_attention_heads": terms.heads} | fields
+    config = cast(type[MemoryConfig], variant.config_class)(
         vocab_size=len(tokenizer),
-        hidden_size=arguments["hidden_size"],
-        num_hidden_layers=arguments["layers"],
-        intermediate_size=intermediate_size or arguments["intermediate_size"] or 4 * arguments["hidden_size"],
+        hidden_size=terms.hidden_size,
+        num_hidden_layers=terms.layers,
+        intermediate_size=intermediate_size,
         **memory,
-        segment_length=arguments["segment_length"],
-        dropout=arguments["dropout"],
+        segment_length=terms.segment_length,
+        dropout=terms.dropout,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -77,7 +75,7 @@ def build_model(
     )
     model_class = cast(type[transformers.PreTrainedModel], variant.causal_lm_class)
     check_memory(lambda: model_class(config))
-    transformers.set_seed(arguments["seed"])
+    transformers.set_seed(seed)
     return model_class(config)
 
 
@@ -98,7 +96,7 @@ def check_memory(build: Callable[[], transformers.PreTrainedModel], bytes_each: 
 
 
 def fit(
-    model, stream: TextStream | WindowStream, arguments: dict[str, Any], folder: Path, progress: bool = True
+    model, stream: TextStream | WindowStream, terms: ComparisonTerms, seed: int, folder: Path
 ) -> transformers.Trainer:
     """Train on a stream, with memory carried along, or on the windows of one; what trained it."""
     state = processes()
@@ -109,23 +107,21 @@ def fit(
             output_dir=str(folder),
             per_device_train_batch_size=stream.lanes // state.num_processes,
             use_cpu=state.device.type == "cpu",
-            max_steps=-1 if arguments["epochs"] else arguments["steps"] or 1000,
-            num_train_epochs=arguments["epochs"] or 1,
-            learning_rate=arguments["learning_rate"],
-            warmup_steps=arguments["warmup_steps"],
+            max_steps=terms.steps,
+            learning_rate=terms.learning_rate,
+            warmup_steps=terms.warmup_steps,
             lr_scheduler_type="cosine",
-            seed=arguments["seed"],
+            seed=seed,
             logging_steps=20,
             save_strategy="no",
             report_to="none",
-            disable_tqdm=not progress,
+            disable_tqdm=True,
             dataloader_pin_memory=torch.cuda.is_available(),
         ),
         train_dataset=stream,
         data_collator=transformers.default_data_collator,
     )
-    if not progress:
-        trainer.remove_callback(transformers.PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     prepare_for_inference(model)
     return trainer

@@ -13,9 +13,6 @@ JSON_FILES = (
 )  # fmt: skip
 
 
-ADAPTER = "adapter_config.json"
-
-
 def import_models() -> dict:
     """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
     from transformers.utils import logging
@@ -35,8 +32,10 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
         ValueError: the folder holds no such model, or a file in it is damaged.
         OSError: a file is missing in the folder.
     """
-    if (folder / ADAPTER).is_file():
-        return _load_adapted(folder)
+    from transformers_xl.hub.adapter_folders import read_adapter
+
+    if (adapter := read_adapter(folder)) is not None:
+        return _load_adapted(folder, adapter.base)
     config = config_of(str(folder), any_kind)
     is_encoder = encoders and import_models()[config.model_type].causal_lm_class is None
     if not is_encoder:
@@ -65,15 +64,10 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
     return accelerate_linear_layers(model.to(device=device).eval()), load_tokenizer(folder)
 
 
-def _load_adapted(folder: Path) -> tuple:
-    """The model that adapters in a folder were trained for, with them merged into its weights."""
+def _load_adapted(folder: Path, base: str) -> tuple:
+    """The model `base`, with the adapters in a folder merged into its weights."""
     from peft import PeftModel
 
-    from transformers_xl.files.json_files import read_json
-
-    base = read_json(folder / ADAPTER).get("base_model_name_or_path")
-    if not isinstance(base, str):
-        raise ValueError(f"{str(folder / ADAPTER)!r}: `base_model_name_or_path`={base!r} names no model.")
     model = load_model(Path(base))[0] if Path(base).is_dir() else _of_hub(base)
     with blamed(folder):
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval(), load_tokenizer(folder)
@@ -87,8 +81,8 @@ def _of_hub(repo: str):
     return AutoModelForCausalLM.from_pretrained(repo, config=config)
 
 
-def load_tokenizer(folder: Path):
-    """The tokenizer in a folder.
+def load_tokenizer(folder: Path, trust_remote_code: bool = False):
+    """The tokenizer in a folder. `trust_remote_code`: it may bring code.
 
     Raises:
         ValueError: a file of it is damaged.
@@ -102,7 +96,7 @@ def load_tokenizer(folder: Path):
         with blamed(file):
             Tokenizer.from_file(str(file))
     with blamed(folder / "tokenizer_config.json"):
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code or None)
 
 
 def config_of(model: str, any_kind: bool = False):
@@ -118,6 +112,7 @@ def config_of(model: str, any_kind: bool = False):
     folder = Path(model)
     if folder.is_dir():
         check_json(folder)
+        check_inner_type(folder)
     with blamed(folder / "config.json"):
         config = AutoConfig.from_pretrained(model)
     if not any_kind and config.model_type not in variants:
@@ -125,12 +120,54 @@ def config_of(model: str, any_kind: bool = False):
     return config
 
 
+def base_config(model: str, trust_remote_code: bool = False):
+    """The config of a language model to fine-tune, of this package or of others.
+
+    Code that it brings is run where `trust_remote_code` says so, and it alone, and transformers has none for its type.
+
+    Raises:
+        ValueError: it brings code that is not trusted; or as [`config_of`].
+    """
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    if Path(model).is_dir():
+        check_json(Path(model))
+    described, _ = PreTrainedConfig.get_config_dict(model)
+    model_type, code = described.get("model_type"), described.get("auto_map")
+    if model_type not in import_models() and code:
+        if not trust_remote_code:
+            raise ValueError(
+                f"`model.base`={model!r} comes with code of its own (`auto_map`): read it, and add --trust-remote-code to "
+                "run it."
+            )
+        if model_type not in CONFIG_MAPPING:
+            _register_code(model, code)
+    return config_of(model, any_kind=True)
+
+
+def _register_code(model: str, auto_map: dict[str, Any]) -> None:
+    """Let the Auto classes of this process know the classes that a repository or folder brings."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    missing = sorted({"AutoConfig", "AutoModelForCausalLM"} - auto_map.keys())
+    if missing:
+        raise ValueError(f"`model.base`={model!r} brings code without an {missing[0]}: give a language model.")
+    config_class: Any = get_class_from_dynamic_module(auto_map["AutoConfig"], model)
+    model_class: Any = get_class_from_dynamic_module(auto_map["AutoModelForCausalLM"], model)
+    AutoConfig.register(config_class.model_type, config_class)
+    AutoModelForCausalLM.register(config_class, model_class)
+
+
 def change_config(config, changed: dict[str, Any]) -> None:
     """Give fields of a model's config other values, all of them or none.
 
     Raises:
-        ValueError: the model cannot run with them.
+        ValueError: the model cannot run with them, or has no such field.
     """
+    for name, value in changed.items():
+        if name not in type(config).__dataclass_fields__:
+            raise ValueError(f"`{name}`={value!r} has no meaning for a {config.model_type!r}: leave it out.")
     tried = copy.copy(config)
     for name, value in changed.items():
         setattr(tried, name, value)
@@ -163,6 +200,21 @@ def check_json(folder: Path) -> None:
             read_json(folder / name)
 
 
+def check_inner_type(folder: Path) -> None:
+    """Raise a `ValueError` where a folder holds memory around a base whose classes are not known here."""
+    from transformers import CONFIG_MAPPING
+
+    from transformers_xl.files.json_files import read_json
+
+    base = read_json(folder / "config.json").get("text_config")
+    model_type = base.get("model_type") if isinstance(base, dict) else None
+    if model_type is not None and model_type not in list(CONFIG_MAPPING):
+        raise ValueError(
+            f"`model`={str(folder)!r} holds memory around a {model_type!r}, which transformers has no code for: load it in "
+            "Python, behind `AutoConfig.register` and `AutoModelForCausalLM.register` of the base's own classes."
+        )
+
+
 def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
     """The files of weights in a folder by the names of the tensors that they hold.
 
@@ -191,21 +243,24 @@ def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
 
 
 def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int]]]:
-    """File and shape of each weight in the model*.safetensors of a folder, from their headers.
+    """File and shape of each weight in the files of a folder, of a model or of adapters, from their headers.
 
     Raises:
         ValueError: a file is damaged.
     """
     from safetensors import safe_open
 
+    from transformers_xl.hub.adapter_folders import ADAPTER_WEIGHTS
+
     shapes: dict[str, tuple[Path, list[int]]] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
+    for file in sorted([*folder.glob("model*.safetensors"), *folder.glob(ADAPTER_WEIGHTS)]):
         with blamed(file), safe_open(file, framework="np") as weights:
             shapes |= {name: (file, weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
     return shapes
 
 
 __all__ = [
+    "base_config",
     "change_config",
     "check_language_model",
     "check_weights",

@@ -1,6 +1,7 @@
 """The run of `transformers-xl report`: a model looks at a text, and a page shows it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -21,10 +22,13 @@ def write_report(
     pictures: Path | None = None,
     tokens: int = 16384,
     segment_length: int | None = None,
-) -> None:
+) -> list[dict[str, Any]]:
     """Write the HTML page `out` about the first `tokens` of a text, and each picture to a folder.
 
     The arguments are those of the command.
+
+    Returns:
+        What the page shows without its pictures: name, title, text and table of each section.
 
     Raises:
         ValueError: the folder holds no model of this package, or the text is too short.
@@ -45,6 +49,7 @@ def write_report(
         for section in sections:
             if section.figure is not None:
                 save(section.figure, pictures / section.name)
+    return [{name: getattr(each, name) for name in ("name", "title", "text", "table")} for each in sections]
 
 
 def _facts(model: PreTrainedModel, text: list[Path], ids: np.ndarray) -> dict[str, str]:

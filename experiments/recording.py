@@ -4,7 +4,9 @@ Imported by the commands when they run: it costs the import of torch and transfo
 """
 
 import hashlib
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,12 @@ def evaluation_of(
     memory: bool,
     command: str,
     segment_length: int | None = None,
+    overlap: int = 0,
 ) -> Evaluation:
     assert score.seconds is not None  # `score_text` has measured it
     return Evaluation(
         data=data,
-        lengths=lengths_of(model, lanes, segment_length, memory),
+        lengths=replace(lengths_of(model, lanes, segment_length, memory), overlap=overlap),
         memory=memory,
         bits_per_byte=score.bits_per_byte,
         nats=score.nats,
@@ -89,6 +92,11 @@ def evaluation_of(
         dtype=str(model.dtype).removeprefix("torch."),
         device=device_name(model.device),
         command=command,
+        characters=score.characters,
+        words=score.words,
+        perplexity=_finite(score.perplexity),
+        word_perplexity=_finite(score.word_perplexity),
+        bits_per_character=score.bits_per_character,
     )
 
 
@@ -100,6 +108,10 @@ def record_evaluations(model: PreTrainedModel, folder: Path, evaluations: Iterab
     readme = folder / "README.md"
     if not readme.exists() or written_by_us(readme):
         write_card(folder)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _names(files: Iterable[Path]) -> str:

@@ -1,11 +1,12 @@
 """What a run of `transformers-xl train` is told, in sections that Python, YAML files and the command line share.
 
 `training` is [`~transformers_xl.training.arguments.MemoryTrainingArguments`]; `model` has every field of the config of its
-variant ([`model_section`]).
+variant ([`model_section`]), `memory` those of the memory around a model of others ([`memory_section`]).
 """
 
 import dataclasses
 from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,6 +14,7 @@ import yaml
 from transformers import PreTrainedConfig
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 CONFIG_FILE = "run.yaml"  # of a run, in its folder
@@ -25,13 +27,25 @@ class ModelSection(Protocol):
 
     Attributes:
         variant: the row of the table of variants.
-        base: folder, or repository on the Hub, of a model to fine-tune; its tokenizer is taken along.
+        base: folder, or repository on the Hub, of a model to fine-tune; its tokenizer is taken along. A language model that
+            is none of this package gets the memory of the section `memory`.
         vocab_size: None: that of the tokenizer.
     """
 
     variant: str
     base: str | None
     vocab_size: int | None
+
+
+class MemorySection(Protocol):
+    """What all memory sections have; [`memory_section`] adds the other fields of the memory around a model of others.
+
+    Attributes:
+        kind: "window" or "tokens" (docs/pretrained.md). None: `model.base` is a model of this package, with a memory of its
+            own, or there is none.
+    """
+
+    kind: str | None
 
 
 @dataclass
@@ -129,11 +143,24 @@ class LoraSection:
     merge: bool = False
 
 
+@cache
+def memory_section() -> type[MemorySection]:
+    """The dataclass of the `memory` section: the fields of the memory around a model of others. None: as that memory has
+    it, or its default."""
+    fields: list[Any] = [
+        (each.name, each.type | None, field(default=None))
+        for each in _own_fields(SegmentMemoryConfig)
+        if each.name != "text_config"
+    ]
+    return make_dataclass("MemorySection", fields)
+
+
 @dataclass
 class RunConfig:
     """A whole run; [`~transformers_xl.experiments.run_options.read_config`] makes it of files and options."""
 
     model: ModelSection
+    memory: MemorySection = field(default_factory=lambda: memory_section()())
     tokenizer: TokenizerSection = field(default_factory=TokenizerSection)
     data: DataSection = field(default_factory=DataSection)
     training: MemoryTrainingArguments = field(default_factory=MemoryTrainingArguments)
@@ -155,27 +182,39 @@ class RunConfig:
         return yaml.safe_dump(self.to_dict(), sort_keys=False, width=1000)
 
 
-def model_section(config_class: type[MemoryConfig]) -> type[ModelSection]:
+def model_section(config_class: type[MemoryConfig] | type[SegmentMemoryConfig]) -> type[ModelSection]:
     """The dataclass of the `model` section for a variant: `variant`, `base`, and the fields of its config with their types
-    and defaults. `vocab_size` None is that of the tokenizer."""
-    library = {each.name for each in dataclasses.fields(cast(Any, PreTrainedConfig))} | {"vocab_size"}
+    and defaults. `vocab_size` None is that of the tokenizer. A model of others is what its base is: it has `base` alone."""
     fields: list[Any] = [
         ("variant", str, field(default=config_class.model_type)),
         ("base", str | None, field(default=None)),
         ("vocab_size", int | None, field(default=None)),
     ]
-    for each in dataclasses.fields(cast(Any, config_class)):
-        if each.init and each.name not in library and not each.name.startswith("_"):
+    for each in _own_fields(config_class) if issubclass(config_class, MemoryConfig) else ():
+        if each.name != "vocab_size":
             made = each.default is dataclasses.MISSING
             default: Any = field(default_factory=each.default_factory) if made else field(default=each.default)
             fields.append((each.name, each.type, default))
     return make_dataclass(f"{config_class.__name__.removesuffix('Config')}Section", fields)
 
 
+def _own_fields(config_class: type) -> list[Any]:
+    """The fields of a config that the library's do not all have."""
+    library = {each.name for each in dataclasses.fields(cast(Any, PreTrainedConfig))}
+    fields = dataclasses.fields(cast(Any, config_class))
+    return [each for each in fields if each.init and each.name not in library and not each.name.startswith("_")]
+
+
 def config_fields(section: ModelSection) -> dict[str, Any]:
     """The fields of the config in a model section."""
     fields = dataclasses.asdict(cast(Any, section))
     return {name: value for name, value in fields.items() if name not in ("variant", "base")}
+
+
+def memory_fields(section: MemorySection) -> dict[str, Any]:
+    """What a memory section says."""
+    fields = dataclasses.asdict(cast(Any, section))
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def recipe_names() -> list[str]:
@@ -205,10 +244,13 @@ __all__ = [
     "SET_BY_OPTIONS",
     "DataSection",
     "LoraSection",
+    "MemorySection",
     "ModelSection",
     "RunConfig",
     "TokenizerSection",
     "config_fields",
+    "memory_fields",
+    "memory_section",
     "model_section",
     "recipe_names",
     "recipe_path",

@@ -1,29 +1,38 @@
 """The model and the tokenizer of a run: made anew, or taken from what is to be fine-tuned."""
 
-import dataclasses
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.training_args import OptimizerNames
 
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.experiments.adding_memory import load_with_memory
 from transformers_xl.experiments.fitting import (
     BYTES_OF_WEIGHT,
     BYTES_WITH_ADAM,
     BYTES_WITH_GRADIENT,
     check_memory,
 )
-from transformers_xl.experiments.loading import change_config, check_weights, config_of, import_models, load_tokenizer
-from transformers_xl.experiments.run_config import LoraSection, RunConfig, config_fields
+from transformers_xl.experiments.loading import (
+    base_config,
+    change_config,
+    check_weights,
+    config_of,
+    import_models,
+    load_tokenizer,
+)
+from transformers_xl.experiments.run_config import LoraSection, RunConfig, config_fields, memory_fields
 from transformers_xl.experiments.run_data import text_folder
 from transformers_xl.files.blaming import blamed
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 
-def run_tokenizer(config: RunConfig) -> Any:
+def run_tokenizer(config: RunConfig, trust_remote_code: bool = False) -> Any:
     """The tokenizer of `tokenizer.path`, of `model.base`, or in a folder of texts (or its `tokenizer`); else bytes.
+    `trust_remote_code`: let it bring code of its own.
 
     Raises:
         ValueError: a file of it is damaged, or `model.vocab_size` is that of another one.
@@ -42,30 +51,61 @@ def run_tokenizer(config: RunConfig) -> Any:
                 "`tokenizer.path`, or leave `vocab_size` out."
             )
         return ByteTokenizer()
-    return load_tokenizer(Path(path)) if Path(path).is_dir() else AutoTokenizer.from_pretrained(path)
+    if Path(path).is_dir():
+        return load_tokenizer(Path(path), trust_remote_code)
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code or None)
 
 
-def run_model(config: RunConfig, tokenizer: Any) -> Any:
+def run_model(config: RunConfig, tokenizer: Any, trust_remote_code: bool = False) -> Any:
     """The model to train, with adapters where there are to be some.
+
+    Args:
+        config: the run.
+        tokenizer: the run's.
+        trust_remote_code: let the base bring code of its own.
 
     Raises:
         ValueError: it cannot be built, a field of `model` would change the weights of `model.base`, the vocabulary is
             smaller than the tokenizer's, or the machine's memory smaller than the model.
     """
     section = config.model
-    size = section.vocab_size
+    _check_vocabulary(section.vocab_size, tokenizer)
+    transformers.set_seed(config.training.seed)
+    if section.base is None:
+        model = _new_model(config, tokenizer)
+    elif base_config(section.base, trust_remote_code).model_type in import_models():
+        model = _base_model(config)
+    else:
+        _check_adapters(section.base, config.lora)
+        fields = memory_fields(config.memory)
+        model = load_with_memory(section.base, fields, trust_remote_code, _bytes_each(config))
+    _check_vocabulary(model.config.vocab_size, tokenizer)
+    return _with_adapters(model, config.lora) if config.lora.r else model
+
+
+def _check_vocabulary(size: int | None, tokenizer: Any) -> None:
     if size is not None and size < len(tokenizer):
         raise ValueError(
             f"`model.vocab_size`={size} is less than the {len(tokenizer)} tokens of the tokenizer: leave it out, or name "
             "another tokenizer with `tokenizer.path`."
         )
-    transformers.set_seed(config.training.seed)
-    model = _new_model(config, tokenizer) if section.base is None else _base_model(config)
-    return _with_adapters(model, config.lora) if config.lora.r else model
+
+
+def _check_adapters(base: str, section: LoraSection) -> None:
+    """Adapters name the model that they belong to: it has to be there, with its memory."""
+    if section.r and not section.merge:
+        raise ValueError(
+            f"`lora.r`={section.r} saves adapters alone, and `model.base`={base!r} has no memory: first `transformers-xl "
+            "add-memory`, and take what it writes as the base; or add --lora.merge true."
+        )
 
 
 def _new_model(config: RunConfig, tokenizer: Any) -> Any:
     row = import_models()[config.model.variant]
+    if row.config_class is SegmentMemoryConfig:
+        raise ValueError(
+            "`model.base`=None, but `memory` goes around a model of others: name it, folder or repository."
+        )
     fields = config_fields(config.model)
     fields["vocab_size"] = fields["vocab_size"] or len(tokenizer)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -97,8 +137,8 @@ def _suggested_cutoffs(tokenizer: Any, clusters: int, div_val: int) -> list[int]
 def _base_model(run: RunConfig) -> Any:
     section, base = run.model, str(run.model.base)
     config = config_of(base)
-    before = dataclasses.asdict(cast(Any, config))
-    changed = {name: value for name, value in config_fields(section).items() if before[name] != value}
+    asked = memory_fields(run.memory) or config_fields(section)
+    changed = {name: value for name, value in asked.items() if getattr(config, name) != value}
     change_config(config, changed)
     if Path(base).is_dir():
         with blamed(Path(base)):
@@ -116,13 +156,16 @@ def _base_model(run: RunConfig) -> Any:
 
 
 def _with_adapters(model: Any, section: LoraSection) -> Any:
+    """LoRA on the layers that are named; what a memory around the model has learned, or begins with, is saved along."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise ValueError(f"`lora.r`={section.r} needs the package peft: {pip_install('lora')}.") from error
+    added = model.reader.named_modules() if isinstance(model.config, SegmentMemoryConfig) else ()
     return get_peft_model(
         model,
         LoraConfig(
+            modules_to_save=[name for name, module in added if [*module.parameters(recurse=False)]] or None,
             r=section.r,
             lora_alpha=section.alpha or 2 * section.r,
             lora_dropout=section.dropout,

@@ -9,13 +9,14 @@ import difflib
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.experiments.loading import config_of, import_models
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.experiments.loading import base_config, import_models
 from transformers_xl.experiments.run_config import (
     CONFIG_FILE,
     SET_BY_OPTIONS,
@@ -23,6 +24,8 @@ from transformers_xl.experiments.run_config import (
     LoraSection,
     RunConfig,
     TokenizerSection,
+    memory_fields,
+    memory_section,
     model_section,
     recipe_path,
 )
@@ -30,7 +33,15 @@ from transformers_xl.files.blaming import blamed
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 DEFAULT_RECIPE = "small-bytes"
-SECTIONS = ("model", "tokenizer", "data", "training", "lora")
+RECIPES_OF_KIND = {"window": "add-memory-window", "tokens": "add-memory-tokens"}
+SECTIONS = ("model", "memory", "tokenizer", "data", "training", "lora")
+# what says which model to take, and which memory it gets
+CHOICES = (
+    *("model.base", "model.variant"),
+    *(f"memory.{each.name}" for each in dataclasses.fields(cast(Any, memory_section()))),
+)
+CHANGEABLE = {"mem_len", "num_sinks", "segment_length", "bptt_segments"}  # of a memory that is there
+AnyConfig = MemoryConfig | SegmentMemoryConfig
 Values = dict[str, dict[str, Any]]
 # field -> the field that counts in its place, and the value with which it does not: where the options or a file give the
 # first alone, it is meant
@@ -42,37 +53,106 @@ INSTEAD = {
 }
 
 
+class Base(NamedTuple):
+    """The config of what a run starts from; `is_wrapped_now`: it is a plain model that this run gives a memory."""
+
+    config: AnyConfig
+    is_wrapped_now: bool = False
+
+
 def read_config(
-    options: Sequence[str] = (), files: Sequence[Path] = (), recipe: str | None = None, default: str = DEFAULT_RECIPE
+    options: Sequence[str] = (),
+    files: Sequence[Path] = (),
+    recipe: str | None = None,
+    trust_remote_code: bool = False,
 ) -> RunConfig:
     """A run.
 
     Args:
         options: words of a command line, such as `["--model.mem_len", "512"]`; they override the files.
         files: YAML files; later ones override earlier ones, and all of them the recipe.
-        recipe: name of a recipe of this package.
-        default: the recipe where none is named.
+        recipe: name of a recipe of this package. None: that of the memory around `model.base` where that is a model of
+            others, else a small model of bytes.
+        trust_remote_code: let a `model.base` of others bring code of its own.
 
     Raises:
         ValueError: a file is no such YAML, a name is not known (the nearest one is given), or a value has another type.
     """
-    named = [recipe or default, *map(str, files)]
-    layers = [_read(recipe_path(named[0])), *(_read(file) for file in files)]
-    chosen = _choice([*layers[1:], _values(options, ("model.base", "model.variant"))])
-    base = base_config(chosen["base"]) if chosen.get("base") else None
-    variant = base.model_type if base else chosen.get("variant", layers[0].get("model", {}).get("variant"))
-    config_class = _config_class(variant, chosen)
-    layers[0]["model"] = {} if base else _fitting(layers[0].get("model", {}), config_class)
-    if _gives("data.path", layers[1:], options) and not _gives("tokenizer.path", layers[1:], options):
-        layers[0].pop("tokenizer", None)  # that of the recipe's own texts
-    parser = config_parser(config_class, base)
+    given = [_read(file) for file in files]
+    shipped = {} if recipe is None else _read(recipe_path(recipe))
+    chosen = _choice([*given, _values(options, CHOICES)])
+    base = _base(chosen, shipped.get("memory", {}), trust_remote_code)
+    if recipe is None:
+        wrapper = base.config if base and isinstance(base.config, SegmentMemoryConfig) else None
+        recipe = DEFAULT_RECIPE if wrapper is None else RECIPES_OF_KIND[wrapper.kind]
+        shipped = _read(recipe_path(recipe))
+    variant = (
+        base.config.model_type if base else chosen["model"].get("variant", shipped.get("model", {}).get("variant"))
+    )
+    config_class = _config_class(variant, chosen["model"])
+    shipped["model"] = {} if base else _fitting(shipped.get("model", {}), config_class)
+    shipped["memory"] = _memory_of_recipe(shipped.get("memory", {}), base)
+    if _gives("data.path", given, options) and not _gives("tokenizer.path", given, options):
+        shipped.pop("tokenizer", None)  # that of the recipe's own texts
+    parser = config_parser(config_class, base.config if base else None)
+    layers = dict(zip([recipe, *map(str, files)], [shipped, *given], strict=True))
     try:
-        return RunConfig(**vars(parser.instantiate(_merged(parser, dict(zip(named, layers, strict=True)), options))))
+        run = RunConfig(**vars(parser.instantiate(_merged(parser, layers, options))))
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
+    if base and isinstance(base.config, SegmentMemoryConfig):
+        SegmentMemoryConfig(text_config=base.config.text_config, **memory_fields(run.memory))  # refuses what cannot be
+        if run.model.vocab_size is not None:
+            raise ValueError(f"`model.vocab_size`={run.model.vocab_size} is that of `model.base`: leave it out.")
+    return run
 
 
-def _config_class(variant: Any, chosen: dict[str, Any]) -> type[MemoryConfig]:
+def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Base | None:
+    """What `model.base` is, with the memory that it has or is to get; `recipe`: the recipe's memory section."""
+    name, memory = chosen["model"].get("base"), recipe | chosen["memory"]
+    variant = chosen["model"].get("variant", SegmentMemoryConfig.model_type if memory else None)
+    if name is None and variant == SegmentMemoryConfig.model_type:  # it can be shown, but cannot begin
+        return Base(SegmentMemoryConfig(kind=memory.get("kind", "window")), is_wrapped_now=True)
+    if name is None:
+        if memory:
+            raise ValueError(f"`memory`={memory} is for a model of others: name it with `model.base`.")
+        return None
+    config = base_config(name, trust_remote_code)
+    if isinstance(config, SegmentMemoryConfig):
+        _check_learned(chosen["memory"], config, name)
+        return Base(config)
+    if config.model_type in import_models():
+        if memory:
+            raise ValueError(
+                f"`memory`={memory} is for a model of others, but `model.base`={name!r} is a {config.model_type!r} of this "
+                "package: the fields of its memory are in `model`, such as `model.mem_len`."
+            )
+        return Base(config)
+    if "kind" not in memory:
+        raise ValueError(
+            f"`model.base`={name!r} is a {config.model_type!r}, which has no segment memory: choose one with "
+            f"`memory.kind`, {' or '.join(map(repr, RECIPES_OF_KIND))} (docs/pretrained.md)."
+        )
+    return Base(SegmentMemoryConfig(text_config=config, kind=memory["kind"]), is_wrapped_now=True)
+
+
+def _check_learned(memory: dict[str, Any], config: SegmentMemoryConfig, name: str) -> None:
+    """Fields of a memory that is there can change where its weights stay what they are."""
+    for field in memory.keys() - CHANGEABLE:
+        if memory[field] != getattr(config, field, None):
+            raise ValueError(
+                f"`memory.{field}`={memory[field]!r} is for a new memory, but `model.base`={name!r} has one with "
+                f"{getattr(config, field, None)!r}: leave it out, or take a base without memory."
+            )
+
+
+def _memory_of_recipe(fields: dict[str, Any], base: Base | None) -> dict[str, Any]:
+    """What a recipe says of a memory that is new, and of its kind."""
+    wrapped_now = base is not None and base.is_wrapped_now and fields.get("kind") == getattr(base.config, "kind", None)
+    return fields if wrapped_now else {}
+
+
+def _config_class(variant: Any, chosen: dict[str, Any]) -> type[AnyConfig]:
     variants = import_models()
     if variant not in variants or not variants[variant].causal:
         known = ", ".join(name for name, row in variants.items() if row.causal)
@@ -101,13 +181,17 @@ def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence
 
 
 def read_run(
-    words: Sequence[str], files: Sequence[Path], recipe: str | None, resumed: Path | None = None
+    words: Sequence[str],
+    files: Sequence[Path],
+    recipe: str | None,
+    resumed: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> RunConfig:
     """A run from the words of a command line: texts, and options of the sections.
 
     Args:
         words: in any order.
-        files, recipe: as in [`read_config`].
+        files, recipe, trust_remote_code: as in [`read_config`].
         resumed: the folder of a run that goes on, whose config comes before `files`.
 
     Raises:
@@ -122,7 +206,7 @@ def read_run(
         if not (resumed / CONFIG_FILE).is_file():
             raise ValueError(f"`output`={str(resumed)!r} has no {CONFIG_FILE}: there is no run to resume.")
         files = [resumed / CONFIG_FILE, *files]
-    return read_config(options, files, recipe)
+    return read_config(options, files, recipe, trust_remote_code)
 
 
 def section_help(section: str, run: RunConfig) -> str:
@@ -138,20 +222,31 @@ def section_help(section: str, run: RunConfig) -> str:
     return parser.format_help()
 
 
-def config_parser(config_class: type[MemoryConfig], base: MemoryConfig | None = None) -> ArgumentParser:
+def config_parser(config_class: type[AnyConfig], base: AnyConfig | None = None) -> ArgumentParser:
     """The parser of all sections, or of the model of `base`, whose values are the defaults then."""
     parser = ArgumentParser(exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False)
     for section in SECTIONS:
         _add_section(parser, section, config_class)
     if base is not None:
-        fields = {each.name for each in dataclasses.fields(cast(Any, model_section(config_class)))}
-        parser.set_defaults({f"model.{name}": getattr(base, name) for name in fields - {"variant", "base"}})
+        parser.set_defaults(_values_of(base))
     return parser
 
 
-def _add_section(parser: ArgumentParser, section: str, config_class: type[MemoryConfig]) -> None:
+def _values_of(base: AnyConfig) -> dict[str, Any]:
+    """The fields of a model that stand in a run, as its config has them."""
+    if not isinstance(base, SegmentMemoryConfig):
+        names = {each.name for each in dataclasses.fields(cast(Any, model_section(type(base))))}
+        return {f"model.{name}": getattr(base, name) for name in names - {"variant", "base"}}
+    names = {each.name for each in dataclasses.fields(cast(Any, memory_section()))}
+    names -= {"memory_initializer_range", "memory_scale"}  # measured where they are not given
+    names -= {"mem_len"} if base.kind == "tokens" else set()  # it is the number of memory tokens
+    return {f"memory.{name}": getattr(base, name) for name in names}
+
+
+def _add_section(parser: ArgumentParser, section: str, config_class: type[AnyConfig]) -> None:
     classes: dict[str, Any] = {
         "model": model_section(config_class),
+        "memory": memory_section(),
         "tokenizer": TokenizerSection,
         "data": DataSection,
         "training": MemoryTrainingArguments,
@@ -159,11 +254,6 @@ def _add_section(parser: ArgumentParser, section: str, config_class: type[Memory
     }
     skipped = set(SET_BY_OPTIONS) if section == "training" else None
     parser.add_class_arguments(classes[section], section, skip=skipped)
-
-
-def base_config(base: str) -> MemoryConfig:
-    """The config of a model to fine-tune."""
-    return cast(MemoryConfig, config_of(base))
 
 
 def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -206,12 +296,16 @@ def _read(file: Path) -> Values:
     return values
 
 
-def _choice(layers: list[Values]) -> dict[str, Any]:
-    """What the layers say of the model to take: the last one counts."""
-    chosen: dict[str, Any] = {}
+def _choice(layers: list[Values]) -> Values:
+    """What the layers say of the model to take, and of its memory: the last one counts."""
+    chosen: Values = {"model": {}, "memory": {}}
     for layer in layers:
-        chosen |= {name: value for name, value in layer.get("model", {}).items() if name in ("base", "variant")}
-    return chosen
+        for section, key in (name.split(".") for name in CHOICES):
+            if key in layer.get(section, {}):
+                chosen[section][key] = layer[section][key]
+    return {
+        section: {name: value for name, value in each.items() if value is not None} for section, each in chosen.items()
+    }
 
 
 def _values(options: Sequence[str], names: Sequence[str]) -> Values:
@@ -232,7 +326,7 @@ def _gives(name: str, layers: list[Values], options: Sequence[str]) -> bool:
     )
 
 
-def _fitting(fields: dict[str, Any], config_class: type[MemoryConfig]) -> dict[str, Any]:
+def _fitting(fields: dict[str, Any], config_class: type[AnyConfig]) -> dict[str, Any]:
     """What a recipe says of its model; for another variant without the fields that this one gives a default of its own."""
     if fields.get("variant") == config_class.model_type:
         return fields

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import PrinterCallback
+from transformers.integrations import get_reporting_integration_callbacks
 
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.evaluation.bits_per_byte import TextScore
 from transformers_xl.evaluation.score_ways import score_stream_ways
@@ -19,7 +21,9 @@ from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
 from transformers_xl.experiments.run_data import read_data
 from transformers_xl.experiments.run_model import run_model, run_tokenizer
 from transformers_xl.files.atomic_write import move_files, run_folder, write_text
-from transformers_xl.hub.cards import Choices, write_card
+from transformers_xl.files.blaming import sentence
+from transformers_xl.hub.card_choices import Choices, choices_of_base
+from transformers_xl.hub.cards import write_card
 from transformers_xl.hub.measurements import measurements_of, write_measurements
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal
@@ -38,6 +42,7 @@ class TrainingRun:
         command: how it was started, for the card.
         resume: go on from the last checkpoint in `output`.
         print_log: print losses to standard output where there is no progress bar.
+        trust_remote_code: let a `model.base` of others bring code of its own.
 
     Raises:
         ValueError: a text is too short, or the fields do not go together.
@@ -47,18 +52,27 @@ class TrainingRun:
         was_stopped: whether that was because the process was asked to.
     """
 
-    def __init__(self, config: RunConfig, output: Path, command: str, resume: bool = False, print_log: bool = True):
+    def __init__(
+        self,
+        config: RunConfig,
+        output: Path,
+        command: str,
+        resume: bool = False,
+        print_log: bool = True,
+        trust_remote_code: bool = False,
+    ):
         self.config, self.output, self.command, self.resume = config, output.absolute(), command, resume
         self.state = processes()
         _check(config)
         section = config.data
         self.claims = check_claims(section.dataset, section.revision, section.task_id)
-        self.tokenizer = run_tokenizer(config)
+        self.tokenizer = run_tokenizer(config, trust_remote_code)
         self.args = self._arguments()
         self.data = read_data(section, self.tokenizer, self.state.is_main_process)
-        self.model = run_model(config, self.tokenizer)
+        self.model = run_model(config, self.tokenizer, trust_remote_code)
         length = self.model.config.segment_length
-        self.stream = self.data.stream(length, self.args.per_device_train_batch_size * self.state.num_processes)
+        lanes = self.args.per_device_train_batch_size * self.state.num_processes
+        self.stream = self.data.stream(length * _segments_of_call(self.model.config), lanes)
         if section.overlap and self.model.config.mem_len:
             raise ValueError(
                 f"`data.overlap`={section.overlap} would be read twice by a model that remembers: leave it out, or set "
@@ -134,11 +148,10 @@ class TrainingRun:
         final = folder / FINAL
         model, _ = load_model(final)
         scores = score_stream_ways(model, self.held_out, self.held_out.counts, progress=True)
-        if any(final.glob("model*.safetensors")):  # adapters have a card of their own
-            self._record(final, trainer, model, scores)
-            base = self.config.model.base
-            choices = Choices(base_model=None if base is None or Path(base).is_dir() else base)
-            write_card(final, self.output.name, choices)
+        self._record(final, trainer, model, scores)
+        base = self.config.model.base
+        (final / "README.md").unlink(missing_ok=True)  # PEFT's, which names the folder of the base
+        write_card(final, self.output.name, Choices() if base is None else choices_of_base(base))
         move_files(final, folder)
         return scores
 
@@ -152,7 +165,9 @@ class TrainingRun:
         unseen = text_of_rows(data.eval_names, parts[1], data.held_out.rows, tokenizer, self.claims)
         training = trainer.training_record(data=read, command=self.command, arguments=_without_folders(self.config))
         evaluations = tuple(
-            evaluation_of(model, score, unseen, self.held_out.lanes, name == "with memory", self.command)
+            evaluation_of(
+                model, score, unseen, self.held_out.lanes, name == "with memory", self.command, overlap=section.overlap
+            )
             for name, score in scores.items()
         )
         log = tuple(trainer.state.log_history)
@@ -165,10 +180,20 @@ def _check(config: RunConfig) -> None:
     for name in ("learning_rate", "num_train_epochs"):
         if getattr(args, name) <= 0:
             raise ValueError(f"`training.{name}`={getattr(args, name)} must be above 0.")
+    for callback in get_reporting_integration_callbacks(args.report_to):
+        try:
+            callback()
+        except (ImportError, RuntimeError) as error:
+            raise ValueError(f"`training.report_to`={args.report_to} cannot be used: {sentence(error)}") from error
     if config.lora.merge and not config.lora.r:
         raise ValueError("`lora.merge`=True, but `lora.r`=0 makes no adapters: give `lora.r`, for example 16.")
     if config.tokenizer.clusters and config.model.base is not None:
         raise ValueError("`tokenizer.clusters` is for a new model: `model.base` has its own clusters, leave it out.")
+
+
+def _segments_of_call(config: Any) -> int:
+    """Segments that a step of training reads: as many as gradients go back through, or memory tokens learn less."""
+    return config.bptt_segments or 1 if isinstance(config, SegmentMemoryConfig) else 1
 
 
 def _share(name: str, lanes: int, state: PartialState) -> int:

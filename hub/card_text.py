@@ -6,8 +6,10 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from transformers_xl.hub.adapter_folders import Adapter
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.hub.measurements import FILE, Lengths, Measurements, Text, Training
+from transformers_xl.hub.memory_text import memory_text
 from transformers_xl.modeling.auto import Variant
 
 TASKS = {
@@ -32,25 +34,40 @@ def card_text(
     variant: Variant,
     measured: Measurements | None,
     data: ModelCardData,
+    adapter: Adapter | None = None,
 ) -> str:
     paper = f"[{variant.paper}]({variant.url}), {variant.authors}, {variant.year}"
     architecture = (config.get("architectures") or [variant.model_class.__name__])[0]
+    what = f"A `{architecture}`." if adapter is None else _adapter(adapter, architecture)
+    use = _use(name, task_of(config), "auto_map" in config, variant) if adapter is None else _use_adapter(name)
+    base, prefix = (config["text_config"], "text_config.") if "text_config" in config else (config, "")
     sections = {
-        "": f"# {name}\n\nA `{architecture}`. {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
-        "Use": _use(name, task_of(config), "auto_map" in config, variant),
+        "": f"# {name}\n\n{what} {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
+        "Use": use,
+        "Memory": memory_text(config, data),
         "Sizes": _table(
             ("", "Value", "Source"),
-            [(f"`{key}`", _number(config[key]), _source(key, "config.json")) for key in SIZES if key in config]
+            [
+                (f"`{key}`", _number(base[key]), _source(f"{prefix}{key}", "config.json"))
+                for key in SIZES
+                if key in base
+            ]
             + [("Parameters", *_measured(measured.parameters if measured else None, "parameters"))],
         ),
         "Data": _data(measured),
         "Bits per byte": _scores(measured),
         "Training": _training(measured.training if measured else None),
         "Reproduce": _commands(folder, measured),
-        "Licence": f"Weights: {data.license or 'not stated'}."
+        "Licence": f"Weights: {_licence(data)}."
         + (" The code beside them: Apache-2.0." if any(folder.glob("*.py")) else ""),
     }
-    return "\n\n".join(f"## {title}\n\n{body}" if title else body for title, body in sections.items()) + "\n"
+    return "\n\n".join(f"## {title}\n\n{body}" if title else body for title, body in sections.items() if body) + "\n"
+
+
+def _licence(data: ModelCardData) -> str:
+    if data.license_name is None:
+        return data.license or "not stated"
+    return f"[{data.license_name}]({data.license_link})" if data.license_link else data.license_name
 
 
 def _origin(data: ModelCardData) -> str:
@@ -77,6 +94,25 @@ def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
     return "```python\n" + "\n".join(lines) + "\n```" + (f"\n\n{without}" if has_code else "")
 
 
+def _adapter(adapter: Adapter, architecture: str) -> str:
+    rank = "" if adapter.rank is None else f", rank {adapter.rank}"
+    base = f"`{adapter.base_repository}`, a" if adapter.base_repository else "a"
+    return f"Adapters ({adapter.kind}{rank}) for {base} `{architecture}`; figures are of both together."
+
+
+def _use_adapter(name: str) -> str:
+    repo = name if "/" in name else f"you/{name}"
+    lines = [
+        f"import transformers_xl  # {pip_install()}",
+        "from peft import AutoPeftModelForCausalLM",
+        "from transformers import AutoTokenizer",
+        "",
+        f'model = AutoPeftModelForCausalLM.from_pretrained("{repo}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
+    ]
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
 def _data(measured: Measurements | None) -> str:
     texts: dict[Text, tuple[str, str]] = {}
     if measured and measured.training and measured.training.data:
@@ -98,13 +134,16 @@ def _data(measured: Measurements | None) -> str:
 
 
 def _lengths(lengths: Lengths) -> dict[str, str]:
+    compressed = lengths.compressed_mem_len
     return {
         "lengths.segment_length": _number(lengths.segment_length),
         "lengths.mem_len": _number(lengths.mem_len),
         "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
+        **({} if compressed is None else {"lengths.compressed_mem_len": _number(compressed)}),
         "lengths.same_length": str(lengths.same_length),
         "lengths.clamp_len": _clamp(lengths.clamp_len),
         "lengths.lanes": _number(lengths.lanes),
+        "lengths.overlap": _number(lengths.overlap),
     }
 
 
@@ -119,6 +158,9 @@ def _scores(measured: Measurements | None) -> str:
                 "data.name": _cell(each.data.name),
                 "memory": "with" if each.memory else "without",
                 "bits_per_byte": f"**{each.bits_per_byte:.4f}**",
+                "bits_per_character": _figure(each.bits_per_character),
+                "perplexity": _figure(each.perplexity),
+                "word_perplexity": _figure(each.word_perplexity),
                 "bytes": _number(each.bytes),
                 **_lengths(each.lengths),
                 "tokens_per_second": _number(round(each.tokens_per_second)),
@@ -190,6 +232,10 @@ def _source(key: str, file: str = FILE) -> str:
 
 def _number(value: float | None) -> str:
     return "not recorded" if value is None else f"{value:,}"
+
+
+def _figure(value: float | None) -> str:
+    return "not counted" if value is None else f"{value:,.4f}" if value < 1e6 else f"{value:.3g}"
 
 
 def _by_layer(lengths: tuple[int, ...]) -> str:

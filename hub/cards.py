@@ -8,9 +8,8 @@ import hashlib
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from huggingface_hub import (
     EvalResult,
@@ -22,10 +21,12 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import yaml_dump
-from yaml import YAMLError
+from transformers import AutoConfig
 
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
+from transformers_xl.hub.adapter_folders import Adapter, read_adapter
+from transformers_xl.hub.card_choices import Choices, load_card, metadata_of
 from transformers_xl.hub.card_text import card_text, listed, task_of, unique
 from transformers_xl.hub.measurements import (
     FILE,
@@ -39,32 +40,13 @@ from transformers_xl.modeling.auto import VARIANTS, Variant
 # the Hub shows the code of this library, and counts its downloads: it is what loads the model, with or without our package
 LIBRARY = "transformers"
 OWN = {
-    "license", "language", "base_model", "datasets", "library_name", "pipeline_tag", "tags", "metrics", "model_name",
-    "model-index",
+    "license", "license_name", "license_link", "language", "base_model", "datasets", "library_name", "pipeline_tag", "tags",
+    "metrics", "model_name", "model-index",
 }  # fmt: skip
 RESULTS = ".eval_results"
 METRIC = "bits_per_byte"
 EMPTY = "[More Information Needed]"  # in the template of huggingface_hub
 MARK = re.compile(r"\n<!-- Written by transformers-xl, sha256 of the above: ([0-9a-f]{64}) -->\n\Z")
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What nobody can measure: what the author says. None: as in the card that is there.
-
-    Attributes:
-        license: identifier of the licence of the weights, such as "apache-2.0"; no licence is stated without one.
-        language: code of the text's language, such as "en".
-        base_model: repository of the model that the training began with.
-        datasets: further data sets on the Hub.
-        tags: further tags.
-    """
-
-    license: str | None = None
-    language: str | None = None
-    base_model: str | None = None
-    datasets: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
 
 
 def model_card(folder: Path, name: str | None = None, choices: Choices | None = None) -> ModelCard:
@@ -79,14 +61,20 @@ def model_card(folder: Path, name: str | None = None, choices: Choices | None = 
         ValueError: there is no model of this package, or a measurement is none.
     """
     name = name or folder.resolve().name
-    config, variant = _config_of(folder)
+    adapter = read_adapter(folder)
+    config, variant = _config_of(folder, adapter)
     measured = read_measurements(folder)
     if measured is not None and measured.variant != config["model_type"]:
         raise ValueError(
             f"{folder / FILE}: `variant`={measured.variant!r}, but config.json has {config['model_type']!r}: measure again."
         )
     data = _metadata(folder, name, config, variant, measured, choices or Choices())
-    text = card_text(folder, name, config, variant, measured, data)
+    if adapter is not None:
+        data.base_model, data.library_name = adapter.base_repository, "peft"
+        data.tags = unique([*listed(data.tags), adapter.kind.lower()])
+        if data.base_model:
+            data["base_model_relation"] = "adapter"
+    text = card_text(folder, name, config, variant, measured, data, adapter)
     mark = f"<!-- Written by transformers-xl, sha256 of the above: {_digest(text)} -->"
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n{mark}\n")
 
@@ -115,12 +103,14 @@ def write_card(
 
 def written_by_us(readme: Path) -> bool:
     """Whether nobody has changed the text since; metadata may have been added, which a new card keeps."""
-    text = _load(readme).text
+    text = load_card(readme).text
     mark = MARK.search(text)
     return mark is not None and mark[1] == _digest(text[: mark.start()])
 
 
-def card_for_push(folder: Path, repo_id: str, origin: str, token: str | bool | None = None) -> None:
+def card_for_push(
+    folder: Path, repo_id: str, origin: str, token: str | bool | None = None, choices: Choices | None = None
+) -> None:
     """Put a card into `folder`, the saved model that a push is about to send, in the place of the library's empty one, or
     of one of ours, which may be of other weights.
 
@@ -138,7 +128,7 @@ def card_for_push(folder: Path, repo_id: str, origin: str, token: str | bool | N
             shutil.copyfile(source, folder / FILE)
             if known_measurements(folder) is None:
                 (folder / FILE).unlink()
-    write_card(folder, repo_id, overwrite=True)
+    write_card(folder, repo_id, choices, overwrite=True)
 
 
 def result_entries(folder: Path) -> list[EvalResultEntry]:
@@ -157,18 +147,15 @@ def result_entries(folder: Path) -> list[EvalResultEntry]:
     ]
 
 
-def _load(readme: Path) -> ModelCard:
-    try:
-        return ModelCard.load(readme, ignore_metadata_errors=True)
-    except (ValueError, YAMLError) as error:
-        raise ValueError(f"{str(readme)!r} is no card ({error}): mend or remove it.") from error
-
-
-def _config_of(folder: Path) -> tuple[dict[str, Any], Variant]:
+def _config_of(folder: Path, adapter: Adapter | None) -> tuple[dict[str, Any], Variant]:
     path = folder / "config.json"
-    if not path.is_file():
+    if adapter is not None:
+        config = AutoConfig.from_pretrained(adapter.base).to_dict()
+        config.pop("auto_map", None)  # the code is with the base
+    elif path.is_file():
+        config = read_json(path)
+    else:
         raise ValueError(f"`folder`={str(folder)!r} has no config.json: give a folder that `save_pretrained` wrote.")
-    config = read_json(path)
     if config.get("model_type") == "transfo-xl":
         raise ValueError(
             f"{path}: `model_type`='transfo-xl' is of transformers 4: convert it with `transformers-xl convert`."
@@ -189,8 +176,7 @@ def _metadata(
     measured: Measurements | None,
     choices: Choices,
 ) -> ModelCardData:
-    readme = folder / "README.md"
-    kept = cast(ModelCardData, _load(readme).data) if readme.is_file() else ModelCardData()
+    kept = metadata_of(folder)
     evaluations = measured.evaluations if measured else ()
     texts = [each.data for each in evaluations]
     if measured and measured.training and measured.training.data:
@@ -201,16 +187,19 @@ def _metadata(
     tags += ["custom_code"] if "auto_map" in config else []
     task = task_of(config)
     added = {key: value for key, value in kept.to_dict().items() if key not in OWN}
+    licence = choices if choices.license else kept
     return ModelCardData(
-        license=choices.license or kept.license,
+        license=licence.license,
+        license_name=licence.license_name,
+        license_link=licence.license_link,
         language=choices.language or kept.language,
         base_model=choices.base_model or kept.base_model,
         datasets=datasets or None,
         library_name=LIBRARY,
         pipeline_tag=task,
         tags=unique([*tags, *choices.tags, *listed(kept.tags)]),
-        metrics=[METRIC] if evaluations else None,
         model_name=name,
+        metrics=[METRIC] if evaluations else None,
         eval_results=[_result(each, task) for each in evaluations] or None,
         **added,
     )
@@ -218,6 +207,7 @@ def _metadata(
 
 def _result(each: Evaluation, task: str) -> EvalResult:
     lengths = each.lengths
+    compressed = {} if lengths.compressed_mem_len is None else {"compressed_mem_len": lengths.compressed_mem_len}
     text: dict[str, Any] = {"file": each.data.name, "sha256": each.data.sha256, "bytes": each.data.bytes}
     return EvalResult(
         task_type=task,
@@ -234,6 +224,7 @@ def _result(each: Evaluation, task: str) -> EvalResult:
             "segment_length": lengths.segment_length,
             "mem_len": lengths.mem_len,
             "layer_mem_lens": list(lengths.layer_mem_lens),
+            **compressed,
             "same_length": lengths.same_length,
             "clamp_len": lengths.clamp_len if lengths.clamp_len is not None else -1,
             "lanes": lengths.lanes,
@@ -242,8 +233,10 @@ def _result(each: Evaluation, task: str) -> EvalResult:
 
 
 def _way(each: Evaluation) -> str:
-    memory = f"with a memory of {each.lengths.mem_len}" if each.memory else "without memory"
-    return f"{memory}, segments of {each.lengths.segment_length}, {each.lengths.lanes} lanes"
+    lengths = each.lengths
+    compressed = f" and {lengths.compressed_mem_len} compressed" if lengths.compressed_mem_len else ""
+    memory = f"with a memory of {lengths.mem_len}{compressed}" if each.memory else "without memory"
+    return f"{memory}, segments of {lengths.segment_length}, {lengths.lanes} lanes"
 
 
 def _words(text: str | None) -> str:

@@ -8,7 +8,7 @@ import math
 import platform
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
@@ -17,14 +17,20 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.digests import sha256
 from transformers_xl.files.json_files import read_json
+from transformers_xl.hub.adapter_folders import ADAPTER_WEIGHTS
 
 FILE = "training_metrics.json"
 PACKAGE = __name__.partition(".")[0]
+# figures of an evaluation, and what they are per
+FIGURES = {
+    "bits_per_byte": "bytes", "bits_per_character": "characters", "perplexity": "tokens", "word_perplexity": "words",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,18 @@ class Text:
 
 @dataclass(frozen=True)
 class Lengths:
-    """All lengths that a figure depends on, in tokens. `clamp_len` None: off. `layer_mem_lens`: what each layer keeps."""
+    """All lengths that a figure depends on, in tokens. `layer_mem_lens`: what each layer keeps. `compressed_mem_len`, in
+    compressed vectors: None where nothing is compressed. `clamp_len` None: off. `overlap`: those of a segment that are
+    context from the one before."""
 
     segment_length: int
     mem_len: int
     layer_mem_lens: tuple[int, ...]
+    compressed_mem_len: int | None
     same_length: bool
     clamp_len: int | None
     lanes: int
+    overlap: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a text was predicted, with memory or without; bits per byte = nats / ln 2 / bytes."""
+    """How well a text was predicted, with memory or without.
+
+    bits per byte = nats / ln 2 / bytes, and so of characters; perplexity = exp(nats / tokens), and so of words. None: not
+    counted, or above what a float can hold.
+    """
 
     data: Text
     lengths: Lengths
@@ -99,6 +113,11 @@ class Evaluation:
     dtype: str
     device: str
     command: str
+    characters: int | None = None
+    words: int | None = None
+    perplexity: float | None = None
+    word_perplexity: float | None = None
+    bits_per_character: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,10 +156,13 @@ def library_versions() -> dict[str, str]:
 
 def lengths_of(model: PreTrainedModel, lanes: int, segment_length: int | None = None, memory: bool = True) -> Lengths:
     config = cast(MemoryConfig, model.config)
+    compressed = config.compressed_mem_len if isinstance(config, CompressiveTransformerConfig) else None
+    memory = memory or config.initial_memory == "zeros"  # which attention reads also where nothing is remembered
     return Lengths(
         segment_length=segment_length or config.segment_length,
         mem_len=config.mem_len if memory else 0,
         layer_mem_lens=tuple(length if memory else 0 for length in config.layer_mem_lens),
+        compressed_mem_len=compressed and (compressed if memory else 0),
         same_length=config.same_length,
         clamp_len=config.clamp_len if isinstance(config, RelativeAttentionConfig) and config.clamp_len > 0 else None,
         lanes=lanes,
@@ -161,12 +183,12 @@ def device_name(device: torch.device) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """What `cat model*.safetensors | sha256sum` prints.
+    """What `cat model*.safetensors | sha256sum` prints, or, of a folder of adapters, `cat adapter_model*.safetensors`.
 
     Raises:
         ValueError: there is no such file.
     """
-    files = sorted(folder.glob("model*.safetensors"))
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob(ADAPTER_WEIGHTS))
     if not files:
         raise ValueError(
             f"`folder`={str(folder)!r} has no model.safetensors: give a folder that `save_pretrained` wrote."
@@ -221,9 +243,20 @@ def _parsed(value: Any, where: str) -> Measurements:
         for name in ("bytes", "tokens", "seconds"):
             if not getattr(each, name):
                 _refuse(where, f"{key}.{name}", getattr(each, name), "above 0")
-        if not math.isclose(each.bits_per_byte, each.nats / math.log(2) / each.bytes, rel_tol=1e-6):
-            _refuse(where, f"{key}.bits_per_byte", each.bits_per_byte, "nats / ln 2 / bytes")
+        _check_figures(each, where, key)
     return measurements
+
+
+def _check_figures(each: Evaluation, where: str, key: str) -> None:
+    """Refuse a figure that the nats do not give."""
+    for name, unit in FIGURES.items():
+        found, count = getattr(each, name), getattr(each, unit)
+        if found is None:
+            continue
+        is_bits = name.startswith("bits")
+        nats = found * math.log(2) if is_bits else math.log(found) if found else -1.0
+        if not count or not math.isclose(nats, each.nats / count, rel_tol=1e-6):
+            _refuse(where, f"{key}.{name}", found, f"nats / ln 2 / {unit}" if is_bits else f"exp(nats / {unit})")
 
 
 def _read(kind: Any, value: Any, where: str, key: str) -> Any:
@@ -237,9 +270,9 @@ def _read(kind: Any, value: Any, where: str, key: str) -> Any:
             if name not in hints:
                 _refuse(where, prefix + name, value[name], "left out: there is no such key")
         for each in fields(kind):
-            if each.name not in value:
+            if each.name not in value and each.default is MISSING:
                 raise ValueError(f"{where}: `{prefix}{each.name}` is missing: train or measure again.")
-        found = {name: _read(hint, value[name], where, prefix + name) for name, hint in hints.items()}
+        found = {name: _read(hint, value[name], where, prefix + name) for name, hint in hints.items() if name in value}
         return cast(Any, kind)(**found)
     if isinstance(kind, UnionType):
         return None if value is None else _read(get_args(kind)[0], value, where, key)

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.configuration.saved_with_code import Saver, TokenizerWithCode, register_saver
+from transformers_xl.configuration.saved_with_code import ConfigWithCode, Saver, TokenizerWithCode, register_saver
+from transformers_xl.hub.card_choices import choices_of_loaded
 from transformers_xl.hub.cards import card_for_push
 from transformers_xl.hub.code_export import PACKAGE, write_code
 from transformers_xl.hub.uploading import explained, files_below
@@ -18,16 +18,19 @@ from transformers_xl.modeling.auto import VARIANTS
 class PackageSaver(Saver):
     """Adds the code of classes of this package, and of theirs alone: that of a sub-class of yours is not ours to export."""
 
-    def config_fields(self, config: MemoryConfig, fields: dict[str, Any], include_code: bool) -> dict[str, Any]:
+    def config_fields(self, config: ConfigWithCode, fields: dict[str, Any], include_code: bool) -> dict[str, Any]:
         fields.pop("auto_map", None)  # of the file that it was loaded from
+        base = fields.get("text_config")
+        if isinstance(base, dict) and Path(base.get("_name_or_path") or ".").is_dir():
+            base.pop("_name_or_path", None)  # where files lie is nobody's business
         references = {auto: _reference(cls) for auto, cls in _auto_classes(config).items()} if include_code else {}
         return fields | ({"auto_map": references} if references else {})
 
     def tokenizer_reference(self, tokenizer: TokenizerWithCode) -> dict[str, list[str | None]] | None:
         return {"AutoTokenizer": [_reference(type(tokenizer)), None]} if _is_ours(tokenizer) else None
 
-    def write_code(self, saved: MemoryConfig | TokenizerWithCode, folder: Path) -> list[Path]:
-        if isinstance(saved, MemoryConfig):
+    def write_code(self, saved: ConfigWithCode | TokenizerWithCode, folder: Path) -> list[Path]:
+        if isinstance(saved, ConfigWithCode):
             return write_code(folder, {cls.__module__ for cls in _auto_classes(saved).values()})
         return write_code(folder, [type(saved).__module__]) if _is_ours(saved) else []
 
@@ -37,12 +40,13 @@ class PackageSaver(Saver):
     ) -> Iterator[None]:
         if folder is not None and isinstance(saved, PreTrainedModel) and saved.config.model_type in VARIANTS:
             with explained(repo_id, {}, revision, token):  # where the library would push an empty form
-                card_for_push(folder, repo_id, saved.config._name_or_path, token)
+                choices = choices_of_loaded(saved.config)
+                card_for_push(folder, repo_id, saved.config._name_or_path, token, choices)
         with explained(repo_id, {} if folder is None else files_below(folder), revision, token):
             yield
 
 
-def _auto_classes(config: MemoryConfig) -> dict[str, type]:
+def _auto_classes(config: ConfigWithCode) -> dict[str, type]:
     """The classes that the Auto classes need to load what is saved."""
     row = VARIANTS.get(config.model_type)
     return {} if row is None or type(config) is not row.config_class else row.auto_classes()

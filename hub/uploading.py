@@ -12,6 +12,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from transformers_xl.files.json_files import read_json
+from transformers_xl.hub.adapter_folders import ADAPTER, read_adapter
 
 # What may go, not what may not: a pickle can have any name, and a checkpoint also holds the memory of its training.
 UPLOADED = (
@@ -95,6 +96,14 @@ def files_below(folder: Path) -> dict[str, Path]:
 def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
     everything = files_below(folder)
     files = {name: path for name, path in everything.items() if _belongs_to_a_model(name)}
+    left_out = [name for name in everything if name not in files]
+    if (adapter := read_adapter(folder)) is not None:
+        if adapter.base_repository is None:
+            raise ValueError(
+                f"{str(folder / ADAPTER)!r}: `base_model_name_or_path`={adapter.base!r} is a folder of this machine: push "
+                "that model, and write the name of its repository there."
+            )
+        return files, left_out
     if "config.json" not in files:
         raise ValueError(f"`folder`={str(folder)!r} has no config.json: give a folder that `save_pretrained` wrote.")
     if not any(name.endswith(".safetensors") for name in files):
@@ -110,7 +119,7 @@ def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
             f"`folder`={str(folder)!r} has no {', '.join(missing)}, which its config.json names: load the model "
             "and save it again."
         )
-    return files, [name for name in everything if name not in files]
+    return files, left_out
 
 
 def _belongs_to_a_model(name: str) -> bool:

@@ -8,6 +8,7 @@ import transformers
 from transformers import AutoTokenizer, PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling import (
     modeling_adaptive_span,
     modeling_causal_longformer,
@@ -18,6 +19,7 @@ from transformers_xl.modeling import (
     modeling_macaron,
     modeling_pkm_transformer,
     modeling_r_transformer,
+    modeling_segment_memory,
     modeling_sha_rnn,
     modeling_shaw_transformer,
     modeling_star_transformer,
@@ -41,11 +43,11 @@ class Variant:
     tokens.
     """
 
-    config_class: type[MemoryConfig]
+    config_class: type[MemoryConfig] | type[SegmentMemoryConfig]
     model_class: type[PreTrainedModel]
     causal_lm_class: type[PreTrainedModel] | None
-    sequence_classification_class: type[PreTrainedModel]
-    token_classification_class: type[PreTrainedModel]
+    sequence_classification_class: type[PreTrainedModel] | None
+    token_classification_class: type[PreTrainedModel] | None
     paper: str
     authors: str
     year: int
@@ -228,6 +230,14 @@ VARIANTS: dict[str, Variant] = {
             idea="A word is a wave over positions, with amplitude, frequency and phase; all that follows is complex.",
             croppable=False,
         ),
+        _variant(
+            modeling_segment_memory,
+            paper="Transformer-XL's memory around any language model of transformers",
+            authors="Dai et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1901.02860",
+            idea="A Llama, a Qwen, a SmolLM keeps the keys and values of the last positions, or writes vectors to itself.",
+        ),
     )
 }
 
@@ -246,7 +256,9 @@ def register() -> None:
     _registered = True
     for model_type, variant in VARIANTS.items():
         # a folder's tokenizer_config.json names its class, which has to be known; the first is what a config stands for
-        AutoTokenizer.register(variant.config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer)
+        if variant.config_class is not SegmentMemoryConfig:  # its tokenizer is the base's
+            tokenizers = {"tokenizer_class": ByteTokenizer, "slow_tokenizer_class": WordTokenizer}
+            AutoTokenizer.register(variant.config_class, **tokenizers)
         for auto, cls in variant.auto_classes().items():
             key = model_type if auto == "AutoConfig" else variant.config_class
             getattr(transformers, auto).register(key, cls)

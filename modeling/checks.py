@@ -95,6 +95,14 @@ def check_inputs(
                 f"`attention_mask` has shape {tuple(attention_mask.shape)}: it must be (batch, length) = "
                 f"({batch}, {length}), 1 for real tokens; only with a cache it may be longer, for the whole history."
             )
+    _check_documents(config, (batch, length), reset, position_ids)
+    return batch, length
+
+
+def _check_documents(
+    config: MemoryConfig, shape: tuple[int, int], reset: torch.Tensor | None, position_ids: torch.Tensor | None
+) -> None:
+    batch, length = shape
     if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, length))):
         raise ValueError(
             f"`reset` has shape {tuple(reset.shape)} and type {reset.dtype}: it must be bool, of shape ({batch},) or "
@@ -112,7 +120,6 @@ def check_inputs(
             f"`position_ids` has shape {tuple(position_ids.shape)} and type {position_ids.dtype}: it must be integers, of "
             f"shape (batch, length) = ({batch}, {length})."
         )
-    return batch, length
 
 
 def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:

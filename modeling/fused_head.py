@@ -11,14 +11,8 @@ from transformers_xl.modeling.layers.adaptive_embedding import uses_adaptive_sof
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
-def is_fused_forward(value: Any) -> bool:
-    """Whether `value` is such a forward: it takes `fused_lm_head`."""
-    code = getattr(getattr(value, "__func__", value), "__code__", None)
-    return code is not None and "fused_lm_head" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-
-
 class OwnLoss(MemoryPreTrainedModel):
-    """A head that keeps its forward where its loss is not the cross-entropy of that product."""
+    """A head that is not called for that product where its loss is another."""
 
     model: MemoryModel
 
@@ -32,20 +26,16 @@ class OwnLoss(MemoryPreTrainedModel):
             return f"the cross-entropy and an auxiliary loss (`{field}`={getattr(self.config, field)})"
         return None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "forward" and is_fused_forward(value) and self.own_loss() is not None:
-            return  # ours stays, and refuses to be called with `fused_lm_head`
-        super().__setattr__(name, value)
-
-    def check_fused_head(self, fused_lm_head: bool) -> None:
-        """Refuse a call that asks for the loss of the product alone."""
-        if fused_lm_head:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # here and not in `forward`, which TRL replaces
+        if kwargs.get("fused_lm_head") and self.own_loss() is not None:
             raise ValueError(
                 f"`fused_lm_head`=True asks for the loss of `last_hidden_state` and `lm_head.weight` alone, but the loss "
                 f"of this {type(self).__name__} is {self.own_loss()}. Train it with `MemoryTrainer` or "
                 "`transformers.Trainer`, or give TRL's trainer the `compute_loss` of `transformers.Trainer` "
                 "(docs/peft_trl.md)."
             )
+        return super().__call__(*args, **kwargs)
 
 
-__all__ = ["OwnLoss", "is_fused_forward"]
+__all__ = ["OwnLoss"]

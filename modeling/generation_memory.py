@@ -139,7 +139,10 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
     def _returns_ids_alone(self, configs: list[dict]) -> bool:
         """Whether no other tensor that is made on the way can be seen afterwards."""
         given = ("return_dict_in_generate", "past_key_values", "streamer", "assistant_model", "cache_implementation")
-        asked = any(config.get(name) for config in configs for name in given)
+        values = [config.get(name) for config in configs for name in given]
+        asked = any(
+            value is not None and value is not False for value in values
+        )  # a cache without layers has no length
         return not asked and not any(getattr(module, "_forward_hooks", True) for module in self.modules())
 
     def _refuse_caches(self, configs: list[dict]) -> None:

@@ -169,7 +169,6 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin: they act as `reset`.
         """
-        self.check_fused_head(kwargs.pop("fused_lm_head", False))
         targets = kwargs.pop("shift_labels", None)
         check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets)
         if targets is None and labels is not None:

@@ -16,7 +16,6 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.compression import (
     Compression,
-    CompressiveAttention,
     CompressiveContext,
     reconstruction_loss,
     without_learning,
@@ -25,18 +24,14 @@ from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, 
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.compressed_memory import (
     CompressedCount,
-    CompressedMemory,
     CompressiveMemory,
-    UncompressedMemory,
-    plan_blocks,
-    plan_token,
+    plan_compression,
 )
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
 
 
@@ -69,15 +64,12 @@ class CompressiveTransformerLayer(MemoryLayer):
     paper leaves open.
     """
 
-    attention_class = CompressiveAttention
-
     def __init__(self, config: CompressiveTransformerConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.compression = Compression(config)
 
     def memories(self) -> CompressiveMemory:
-        config = self.self_attn.config
-        return CompressiveMemory(UncompressedMemory(config), CompressedMemory(config))
+        return CompressiveMemory.of(self.self_attn.config)
 
     def project(self, states: torch.Tensor) -> Tensors:
         return self.self_attn.project(self.attention_input(states))
@@ -91,19 +83,20 @@ class CompressiveTransformerLayer(MemoryLayer):
         new = (*self.self_attn.project(normed), hidden_states.unsqueeze(1))
         key, value, inputs = memory.inputs.extend(new, before)
 
-        far = memory.compressed.projected
-        if self.training or segment.blocks.columns.shape[1] > 0 or not far:
-            old = gather_columns(inputs[:, 0].detach(), segment.blocks.columns.expand(len(hidden_states), -1))
+        blocks, columns = segment.plan.blocks, memory.compressed.projected
+        if self.training or blocks.count > 0 or not columns:
+            old = blocks.gather(inputs[:, 0].detach())
             compressed = self.compression(old)
             past = memory.compressed.unprojected()
             memory.compressed.write(compressed.detach())
-            far = memory.compressed.extend(
+            columns = memory.compressed.extend(
                 self.project(compressed.detach()), None if past is None else self.project(past)
             )
 
-        keys, values = zip(far, (key, value), strict=True)
-        memories = (memory.compressed, memory.inputs)
-        attn_output, _ = self.self_attn(normed, keys, values, memories, segment, **kwargs)
+        far = memory.compressed.far(*columns)
+        attn_output, _ = self.self_attn(
+            normed, None, memory.inputs, segment, projected=(key, value), far=far, **kwargs
+        )
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs)
         if not self.training:
             return LayerOutput(hidden_states)
@@ -138,20 +131,29 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
         self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
     ) -> PositionEmbeddings | None:
         """Compressed vectors lie behind the window, which a cache makes room for at once."""
+        compressed = self.config.compressed_mem_len
         if memory.is_cache:
             num_keys = max(num_keys, memory.longest.sliding_window)
-        return super().position_embeddings(hidden_states, num_keys + self.config.compressed_mem_len, memory)
+        reach = (self.config.mem_len if self.config.same_length else num_keys) + compressed
+        return super().position_embeddings(hidden_states, max(num_keys, reach), memory)
 
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> CompressiveContext:
-        counter, held = memory.own.num_compressed, memory.layers[0].compressed.num_seen
-        plan = self.config, memory.packing, memory.num_before, held, counter
-        in_one_piece = not self.training and relative_backend(self.config._attn_implementation, hidden_states)
-        blocks = (plan_token(*plan) if in_one_piece else None) or plan_blocks(*plan)
+        in_one_piece = (
+            not self.training and relative_backend(self.config._attn_implementation, hidden_states) is not None
+        )
+        plan = plan_compression(
+            self.config,
+            memory.packing,
+            memory.num_before,
+            memory.layers[0].compressed.num_seen,
+            memory.own.num_compressed,
+            in_one_piece,
+        )
         for layer in memory.layers:
-            layer.compressed.key_mask, layer.compressed.blocks = blocks.key_mask, blocks.packing
-        return CompressiveContext(**vars(segment), blocks=blocks)
+            layer.compressed.key_mask, layer.compressed.packing = plan.key_mask, plan.packing
+        return CompressiveContext(**vars(segment), plan=plan)
 
     def run_layers(self, *args, **kwargs) -> RunOutput:
         output = super().run_layers(*args, **kwargs)

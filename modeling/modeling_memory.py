@@ -146,14 +146,18 @@ class MemoryModel(MemoryPreTrainedModel):
 
     def __init__(self, config: MemoryConfig):
         super().__init__(config)
+        self.build(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def build(self, config: MemoryConfig) -> None:
+        """Make the modules."""
         self.embed_tokens = self.build_embedding(config)
         self.dropout = Dropout(config, config.embedding_dropout)
         self.captured_states = CapturedStates()
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
-        self.gradient_checkpointing = False
-        self.post_init()
 
     def build_embedding(self, config: MemoryConfig) -> nn.Module:
         """What turns ids into `inputs_embeds`."""
@@ -288,7 +292,7 @@ class MemoryModel(MemoryPreTrainedModel):
             if reach not in key_masks:
                 key_masks[reach] = self.key_mask(window, packing)
             window.key_mask = key_masks[reach]
-        positions = self.position_embeddings(hidden_states, memory.num_seen + packing.length, memory)
+        positions = self.position_embeddings(hidden_states, memory.num_before + packing.length, memory)
         segment = SegmentContext(segment_mask, document_ids, positions, self.token_order_to_capture(order, **kwargs))
         segment = self.segment_context(hidden_states, segment, memory)
         output = self.run_layers(hidden_states, memory, segment, **kwargs)

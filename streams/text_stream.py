@@ -60,6 +60,7 @@ class TextStream(Dataset):
         ids: np.ndarray | torch.Tensor,
         segment_length: int,
         lanes: int = 1,
+        *,
         keep_tail: bool = False,
         pad_token_id: int = 0,
         counts: TextCounts | None = None,

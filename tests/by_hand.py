@@ -10,7 +10,10 @@ def language_model(model_type: str, **fields):
     """A model whose text varies and hangs on its memory: a tied head would repeat the last token for ever."""
     defaults = {"pad_token_id": PAD, "tie_word_embeddings": False, "initializer_range": 0.6}
     model = tiny_model(model_type, "causal_lm", **(defaults | fields))
-    torch.nn.init.constant_(model.lm_head.bias[: PAD + 1], -100.0)  # a text holds no padding
+    if model.lm_head.bias is None:
+        torch.nn.init.zeros_(model.lm_head.weight[: PAD + 1])  # the other logits lie far apart
+    else:
+        torch.nn.init.constant_(model.lm_head.bias[: PAD + 1], -100.0)  # a text holds no padding
     return model
 
 

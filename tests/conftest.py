@@ -1,6 +1,7 @@
 """What all tests share: the folder of golden numbers, a fixed seed, one thread for each process, and examples that do not
 depend on time or on earlier runs."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -31,11 +32,28 @@ def pytest_configure(config: pytest.Config) -> None:
     golden.Location.folder = folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = [item for item in items if not lacks_options(item)]
+    config.hook.pytest_deselected(items=[item for item in items if lacks_options(item)])
+    items[:] = asked
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def lacks_options(item: pytest.Item) -> bool:
+    """Whether a test asks memory around a base for an option of our own models."""
+    options = getattr(item, "callspec", None) and item.callspec.params
+    if not options or not str(options.get("model_type")).startswith("segment_memory"):
+        return False
+    return options.get("same_length") is False or options.get("initial_memory") == "zeros"
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: a search for garbage, which every training begins with, need not go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

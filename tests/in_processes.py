@@ -3,17 +3,21 @@
 torchrun --nproc_per_node 2 tests/in_processes.py FOLDER [NAME ...]
 """
 
+import functools
 import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
+from tiny_bases import tiny_base
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from trained import SEGMENT, Bare, Flowing, arguments, flat, losses, segments, small_model, text
 
-from transformers_xl import MemoryTrainer
+from transformers_xl import MemoryTrainer, add_memory
 from transformers_xl.files.output_lock import LOCK
 from transformers_xl.streams.text_stream import TextStream
 
@@ -32,22 +36,40 @@ TRAININGS: dict[str, dict] = {
         "ddp_find_unused_parameters": False,
         "ddp_bucket_cap_mb": 1,
         "ddp_broadcast_buffers": False,
-        "ddp_timeout": 60,
+        "ddp_timeout": round(PATIENCE),
     },
     "static": {"ddp_static_graph": True, "gradient_accumulation_steps": 1},
     "clipped": {"max_grad_norm": 0.1, "label_smoothing_factor": 0.1},
     "padded": {},
     "flowing": {"max_steps": 3, "num_train_epochs": 1},
+    "window": {"kind": "window"},
+    "tokens": {"kind": "tokens"},
 }
 
 
-def build(folder: Path, train_dataset, eval_dataset=None, **fields) -> MemoryTrainer:
+# memory around a base, by its kind; a segment of the stream ends in the middle of one between memory tokens
+AROUND_BASES: dict[str, dict] = {
+    "window": {"mem_len": 8},
+    "tokens": {"num_memory_tokens": 2, "segment_length": SEGMENT - 2, "bptt_segments": 2},
+}
+
+
+def model_of(kind: str | None) -> nn.Module:
+    """A model of this package, or a Llama around which a memory of this kind was put."""
+    if kind is None:
+        return small_model()
+    base = tiny_base("llama").float()
+    torch.manual_seed(0)
+    return add_memory(base, kind=kind, **AROUND_BASES[kind]).train()
+
+
+def build(folder: Path, train_dataset, eval_dataset=None, kind: str | None = None, **fields) -> MemoryTrainer:
     defaults = {
         "use_cpu": True, "per_device_train_batch_size": ROWS // WORLD, "per_device_eval_batch_size": ROWS // WORLD,
         "num_train_epochs": 2, "gradient_accumulation_steps": 2, "ddp_backend": "gloo" if WORLD > 1 else None,
     }  # fmt: skip
     args = arguments(folder, **(defaults | fields))
-    return MemoryTrainer(small_model(), args, train_dataset=train_dataset, eval_dataset=eval_dataset)
+    return MemoryTrainer(model_of(kind), args, train_dataset=train_dataset, eval_dataset=eval_dataset)
 
 
 def train(folder: Path, name: str) -> dict[str, torch.Tensor]:
@@ -64,7 +86,7 @@ def train(folder: Path, name: str) -> dict[str, torch.Tensor]:
         "losses": losses(trainer),
         "evaluations": torch.tensor(evaluations),
         "weights": flat(trainer.accelerator.unwrap_model(trainer.model)),
-        "memory": torch.cat([state.flatten(1) for state in trainer.memory["train"].mems], dim=1),
+        "memory": torch.cat([state.reshape(len(state), -1) for state in trainer.memory["train"].mems], dim=1),
         "predictions": torch.from_numpy(trainer.predict(held_out).predictions),
     }
 
@@ -124,14 +146,17 @@ def damage(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def shard(folder: Path) -> dict[str, torch.Tensor]:
+SHARDED = {"shard": None} | {f"shard {kind}": kind for kind in AROUND_BASES}
+
+
+def shard(folder: Path, kind: str | None = None) -> dict[str, torch.Tensor]:
     """FSDP2 in a loop of one's own: weights are sharded, every process keeps the memory of its own rows."""
-    model = small_model()
+    model = model_of(kind)
     if WORLD > 1:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
-        for layer in model.model.layers:
+        for layer in model.model.layers if kind is None else model.backbone.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -152,7 +177,7 @@ def shard(folder: Path) -> dict[str, torch.Tensor]:
     return {
         "losses": torch.stack(found),
         "weights": torch.cat([parameter.detach().flatten() for parameter in parameters]),
-        "memory": torch.cat([state.flatten(1) for state in mems], dim=1),
+        "memory": torch.cat([state.reshape(len(state), -1) for state in mems], dim=1),
     }
 
 
@@ -174,8 +199,9 @@ def train_with_fsdp2(folder: Path) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     folder, *names = sys.argv[1:]
-    others = {"run_out": run_out, "damage": damage, "shard": shard, "fsdp2": train_with_fsdp2}
-    for name in names or [*TRAININGS, "run_out", "damage", "shard"]:
+    others = {"run_out": run_out, "damage": damage, "fsdp2": train_with_fsdp2}
+    others |= {name: functools.partial(shard, kind=kind) for name, kind in SHARDED.items()}
+    for name in names or [*TRAININGS, "run_out", "damage", *SHARDED]:
         work = Path(folder) / name
         found = others[name](work) if name in others else train(work, name)
         torch.save(found, Path(folder) / f"{name}-{RANK}.pt")

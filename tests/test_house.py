@@ -26,22 +26,31 @@ MAY_IMPORT = {
     "modeling.ops": {"configuration"},
     "modeling.memory": {"configuration", "modeling.ops"},
     "modeling.layers": {"configuration", "modeling.memory", "modeling.ops"},
-    "modeling": {"configuration", "modeling.layers", "modeling.memory", "modeling.ops"},
+    "modeling.pretrained": {"configuration", "modeling.memory", "modeling.ops"},
+    "modeling": {"configuration", "modeling.layers", "modeling.memory", "modeling.ops", "modeling.pretrained"},
     "modeling.conversion": {"configuration", "modeling", "tokenization"},
     "streams": {"files", "tokenization"},
     "training": {"files", "streams", "modeling", "modeling.layers", "configuration", "hub"},
-    "evaluation": {"files", "streams", "modeling", "modeling.layers", "modeling.memory", "configuration"},
+    "evaluation": {
+        "files",
+        "streams",
+        "modeling",
+        "modeling.layers",
+        "modeling.memory",
+        "modeling.ops",
+        "configuration",
+    },
     "hub": {"files", "configuration", "modeling", "tokenization"},
     "experiments": set(PACKAGES) - {"cli"} | {"modeling.conversion"},
     "cli": set(PACKAGES),
 }
 # inside of `modeling`: the backbone and the variants import the backbone, never a variant; only `auto` knows them all
 BACKBONE = {
-    "actor_critic", "adapters", "checks", "fused_head", "generation_memory", "heads", "memory_cache",
+    "actor_critic", "adapters", "checks", "evaluating", "fused_head", "generation_memory", "heads", "memory_cache",
     "modeling_memory", "outputs", "packed_documents",
 }  # fmt: skip
 # files above 500 lines, each with its reason
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {"tests/modeling/test_common_model.py": "what every model has to do, over one table"}
 
 
 def source_files() -> list[Path]:

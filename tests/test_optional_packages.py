@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from optional_packages import needs
+from patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "datasets", "evaluate", "fastapi", "gradio", "gymnasium", "onnx", "onnxruntime",
     "onnxscript", "openai", "optuna", "peft", "pytorch_optimizer", "sacremoses", "selenium",
-    "torchao", "trl", "uvicorn", "zstandard",
+    "tensorboardX", "torchao", "trl", "uvicorn", "zstandard",
 }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def collect(folder: Path, *paths: str, **environment: str) -> subprocess.Complet
         env=inherited | {"PYTHONPATH": path} | environment,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=PATIENCE,
     )
 
 

@@ -46,7 +46,6 @@ class StandInForTheHub:
         self.files += [operation.path_in_repo for operation in operations]
 
 
-@pytest.mark.timeout(120)
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """All blocks in one process, one after the other, with a model where the quickstart leaves its own."""
     tokenizer = ByteTokenizer()

@@ -1,10 +1,9 @@
 """`import transformers_xl` is all that the Auto classes need, whatever is imported first, and costs nothing by itself."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 REGISTERED = """
@@ -31,20 +30,39 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import transformers, transformers_xl",
-        "import transformers_xl, importlib.util; importlib.util.find_spec('transformers')",
-        "from transformers_xl.modeling.modeling_gtrxl import GTrXLModel",
-        "from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer",
-        "from transformers_xl.training.trainer import MemoryTrainer",
-        "from transformers_xl.hub.cards import write_card",
-    ],
-)
-def test_the_auto_classes_find_everything(tmp_path: Path, first: str):
-    result = run("-c", first + REGISTERED, str(tmp_path))
+FIRST = [
+    "import transformers, transformers_xl",
+    "import transformers_xl, importlib.util; importlib.util.find_spec('transformers')",
+    "from transformers_xl.modeling.modeling_gtrxl import GTrXLModel",
+    "from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer",
+    "from transformers_xl.training.trainer import MemoryTrainer",
+    "from transformers_xl.hub.cards import write_card",
+]
+# each in a process of its own, forked from one that has imported what they need, and of the two packages nothing
+IN_FORKS = """
+import os, sys, traceback
+import huggingface_hub, safetensors.torch, tokenizers, torch
+assert not any(name.startswith("transformers") for name in sys.modules)
+folder, program, *cases = sys.argv[1:]
+for number, first in enumerate(cases):
+    process = os.fork()
+    if process == 0:
+        try:
+            sys.argv = ["-c", os.path.join(folder, str(number))]
+            exec(first + program, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(f"\\n{number} ended with {os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])}", flush=True)
+"""
+
+
+def test_the_auto_classes_find_everything_whatever_is_imported_first(tmp_path: Path):
+    result = run("-c", IN_FORKS, str(tmp_path), REGISTERED, *FIRST)
     assert result.returncode == 0, result.stderr[-2000:]
+    ended = dict(zip(FIRST, re.findall(r"^\d ended with (\d+)$", result.stdout, flags=re.MULTILINE), strict=True))
+    assert ended == dict.fromkeys(FIRST, "0"), result.stderr[-2000:]
 
 
 def test_importing_the_package_imports_no_torch():

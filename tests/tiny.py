@@ -1,14 +1,17 @@
 """Small models of every variant, and the few steps that many tests share: reading in segments, and a row on its own."""
 
 import copy
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from tiny_bases import tiny_base_config
+from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 import transformers_xl  # noqa: F401  registers the variants
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
@@ -19,13 +22,27 @@ MEM_LEN = 8
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
 
+# memory around a base: its kind and the family of the base; the names but the first are those of these tests
+AROUND_BASES = {
+    "segment_memory": ("window", "llama"),
+    "segment_memory/phi": ("window", "phi"),
+    "segment_memory/tokens": ("tokens", "phi"),
+}
+TOKENS_ROW = {"memory": "own", "croppable": False, "recurrent": True}  # what a row of the table promises for windows
+# the rows of the table, and one for each further base
+ROWS = VARIANTS | {
+    name: dataclasses.replace(VARIANTS["segment_memory"], **(TOKENS_ROW if kind == "tokens" else {}))
+    for name, (kind, _) in AROUND_BASES.items()
+}
 # every model class of the table: the variant, and what stands before `_class` in its row
 HEADS = [
     (model_type, head)
-    for model_type, row in VARIANTS.items()
+    for model_type, row in ROWS.items()
     for head in ("model", "causal_lm", "sequence_classification", "token_classification")
     if getattr(row, f"{head}_class") is not None
 ]
+# one that remembers windows alone, one that also remembers what a cache derives from them, and those whose cases are few
+IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # what makes a small model show what its paper adds
 FIELDS = {
     "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
@@ -34,28 +51,40 @@ FIELDS = {
 }
 
 
-def variants(
+def promises(
+    model_type: str,
     causal: bool | None = None,
     memory: Iterable[str] | None = None,
     croppable: bool | None = None,
     causal_lm: bool = False,
     states: bool | None = None,
     recurrent: bool | None = None,
-) -> list[str]:
-    """Model types of the table whose row promises what a test needs."""
-    return [
-        model_type
-        for model_type, row in VARIANTS.items()
-        if causal in (None, row.causal)
+) -> bool:
+    """Whether a row promises what a test needs."""
+    row = ROWS[model_type]
+    return (
+        causal in (None, row.causal)
         and (memory is None or row.memory in memory)
         and croppable in (None, row.croppable)
         and (row.causal_lm_class is not None or not causal_lm)
         and states in (None, has_states(model_type))
         and recurrent in (None, row.recurrent)
-    ]
+    )
+
+
+def variants(**needs) -> list[str]:
+    """Model types of the table whose row promises what a test needs."""
+    return [model_type for model_type in VARIANTS if promises(model_type, **needs)]
+
+
+def models(**needs) -> list[str]:
+    """[`variants`], and memory around further bases: what has to hold whatever the base."""
+    return [model_type for model_type in ROWS if promises(model_type, **needs)]
 
 
 def tiny_config(model_type: str, **fields):
+    if model_type in AROUND_BASES:
+        return config_around_base(model_type, **fields)
     defaults = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
@@ -72,7 +101,46 @@ def tiny_config(model_type: str, **fields):
     if VARIANTS[model_type].memory == "none":
         del defaults["mem_len"]
         defaults["segment_length"] = 64  # the longest text that it reads
+    if lacks(model_type, "intermediate_size"):
+        del defaults["intermediate_size"]
     return AutoConfig.for_model(model_type, **(defaults | FIELDS.get(model_type, {}) | fields))
+
+
+def lacks(model_type: str, name: str) -> bool:
+    """Whether the config of a variant has no such field."""
+    return name not in {field.name for field in dataclasses.fields(ROWS[model_type].config_class)}
+
+
+def config_around_base(model_type: str, **fields) -> SegmentMemoryConfig:
+    """That of a base with memory around it; `fields` of both."""
+    kind, family = AROUND_BASES[model_type]
+    if kind == "tokens":  # its memory has one length, whatever that of windows
+        fields.pop("mem_len", None)
+    # what every wrapper has by itself
+    same = {"same_length": True, "initial_memory": "empty", "dropout": 0.0, "norm_position": "pre"}
+    fields = {name: value for name, value in fields.items() if name not in same or value != same[name]}
+    own = {field.name for field in dataclasses.fields(SegmentMemoryConfig)}
+    own |= vars(PreTrainedConfig).keys()
+    of_memory = {"segment_length": 6, "kind": kind}
+    # start and scale so that what is written can be seen
+    seen = {"num_memory_tokens": 2, "memory_initializer_range": 1.0, "bptt_segments": 4}
+    of_memory |= seen if kind == "tokens" else {"mem_len": MEM_LEN}
+    of_memory |= {name: value for name, value in fields.items() if name in own or not hasattr(LlamaConfig(), name)}
+    of_base = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    of_base |= {name: value for name, value in fields.items() if name not in of_memory}
+    return SegmentMemoryConfig(text_config=tiny_base_config(family, **of_base), **of_memory)
+
+
+def in_turn(model_types: Iterable[str], cases: Iterable, each: int = 1) -> list[tuple]:
+    """Rows `(model_type, *case)` for a mechanism that the variants share: those of `IN_EVERY_CASE` meet all cases, the
+    others `each` of them, in turn, so that every variant and every case is met."""
+    cases = [case if isinstance(case, tuple) else (case,) for case in cases]
+    chosen, turn = [], itertools.cycle(range(len(cases)))
+    for model_type in model_types:
+        all_cases = model_type in IN_EVERY_CASE or each >= len(cases)
+        here = range(len(cases)) if all_cases else sorted(next(turn) for _ in range(each))
+        chosen += [(model_type, *cases[index]) for index in here]
+    return chosen
 
 
 def pairwise(*axes: Sequence) -> list[tuple]:
@@ -100,11 +168,17 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
 
     It is built once, and every caller gets a copy, with the random numbers where the build left them.
     """
+    if model_type in VARIANTS and lacks(model_type, "initial_memory"):
+        fields.pop("initial_memory", None)  # tests over all variants name it
     key = repr((model_type, head, dtype, sorted(fields.items())))
     if key not in _BUILT:
         torch.manual_seed(0)
-        model_class = getattr(VARIANTS[model_type], f"{head}_class")
+        model_class = getattr(ROWS[model_type], f"{head}_class")
         model = model_class(tiny_config(model_type, **fields)).to(dtype).eval()
+        for module in model.modules():
+            for name in ("inv_freq", "original_inv_freq"):
+                if hasattr(module, name):
+                    setattr(module, name, getattr(module, name).float())  # as `from_pretrained` leaves them
         _BUILT[key] = model, torch.get_rng_state()
     model, random_state = _BUILT[key]
     torch.set_rng_state(random_state)
@@ -117,7 +191,7 @@ def memory_value(
     """The `mems` of rows that remember `length` vectors of zeros per layer, or none where a layer remembers nothing, and
     zeros in the states of the variant. Counters are those of a fresh row with `initial_memory="zeros"`."""
     fields = {"hidden_size": width, "num_attention_heads": 1, "num_hidden_layers": layers}
-    fields |= {"initial_memory": "zeros"} if VARIANTS[model_type].memory == "exact" else {}
+    fields |= {"initial_memory": "zeros"} if ROWS[model_type].memory == "exact" else {}
     config = tiny_config(model_type, **fields)
     layout = layout_of(model_type, config)
     shapes = [tensor.shape for tensor in layout.tensors]
@@ -139,7 +213,7 @@ def memory_value(
 def layout_of(model_type: str, config) -> MemoryLayout:
     """What a model of this config remembers."""
     with torch.device("meta"):
-        return VARIANTS[model_type].model_class(config).layout
+        return ROWS[model_type].model_class(config).layout
 
 
 @functools.cache
@@ -162,6 +236,8 @@ def compresses(model_type: str) -> bool:
 def num_remembered(model, read: int, length: int | None = None) -> int:
     """How many columns a window of `length` (the longest one) has behind `read` tokens of a text: what leaves it goes one
     by one, or in blocks where it is compressed."""
+    if model.config.model_type == "segment_memory":
+        return min(read, model.config.mem_len - 1 if length is None else length)  # no token needs its own keys again
     rate = getattr(model.config, "compression_rate", 1)
     length = MEM_LEN + rate - 1 if length is None else length
     return read - max(read - (length - rate + 1), 0) // rate * rate
@@ -175,6 +251,8 @@ def assert_newest(state: torch.Tensor, expected: torch.Tensor) -> None:
 
 def follows_same_length(model_type: str) -> bool:
     """Whether `same_length` and `mem_len` alone say how far a token sees; some papers have a window of their own."""
+    if not allows(model_type, same_length=False):
+        return False
     windows = [tiny_config(model_type, same_length=same_length).sliding_window for same_length in (True, False)]
     return windows == [MEM_LEN, MEM_LEN + 1]
 
@@ -184,10 +262,16 @@ def allows(model_type: str, **field) -> bool:
     try:
         tiny_config(model_type, **field)
     except ValueError as error:
-        if next(iter(field)) not in str(error):
+        if not any(name in str(error) for name in field):
             raise
         return False
     return True
+
+
+def layers_to_compile(model_type: str) -> int:
+    """One layer is traced as the next one; two where the paper is about depth, or needs them."""
+    about_depth = model_type in ("universal_transformer", "depth_adaptive_transformer")
+    return 1 if not about_depth and allows(model_type, num_hidden_layers=1) else 2
 
 
 def norm_positions(model_type: str) -> list[str]:
@@ -213,6 +297,18 @@ def held_by(cache) -> list[torch.Tensor]:
     held: list[torch.Tensor] = []
     cache.map_rows(lambda rows: held.append(rows) or rows)
     return [rows for rows in held if rows.is_floating_point()]
+
+
+def memory_if_any(model_type: str, output) -> dict:
+    """That of an output, where the variant remembers something."""
+    return {} if ROWS[model_type].memory == "none" else memory_of(output)
+
+
+def right_padded() -> torch.Tensor:
+    """The mask of two rows of ten columns, of which the second has four tokens."""
+    mask = torch.ones(2, 10, dtype=torch.long)
+    mask[1, 4:] = 0
+    return mask
 
 
 def memory_of(output) -> dict:

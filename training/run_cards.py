@@ -1,13 +1,15 @@
 """What a `Trainer` writes about its run: the figures beside the weights, and the card that shows them."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from transformers import PreTrainedModel, Trainer
 from transformers.utils import logging
 
-from transformers_xl.hub.cards import Choices, write_card, written_by_us
+from transformers_xl.hub.card_choices import choices_of_loaded
+from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.measurements import (
     Evaluation,
     Text,
@@ -142,7 +144,14 @@ class RunCards(Trainer):
         origin = cast(PreTrainedModel, self.model).config._name_or_path
         if finetuned_from is None and origin and not Path(origin).is_dir():
             finetuned_from = origin
-        choices = Choices(license, language, finetuned_from, _tuple(dataset_tags), _tuple(tags))
+        known = choices_of_loaded(cast(PreTrainedModel, self.model).config)
+        choices = replace(
+            known if license is None else replace(known, license=license, license_name=None, license_link=None),
+            language=language or known.language,
+            base_model=finetuned_from or known.base_model,
+            datasets=_tuple(dataset_tags),
+            tags=_tuple(tags),
+        )
         write_card(folder, model_name, choices)
 
 

@@ -25,6 +25,7 @@ _NAMES = {
     "MemoryTrainer": "transformers_xl.training.trainer",
     "RelativeAttentionConfig": "transformers_xl.configuration.configuration_relative_attention",
     "WordTokenizer": "transformers_xl.tokenization.tokenization_words",
+    "add_memory": "transformers_xl.modeling.modeling_segment_memory",
 }
 
 

@@ -171,6 +171,13 @@ def _unwrapped(file: TorchFile) -> Inert:
     return module
 
 
+# attributes of the whole module
+OF_THE_MODULE = (
+    "n_token", "n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "ext_len", "mem_len", "clamp_len",
+    "same_length", "attn_type", "sample_softmax",
+)  # fmt: skip
+
+
 def _hyper_of_module(file: TorchFile, module: Inert) -> dict[str, Any]:
     """The hyper-parameters of a pickled `MemTransformerLM`: attributes of it and of its parts."""
 
@@ -182,19 +189,7 @@ def _hyper_of_module(file: TorchFile, module: Inert) -> dict[str, Any]:
             owner = child
         return owner
 
-    own = (
-        "n_token",
-        "n_layer",
-        "n_head",
-        "d_model",
-        "d_head",
-        "d_embed",
-        "tgt_len",
-        "ext_len",
-        "mem_len",
-        "clamp_len",
-    )
-    hyper = {name: module[name] for name in (*own, "same_length", "attn_type", "sample_softmax")}
+    hyper = {name: module[name] for name in OF_THE_MODULE}
     embedding = part(module, "word_emb")
     cutoffs = embedding["cutoffs"]
     hyper |= {"div_val": embedding["div_val"], "cutoffs": cutoffs[:-1] if isinstance(cutoffs, list) else cutoffs}

@@ -12,12 +12,13 @@ from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.layers.segment_context import PLAIN_SEGMENT, SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.backends import relative_backend
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.ops.key_mask import FarColumns, KeyMask
 from transformers_xl.modeling.ops.relative_attention import (
     eager_attention_forward,
     position_scores,
     position_scores_at,
 )
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import keep_last
 
 
@@ -87,6 +88,7 @@ class MemoryAttention(nn.Module):
         memory: ColumnMemory | None = None,
         segment: SegmentContext = PLAIN_SEGMENT,
         key_states: torch.Tensor | None = None,
+        projected: Tensors | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
@@ -99,13 +101,16 @@ class MemoryAttention(nn.Module):
             segment ([`SegmentContext`]): padding, documents and positions.
             key_states (`torch.Tensor` of shape `(B, T, E)`, *optional*): what keys and values are made of, where it is not
                 what queries are made of; the memory is of its kind.
+            projected (*optional*): keys and values of `[memory; segment]`, each `(B, H, K, D)`, where the layer has them.
 
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, K)` where the attention function returns them.
         """
         memory = ColumnMemory.with_mask() if memory is None else memory
         query = self.queries(hidden_states)
-        key, value = self.keys_and_values(hidden_states if key_states is None else key_states, past, memory)
+        if projected is None:
+            projected = self.keys_and_values(hidden_states if key_states is None else key_states, past, memory)
+        key, value = projected
         attn_output, attn_weights = self.attend(query, key, value, memory, segment, **kwargs)
         return self.merge_heads(attn_output), attn_weights
 
@@ -144,10 +149,7 @@ class MemoryAttention(nn.Module):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same, of the `bias` (B, H, T, K) that is added to the scaled scores of what is `visible`."""
-        if bias is None:
-            bias = visible
-        elif visible is not None:
-            bias = bias.masked_fill(~visible, -torch.inf)
+        bias = visible if bias is None else masked_scores(bias, visible)
         return self.attention_function()(
             self,
             query,
@@ -184,52 +186,40 @@ class RelativeAttention(MemoryAttention):
     def score_terms(
         self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.relative_scores(query, *self.relative_terms(num_keys, segment, memory))
+        return self.relative_scores(query, *self.relative_terms(segment, memory, num_keys))
 
     def relative_scores(
-        self, query: torch.Tensor, positions: torch.Tensor, bias: Biases, num_keys_after: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`num_keys_after` (B, T): keys that come after each query, where the queries are not the last T positions."""
-        position_query = (query + bias.position_bias[:, None]) * self.scaling
-        return query + bias.content_bias[:, None], position_scores(position_query, positions, num_keys_after)
-
-    def relative_terms(
-        self, num_keys: int | None, segment: SegmentContext, memory: ColumnMemory
-    ) -> tuple[torch.Tensor, Biases]:
-        """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1 (None: of all that there are), and u, v."""
-        table, _ = segment.relative_positions
-        positions = self.project_positions(table, memory)
-        return positions if num_keys is None else keep_last(positions, num_keys + 1), self.biases(segment)
-
-    def biases(self, segment: SegmentContext) -> Biases:
-        """u and v: those of the layer, or those that all share."""
-        _, shared = segment.relative_positions
-        return shared if self.bias is None else self.bias()  # type: ignore[return-value]  # one of them exists
-
-    def attend(self, query, key, value, memory, segment, **kwargs):
-        if memory.key_mask.distance is not None:
-            return self.attend_at_distances(query, key, value, memory, segment, **kwargs)
-        terms = self.relative_terms(key.shape[-2], segment, memory)
-        return self.attend_relative(
-            query, key, value, *terms, memory.key_mask, token_order=segment.token_order, **kwargs
-        )
-
-    def attend_at_distances(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        memory: ColumnMemory,
-        segment: SegmentContext,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and weights where columns are not distances: `key_mask.distance` says how far they lie."""
-        positions, bias = self.relative_terms(None, segment, memory)
+        positions: torch.Tensor,
+        bias: Biases,
+        num_keys_after: torch.Tensor | None = None,
+        distance: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`num_keys_after` (B, T): keys that come after each query, where the queries are not the last T positions;
+        `distance` (B or 1, T, S): how far the keys lie, where columns are not distances."""
         position_query = (query + bias.position_bias[:, None]) * self.scaling
-        scores = position_scores_at(position_query, positions, memory.key_mask.distance)
-        query = query + bias.content_bias[:, None]
+        if distance is None:
+            scores = position_scores(position_query, positions, num_keys_after)
+        else:
+            scores = position_scores_at(position_query, positions, distance)
+        return query + bias.content_bias[:, None], scores
+
+    def relative_terms(
+        self, segment: SegmentContext, memory: ColumnMemory, num_keys: int | None = None
+    ) -> tuple[torch.Tensor, Biases]:
+        """The projected positions `(H, K + 1, D)` of the distances K-1 .. -1 (all that there are, when K is not given), and
+        u, v: those of the layer, or those that all share."""
+        table, shared = segment.relative_positions
+        positions = self.project_positions(table, memory)
+        bias = shared if self.bias is None else self.bias()
+        return positions if num_keys is None else keep_last(positions, num_keys + 1), bias  # type: ignore[return-value]
+
+    def attend(self, query, key, value, memory, segment, far=None, **kwargs):
+        """`far` ([`FarColumns`], *optional*): further columns, whose weights stand before those of the others."""
+        terms = self.relative_terms(segment, memory)
         kwargs["token_order"] = segment.token_order
-        return self.attend_with_bias(query, key, value, scores, memory.key_mask.visible, **kwargs)
+        return self.attend_relative(query, key, value, *terms, memory.key_mask, far=far, **kwargs)
 
     def attend_relative(
         self,
@@ -240,13 +230,14 @@ class RelativeAttention(MemoryAttention):
         bias: Biases,
         key_mask: KeyMask,
         num_keys_after: torch.Tensor | None = None,
+        far: FarColumns | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and weights, of projected positions `(H, K + 1, D)`; `num_keys_after` as in `relative_scores`."""
+        """Output and weights, of projected positions `(H, >= K + 1, D)`; `num_keys_after` as in `relative_scores`."""
         backend = relative_backend(self.config._attn_implementation, query)
-        if backend is None or num_keys_after is not None or (self.training and self.attention_dropout > 0):
-            query, scores = self.relative_scores(query, positions, bias, num_keys_after)
-            return self.attend_with_bias(query, key, value, scores, key_mask.visible, **kwargs)
+        in_steps = num_keys_after is not None or key_mask.distance is not None
+        if backend is None or in_steps or (self.training and self.attention_dropout > 0):
+            return self.attend_in_steps(query, key, value, positions, bias, key_mask, num_keys_after, far, **kwargs)
         attn_output = backend(
             query,
             key,
@@ -258,8 +249,31 @@ class RelativeAttention(MemoryAttention):
             window=key_mask.window,
             scaling=self.scaling,
             recompute=torch.is_grad_enabled() and self.config.recompute_attention,
+            far=far,
         )
         return attn_output, None
+
+    def attend_in_steps(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        bias: Biases,
+        key_mask: KeyMask,
+        num_keys_after: torch.Tensor | None = None,
+        far: FarColumns | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same by the attention function that the user chose, which is told the position terms as a bias."""
+        near = positions if key_mask.distance is not None else keep_last(positions, key.shape[-2] + 1)
+        content_query, scores = self.relative_scores(query, near, bias, num_keys_after, key_mask.distance)
+        scores = masked_scores(scores, key_mask.visible)
+        if far is not None:
+            _, far_scores = self.relative_scores(query, positions, bias, distance=far.key_mask.distance)
+            scores = torch.cat([masked_scores(far_scores, far.key_mask.visible), scores], dim=-1)
+            key, value = torch.cat([far.key, key], dim=-2), torch.cat([far.value, value], dim=-2)
+        return self.attend_with_bias(content_query, key, value, scores, None, **kwargs)
 
     def project_positions(self, table: torch.Tensor | None, memory: ColumnMemory) -> torch.Tensor:
         """r of every distance in `table`, `(heads, distances, head_dim)`. The memory of a cache keeps it, as it keeps keys
@@ -285,6 +299,11 @@ class RelativeAttention(MemoryAttention):
     def projected_along_rows(self, table: torch.Tensor) -> torch.Tensor:
         """r laid out along the rows, as a cache keeps its keys: one query reads it faster so."""
         return self.split_heads(self.r_proj(table)).transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def masked_scores(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
+    """Scores `(B, H, T, K)`, -inf where a query does not see a column."""
+    return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
 
 
 def _is_known_by_its_weight(layer: nn.Module) -> TypeGuard[nn.Linear]:

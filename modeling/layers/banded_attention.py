@@ -58,7 +58,7 @@ class BandedAttention(RelativeAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         key_mask: BandedKeyMask = memory.key_mask  # type: ignore[assignment]  # the model makes no others
-        projected, bias = self.relative_terms(key_mask.window, segment, memory)
+        projected, bias = self.relative_terms(segment, memory, key_mask.window)
         near = projected[:, :-1]
         kwargs["token_order"] = segment.token_order
         if self.config._attn_implementation == "eager":

@@ -1,4 +1,4 @@
-"""Compression of old memories, and attention to both: Rae et al., 2019, https://arxiv.org/abs/1911.05507, section 3."""
+"""Compression of old memories: Rae et al., 2019, https://arxiv.org/abs/1911.05507, section 3."""
 
 from dataclasses import dataclass
 
@@ -8,30 +8,19 @@ from torch.func import functional_call
 
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.compressed_memory import Blocks
-from transformers_xl.modeling.ops.relative_attention import (
-    attention_weights,
-    masked_softmax,
-    position_scores,
-    position_scores_at,
-)
-from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.ops.token_order import unpack_tokens
-from transformers_xl.modeling.ops.wide_attention import one_token_attention
-from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.memory.compressed_memory import CompressionPlan
+from transformers_xl.modeling.ops.relative_attention import attention_weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressiveContext(SegmentContext):
-    """`blocks`: what the segment compresses."""
+    """`plan`: what the segment compresses."""
 
-    blocks: Blocks
+    plan: CompressionPlan
 
 
-# B batch, T segment, N blocks of c positions, K uncompressed and S compressed columns, H heads, D head dim, E hidden size
+# B batch, T segment, N blocks of c positions, E hidden size
 class Compression(nn.Module):
     """f_c: `c` positions become one. Section 3.2.
 
@@ -52,82 +41,13 @@ class Compression(nn.Module):
         return blocks.mean(dim=2) if self.function == "mean" else blocks.amax(dim=2)
 
 
-class CompressiveAttention(RelativeAttention):
-    """Relative attention to `[compressed; uncompressed; segment]`.
-
-    The scores of both parts are computed apart and meet in the softmax: no keys are copied. In plain steps whatever
-    `attn_implementation` says, one token of generation excepted.
-    """
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        keys: Tensors,
-        values: Tensors,
-        memories: tuple[ColumnMemory, ColumnMemory],
-        segment: CompressiveContext,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
-        Args:
-            hidden_states: the segment `(B, T, E)`, normalised where the model is pre-norm.
-            keys, values: of what is compressed `(B, H, S, D)`, and of the rest `(B, H, K, D)`.
-            memories: those that the two parts came from, which say what the queries see.
-
-        Returns:
-            The output `(B, T, E)` and the weights `(B, H, T, S + K)`; None of one token that is read in one piece.
-        """
-        query, nearest = self.queries(hidden_states), segment.blocks.nearest
-        positions, bias = self.relative_terms(None, segment, memories[1])
-        if nearest is not None:
-            keys, values = (
-                tuple(keep_last(part, count, dim=-2) for part, count in zip(parts, nearest, strict=True))
-                for parts in (keys, values)
-            )
-            positions = keep_last(positions, sum(nearest) + 1)
-            attn_output = one_token_attention(query, keys, values, positions, *bias, self.scaling)
-            return self.merge_heads(attn_output), None
-        weights = self.weights(query, keys, positions, bias, memories)
-        weights, attended = unpack_tokens(weights, segment.token_order, dim=2)
-        attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
-        parts = attended.split([key.shape[-2] for key in keys], dim=-1)
-        attn_output = sum(part @ value for part, value in zip(parts, values, strict=True))
-        return self.merge_heads(attn_output.transpose(1, 2)), weights
-
-    def weights(
-        self,
-        query: torch.Tensor,
-        keys: Tensors,
-        positions: torch.Tensor,
-        bias: Biases,
-        memories: tuple[ColumnMemory, ColumnMemory],
-    ) -> torch.Tensor:
-        """Those of both parts, `(B, H, T, S + K)`."""
-        content_query = query + bias.content_bias[:, None]
-        position_query = (query + bias.position_bias[:, None]) * self.scaling
-        by_position = (
-            position_scores_at(position_query, positions, memories[0].key_mask.distance),
-            position_scores(position_query, keep_last(positions, keys[1].shape[-2] + 1)),
-        )
-        scores = [
-            visible_scores(content_query @ key.transpose(-1, -2) * self.scaling + added, part.key_mask.visible)
-            for key, added, part in zip(keys, by_position, memories, strict=True)
-        ]
-        return masked_softmax(torch.cat(scores, dim=-1), None)
-
-
-def visible_scores(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
-    """Scores `(B, H, T, K)`, -inf where a query does not see a column."""
-    return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
-
-
 def without_learning(module: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """`module(states)`, whose gradient goes to `states` alone."""
     return functional_call(module, {name: weight.detach() for name, weight in module.named_parameters()}, (states,))
 
 
 def reconstruction_loss(
-    attention: CompressiveAttention,
+    attention: RelativeAttention,
     inputs: torch.Tensor,
     old: torch.Tensor,
     compressed: torch.Tensor,
@@ -157,16 +77,15 @@ def reconstruction_loss(
 
 def visible_blocks(segment: CompressiveContext) -> torch.Tensor | None:
     """The blocks of each real token's own document, `(B, 1, 1 or T, N)` bool; None: all."""
-    blocks = segment.blocks
+    blocks = segment.plan.blocks
     if blocks.is_block is None:
         return None
     visible = blocks.is_block[:, None]
-    of_blocks = blocks.packing.document_ids
-    if segment.document_ids is not None and of_blocks is not None:
-        visible = visible & (of_blocks[:, None] == segment.document_ids[..., None])
+    if segment.document_ids is not None and blocks.text is not None:
+        visible = visible & (blocks.text[:, None] == segment.document_ids[..., None])
     if segment.segment_mask is not None:
         visible = visible & segment.segment_mask[..., None]
     return visible[:, None]
 
 
-__all__ = ["Compression", "CompressiveAttention", "CompressiveContext", "reconstruction_loss", "without_learning"]
+__all__ = ["Compression", "CompressiveContext", "reconstruction_loss", "without_learning"]

@@ -66,7 +66,7 @@ class HaltingAttention(RelativeAttention):
             key_mask = replace(key_mask, visible=scatter(seen, places).transpose(1, 2), by_distance=False)
             num_keys_after = scatter(length - 1 - running.nonzero()[:, 1], places)
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
-        terms = self.relative_terms(key.shape[-2], segment, memory)
+        terms = self.relative_terms(segment, memory)
         kwargs |= {"num_keys_after": num_keys_after, "token_order": segment.token_order}
         attn_output, _ = self.attend_relative(query, key, value, *terms, key_mask, **kwargs)
         return self.o_proj(gather(attn_output.flatten(-2), places)), None

@@ -48,7 +48,7 @@ class MultiLinearAttention(RelativeAttention):
         init.copy_(self.cores, torch.randn_like(self.cores).softmax(dim=-1))
 
     def attend(self, query, key, value, memory, segment, **kwargs):
-        projected, bias = self.relative_terms(self.window, segment, memory)
+        projected, bias = self.relative_terms(segment, memory, self.window)
         relative = projected[:, :-1].flip(1).transpose(0, 1)  # [W, H, D], of the distances 0 .. W-1
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]

@@ -78,7 +78,6 @@ class ColumnMemory(Memory):
         return 0 if self.held is None else self.held.shape[-2]
 
     def use_buffer(self, is_static: bool = False) -> None:
-        """Keep what is projected from now on: the memory of a cache."""
         if self.buffer is None:
             self.buffer = (StaticRollingBuffer if is_static else RollingBuffer)(self.reach)
 

@@ -37,6 +37,9 @@ class Memory(ABC):
     def shapes(self) -> dict[str, Shape]:
         """The tensors of its value, by what is added to the name of the memory."""
 
+    def use_buffer(self, is_static: bool = False) -> None:  # noqa: B027  most memories keep nothing beside themselves
+        """Keep what is projected from now on: the memory of a cache."""
+
     @abstractmethod
     def start(self, batch: int, like: torch.Tensor) -> None:
         """Remember what fresh rows do, in the type and on the device of `like`."""

@@ -43,13 +43,12 @@ class ModelMemory:
         """Become the memory of a cache, which keeps what is projected."""
         self.is_cache, self.is_static = True, is_static
         for part in self.layout.parts:
-            if isinstance(part.memory, ColumnMemory):
-                part.memory.use_buffer(is_static)
-            elif is_static:
+            if is_static and not isinstance(part.memory, ColumnMemory):
                 raise ValueError(
                     f"`cache_implementation`='static' holds attention memories only, and this model also remembers "
                     f"`{part.name}`: leave it out."
                 )
+            part.memory.use_buffer(is_static)
 
     @property
     def batch(self) -> int:
@@ -88,8 +87,10 @@ class ModelMemory:
 
     def memory_mask(self, batch: int, device: torch.device) -> torch.Tensor | None:
         """Which columns hold real tokens, (B, >= num_seen) bool, the newest last; None when all do."""
+        if not self.is_static:
+            return self.mask
         columns = self.num_seen
-        if self.is_static and (self.mask is None or self.mask.shape[1] != columns):
+        if self.mask is None or self.mask.shape[1] != columns:
             held = min(self.longest.num_held, columns)
             real = (
                 torch.ones(batch, held, dtype=torch.bool, device=device)
@@ -107,8 +108,8 @@ class ModelMemory:
         batch, length = inputs.shape[:2]
         if self.batch < 0:
             self.start(batch, inputs)
-        memory_mask = self.memory_mask(batch, inputs.device)
         self.num_before = self.num_seen
+        memory_mask = self.memory_mask(batch, inputs.device)
         self.packing = SegmentPacking(batch, length, inputs.device, memory_mask, segment_mask, document_ids)
         return self.packing
 

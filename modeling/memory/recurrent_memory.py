@@ -13,6 +13,7 @@ class RecurrentMemory(Memory):
     """A state `(batch, *shape)`. Fresh rows have `initial` in it, or what the layer learned that they start with.
 
         read(start) -> state before the segment        write(state after it)
+        projected(project, start) -> what a layer projects of the former: a cache keeps it as long as the state stays
 
     Args:
         shape: without the batch.
@@ -27,8 +28,10 @@ class RecurrentMemory(Memory):
         self.shape, self.initial = shape, initial
         self.has_learned_start = has_learned_start
         self.state: torch.Tensor | None = None
-        self.begun: torch.Tensor | None = None  # (batch,) bool, rows that have read a token
+        self.begun: torch.Tensor | None = None  # (batch,) bool, rows that have read a token of a segment that wrote
         self.new: torch.Tensor | None = None
+        self.is_cache = False
+        self.kept_projection: Tensors = ()
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -38,6 +41,9 @@ class RecurrentMemory(Memory):
     def num_rows(self) -> int:
         return -1 if self.state is None else len(self.state)
 
+    def use_buffer(self, is_static: bool = False) -> None:
+        self.is_cache = True
+
     def start(self, batch: int, like: torch.Tensor) -> None:
         size = (batch, *self.shape)
         state = torch.full(size, self.initial, dtype=self.dtype or like.dtype, device=like.device)
@@ -45,7 +51,7 @@ class RecurrentMemory(Memory):
         self.load((state, begun) if self.has_learned_start else (state,), like)
 
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:
-        self.state, self.new = tensors[0].to(self.dtype or like.dtype), None
+        self.state, self.new, self.kept_projection = tensors[0].to(self.dtype or like.dtype), None, ()
         self.begun = tensors[1] if self.has_learned_start else None
 
     def read(self, start: torch.Tensor | None = None) -> torch.Tensor:
@@ -55,20 +61,30 @@ class RecurrentMemory(Memory):
             return self.state
         return torch.where(self.begun.view(-1, *[1] * start.dim()), self.state, start.to(self.state.dtype))
 
+    def projected(self, project: Callable[[torch.Tensor], Tensors], start: torch.Tensor | None = None) -> Tensors:
+        """`project(read(start))`, tensors with the batch first: a segment that writes nothing leaves them for the next."""
+        projection = self.kept_projection or project(self.read(start))
+        if self.is_cache and not torch.is_grad_enabled():
+            self.kept_projection = projection
+        return projection
+
     def write(self, state: torch.Tensor) -> None:
         """Note the state after the segment."""
         self.new = state
 
     def value(self, packing: SegmentPacking | None) -> Tensors:
         assert self.state is not None, "start() or load() comes first"
-        state = self.state if self.new is None else self.new.detach().to(self.state.dtype).contiguous()
+        if self.new is None:
+            return (self.state,) if self.begun is None else (self.state, self.begun)
+        state = self.new.detach().to(self.state.dtype).contiguous()
         return (state,) if self.begun is None else (state, rows_begun(self.begun, packing))
 
     def close(self, packing: SegmentPacking) -> None:
-        self.state, *begun = self.value(packing)
-        self.begun, self.new = begun[0] if begun else None, None
+        if self.new is not None:
+            self.load(self.value(packing), self.state)
 
     def reset_rows(self, reset: torch.Tensor) -> None:
+        self.kept_projection = ()
         if self.state is not None:
             self.state = reset_state(self.state, reset.to(self.state.device), self.initial)
             self.begun = None if self.begun is None else self.begun & ~reset.to(self.begun.device)
@@ -76,9 +92,11 @@ class RecurrentMemory(Memory):
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.state = None if self.state is None else function(self.state)
         self.begun = None if self.begun is None else function(self.begun)
+        self.kept_projection = tuple(function(each) for each in self.kept_projection)
 
     def clear(self) -> None:
         self.state = self.begun = self.new = None
+        self.kept_projection = ()
 
 
 def rows_begun(begun: torch.Tensor, packing: SegmentPacking | None) -> torch.Tensor:

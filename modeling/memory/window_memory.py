@@ -2,8 +2,11 @@
 
 from typing import NamedTuple, Self
 
+import torch
+
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
 
 
 class WindowMemory(ColumnMemory):
@@ -34,10 +37,35 @@ class WindowMemory(ColumnMemory):
         )
 
 
+class BlockWindowMemory(WindowMemory):
+    """A window, and fewer than `block_size` inputs that have left it: what moves a memory by blocks (`ops.blocks`).
+
+    Args:
+        mem_len: positions of the window; 0 where a memory moves as soon as a block is whole.
+        width: that of an input.
+        block_size: positions of a block.
+        same_length, starts_with_zeros: as in [`WindowMemory`].
+    """
+
+    def __init__(self, mem_len: int, width: int, block_size: int, same_length: bool, starts_with_zeros: bool):
+        length = mem_len + block_size - 1
+        super().__init__(length, width, length + 1, same_length, starts_with_zeros)
+        self.nearest = mem_len if same_length else None
+        self.window = mem_len
+
+    def load(self, tensors: Tensors, like: torch.Tensor) -> None:
+        super().load(tensors, like)
+        self.reach = max(self.length, tensors[0].shape[1])  # of a longer window nothing is dropped: it is to move
+
+    @property
+    def num_started(self) -> int:
+        return self.window if self.starts_with_zeros else 0
+
+
 class AttentionMemory(NamedTuple):
     """What a Transformer-XL layer remembers: `inputs`, those of its attention."""
 
     inputs: WindowMemory
 
 
-__all__ = ["AttentionMemory", "WindowMemory"]
+__all__ = ["AttentionMemory", "BlockWindowMemory", "WindowMemory"]

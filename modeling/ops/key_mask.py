@@ -1,7 +1,7 @@
 """Which columns of `[memory; segment]` the queries of a segment see."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -38,6 +38,7 @@ class KeyMask(DeviceMovable):
         order: `(B, K)`, the column of `[memory; segment]` that stands at each packed column; None where no row has padding.
         distance: `(B or 1, T, K)` integers, how far each column lies behind each query; None: columns are distances, the
             query of column K - T + t is at distance 0 of its own.
+        nearest: no column that is seen lies nearer than this `distance`.
         span: positions of text that each column stands for.
         behind: `(B or 1, T, K)` integers, how many positions of text the newest of these lies behind each query; None: the
             distance.
@@ -48,6 +49,7 @@ class KeyMask(DeviceMovable):
     window: int | None = None
     order: torch.Tensor | None = None
     distance: torch.Tensor | None = None
+    nearest: int = 0
     span: int = 1
     behind: torch.Tensor | None = None
 
@@ -60,4 +62,19 @@ class KeyMask(DeviceMovable):
 
 ALL_VISIBLE = KeyMask()  # what an attention sees that is told nothing
 
-__all__ = ["ALL_VISIBLE", "DeviceMovable", "KeyMask"]
+
+class FarColumns(NamedTuple):
+    """Columns that an attention reads beside those of `[memory; segment]`.
+
+    Args:
+        key, value: `(B, H, S, D)`.
+        key_mask: how far they lie (`distance`). Where it says nothing, they lie directly behind the window of one token,
+            which sees them all.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    key_mask: KeyMask
+
+
+__all__ = ["ALL_VISIBLE", "DeviceMovable", "FarColumns", "KeyMask"]

@@ -62,8 +62,13 @@ def position_scores_at(query: torch.Tensor, positions: torch.Tensor, distance: t
         `torch.Tensor` of shape `(B, H, T, S)`.
     """
     by_distance = torch.einsum("bhtd,hnd->bhtn", query, positions)
-    index = (positions.shape[1] - 2 - distance).clamp(0, positions.shape[1] - 1)[:, None]
+    index = table_rows(distance, positions.shape[1])
     return by_distance.gather(-1, index.expand(*by_distance.shape[:3], -1))
+
+
+def table_rows(distance: torch.Tensor, num_positions: int) -> torch.Tensor:
+    """The row `(B or 1, 1, T, S)` of each `distance` `(B or 1, T, S)` in a table of the distances num_positions-2 .. -1."""
+    return (num_positions - 2 - distance).clamp(0, num_positions - 1)[:, None]
 
 
 def attention_weights(

@@ -106,8 +106,14 @@ class RollingBuffer:
                 for storage in self.storage:
                     storage.narrow(-2, first, count).copy_(storage.narrow(-2, shift + first, count))
         else:
-            self.storage = tuple(spacious(keep_last(each, self.size, dim=-2), space) for each in self.tensors)
+            self.storage = tuple(self.spacious(keep_last(each, self.size, dim=-2), space) for each in self.tensors)
         self.end = kept
+
+    def spacious(self, kept: torch.Tensor, space: int) -> torch.Tensor:
+        """Storage of `space` columns that begins with `kept`, and lies along the rows: one query reads it faster so."""
+        storage = kept.new_empty(*kept.shape[:-2], kept.shape[-1], space).transpose(-1, -2)
+        storage[..., : kept.shape[-2], :] = kept
+        return storage
 
     def keep(self, count: int) -> None:
         """Drop all but the newest `count` columns."""
@@ -133,11 +139,13 @@ class RollingBuffer:
         self.hold(())
 
 
-def spacious(kept: torch.Tensor, space: int) -> torch.Tensor:
-    """Storage of `space` columns that begins with `kept`, and lies along the rows: one query reads it faster so."""
-    storage = kept.new_empty(*kept.shape[:-2], kept.shape[-1], space).transpose(-1, -2)
-    storage[..., : kept.shape[-2], :] = kept
-    return storage
+class ColumnBuffer(RollingBuffer):
+    """The same, one column behind the other: what `scaled_dot_product_attention` reads without a copy."""
+
+    def spacious(self, kept: torch.Tensor, space: int) -> torch.Tensor:
+        storage = kept.new_empty(*kept.shape[:-2], space, kept.shape[-1])
+        storage[..., : kept.shape[-2], :] = kept
+        return storage
 
 
 class StaticRollingBuffer(RollingBuffer):
@@ -185,4 +193,4 @@ class StaticRollingBuffer(RollingBuffer):
             each.zero_()
 
 
-__all__ = ["RollingBuffer", "StaticRollingBuffer", "Tensors", "mark_static_address"]
+__all__ = ["ColumnBuffer", "RollingBuffer", "StaticRollingBuffer", "Tensors", "mark_static_address"]

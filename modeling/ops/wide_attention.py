@@ -31,23 +31,78 @@ its keys, for three of them and a window of 4:
     block 2                  [======================================]              c  . . x x x x
     block 3                          [======================================]
 
+Far columns have no place in that picture: what a memory holds beside the window lies where it says. Their scores by
+distance are a product of the same kind, from which each query takes those of its columns (`gather`; the backward pass adds
+them up there). They stand before the others under one softmax, so that no keys are copied.
+
 A block, times some heads and rows of the batch, is a piece: about half a million scores, which stay in the processor's
 cache. New memory costs more than arithmetic: the pieces of a call are worked on in the same space.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from transformers_xl.modeling.ops.relative_attention import relative_shift
+from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.relative_attention import relative_shift, table_rows
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.ops.window import keep_last
 
 # Scores of a piece: they are made, normalised and used while they are still in the processor's cache. Without gradients,
 # a head with at least ONE_HEAD of them is a piece, and every head is worked on in the same buffer.
 PIECE, ONE_HEAD = 2**19, 2**16
 BLOCK = 32  # shortest block of queries that is worked on apart from the others
+
+
+class _Columns(NamedTuple):
+    """Keys and values that stand side by side, and what the queries know of them.
+
+    Args:
+        key, value: `(B, H, K, D)`.
+        positions: `(H, N, D)`, projected positions: of the distances K-1 .. -1, or those that `table_index` names.
+        visible: `(B or 1, 1, T, K)` bool; None: all.
+        table_index: `(B or 1, 1, T, K)`, the row of `positions` for each query and column; None: columns are distances.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    positions: torch.Tensor
+    visible: torch.Tensor | None = None
+    table_index: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, far: FarColumns, positions: torch.Tensor) -> Self:
+        """Far columns; the last row of `positions` `(H, P, D)` is the distance -1."""
+        rows = positions.shape[1] - 1 - far.key_mask.nearest
+        index = table_rows(far.key_mask.distance, positions.shape[1]).clamp(max=rows - 1)
+        return cls(far.key, far.value, positions.narrow(1, 0, rows), far.key_mask.visible, index)
+
+    def heads_first(self) -> Self:
+        """The same with heads before rows, so that the queries of all rows meet the positions of a head in one product."""
+        key, value = self.key.transpose(0, 1).contiguous(), self.value.transpose(0, 1).contiguous()
+        visible, index = (None if each is None else each.transpose(0, 1) for each in (self.visible, self.table_index))
+        return type(self)(key, value, self.positions, visible, index)
+
+    def part(self, piece: "_Piece") -> Self:
+        """What a piece reads of them, heads first."""
+        keys, positions = piece.keys, self.positions[piece.heads]
+        if self.table_index is not None:
+            keys = slice(None)
+        else:
+            positions = positions[:, -1 - (keys.stop - keys.start) :]
+        visible, index = (
+            None if each is None else each[:, piece.rows if each.shape[1] > 1 else slice(None), piece.queries, columns]
+            for each, columns in ((self.visible, keys), (self.table_index, slice(None)))
+        )
+        rows = piece.heads, piece.rows, keys
+        return type(self)(self.key[rows], self.value[rows], positions, visible, index)
+
+    def zeros(self) -> Self:
+        """Where gradients are summed."""
+        return self._replace(**{name: torch.zeros_like(getattr(self, name)) for name in ("key", "value", "positions")})
 
 
 def wide_attention(
@@ -61,6 +116,7 @@ def wide_attention(
     window: int | None,
     scaling: float,
     recompute: bool = False,
+    far: FarColumns | None = None,
 ) -> torch.Tensor:
     """Attention with relative positions, in float32 or float64.
 
@@ -68,13 +124,14 @@ def wide_attention(
         query: `(B, H, T, D)`, of the last T of K positions.
         key: `(B, H, K, D)`.
         value: `(B, H, K, D)`.
-        positions: `(H, K + 1, D)`, projected positions of the distances K-1 .. -1.
+        positions: `(H, >= K + 1, D)`, projected positions of the distances .., K-1 .. -1.
         content_bias: u, `(H, D)`.
         position_bias: v, `(H, D)`.
         visible: `(B, 1, T, K)` bool where rows differ (padding, documents); None where a query sees what `window` says.
         window: a query sees this many positions, itself included; None: all up to itself.
         scaling: factor of the scores.
         recompute: keep no weights for the backward pass, but make them once more.
+        far: further columns.
 
     Returns:
         `(B, T, H, D)`. A query that sees nothing gets zeros.
@@ -82,22 +139,33 @@ def wide_attention(
     Raises:
         RuntimeError: derivatives of its gradients are asked for; `attn_implementation="eager"` has them.
     """
-    arguments = (query, key, value, positions, content_bias, position_bias)
-    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
-    if not learns and query.shape[2] == 1 and visible is None and (window is None or key.shape[2] <= window):
-        return one_token_attention(query, (key,), (value,), positions, content_bias, position_bias, scaling)
+    queries = query, content_bias, position_bias
+    tensors = (*queries, key, value, positions, *(() if far is None else far[:2]))
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    follows_window = far is not None and far.key_mask.distance is None
+    if query.shape[2] == 1 and visible is None and not learns and (far is None or follows_window):
+        return one_token_attention(*queries, key, value, positions, window, scaling, far)
+    if far is not None and follows_window:
+        near = key.shape[2] if window is None else window
+        key, value = (
+            torch.cat([beyond, keep_last(each, near, dim=2)], dim=2)
+            for beyond, each in zip(far[:2], (key, value), strict=True)
+        )
+        far = window = None
+    columns = [_Columns(key, value, keep_last(positions, key.shape[2] + 1), visible)]
+    if far is not None:
+        columns.append(_Columns.of(far, positions))
     if learns:
-        return _WideAttention.apply(*arguments, visible, window, scaling, recompute)
-    return _without_gradients(arguments, visible, window, scaling)
+        flat = [tensor for each in columns for tensor in each]
+        return _WideAttention.apply(window, scaling, recompute, *queries, *flat)
+    return _without_gradients(queries, columns, window, scaling)
 
 
-def _without_gradients(
-    arguments: tuple[torch.Tensor, ...], visible: torch.Tensor | None, window: int | None, scaling: float
-) -> torch.Tensor:
+def _without_gradients(queries: Tensors, columns: list[_Columns], window: int | None, scaling: float) -> torch.Tensor:
     """Some rows, or a row's heads one after the other in one space; keys and values are read as they lie."""
-    query, key, value, positions, content_bias, position_bias = arguments
-    (batch, num_heads, length, _), num_keys = query.shape, key.shape[2]
-    attn_output = query.new_empty(batch, length, num_heads, value.shape[3])
+    query, content_bias, position_bias = queries
+    (batch, num_heads, length, _), num_keys = query.shape, columns[0].key.shape[2]
+    attn_output = query.new_empty(batch, length, num_heads, columns[0].value.shape[3])
     content_query, position_query = ((query + bias[:, None]) * scaling for bias in (content_bias, position_bias))
     one_head = length * num_keys >= ONE_HEAD
     heads = 1 if one_head else num_heads
@@ -107,41 +175,56 @@ def _without_gradients(
     for row in range(0, batch, rows):
         for head in range(0, num_heads, heads):
             some = slice(row, row + rows), slice(head, head + heads)
-            seen = visible if visible is None or visible.shape[0] == 1 else visible[some[0]]
-            part = None if space is None else space[: batch - row]
-            wide = torch.matmul(position_query[some], positions[some[1]].mT, out=part)
-            weights = _weights(wide, content_query[some], key[some], seen, window, in_place=True)
-            attn_output[some[0], :, some[1]] = (weights @ value[some]).transpose(1, 2)
+            parts = [_some_rows(each, *some) for each in columns]
+            out = None if space is None else space[: batch - row]
+            wide = torch.matmul(position_query[some], parts[0].positions.mT, out=out)
+            wides = [wide, *(position_query[some] @ far.positions.mT for far in parts[1:])]
+            weights = _weights(wides, content_query[some], parts, window, in_place=True)
+            attn_output[some[0], :, some[1]] = _attended(weights, parts).transpose(1, 2)
     return attn_output
+
+
+def _some_rows(columns: _Columns, rows: slice, heads: slice) -> _Columns:
+    key, value, positions, visible, index = columns
+    if visible is not None and visible.shape[0] > 1:
+        visible = visible[rows]
+    if index is not None and index.shape[0] > 1:
+        index = index[rows]
+    return _Columns(key[rows, heads], value[rows, heads], positions[heads], visible, index)
 
 
 def one_token_attention(
     query: torch.Tensor,
-    keys: Tensors,
-    values: Tensors,
-    positions: torch.Tensor,
     content_bias: torch.Tensor,
     position_bias: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    window: int | None,
     scaling: float,
+    far: FarColumns | None = None,
 ) -> torch.Tensor:
-    """Attention `(B, 1, H, D)` of one token that sees all keys: generation, where few operations count more than few
-    operands. `keys` and `values` are parts `(B, H, K, D)` that lie one behind the other, the token itself last; each is
-    read where it stands."""
+    """Attention `(B, 1, H, D)` of one token that sees its `window`, and all far columns directly behind it: generation,
+    where few operations count more than few operands. Every part of the keys is read where it stands."""
     batch, heads, _, width = query.shape
-    query, num_keys = query.squeeze(2), sum(key.shape[2] for key in keys)
+    if window is not None and key.shape[2] > window:
+        key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
+    num_far, num_near = 0 if far is None else far.key.shape[2], key.shape[2]
+    query = query.squeeze(2)
     position_query = (query + position_bias).transpose(0, 1)
-    position_scores = torch.bmm(position_query, positions.narrow(1, 0, num_keys).mT).transpose(0, 1)
+    near_and_far = positions.narrow(1, positions.shape[1] - 1 - num_near - num_far, num_near + num_far)
+    scores = torch.bmm(position_query, near_and_far.mT).transpose(0, 1).reshape(batch * heads, 1, -1)
     content_query = (query + content_bias).reshape(batch * heads, 1, width)
-    scores, start = position_scores.reshape(batch * heads, 1, -1), 0
-    for key in keys:
-        part = scores if len(keys) == 1 else scores.narrow(-1, start, key.shape[2])
-        part.baddbmm_(content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
-        start += key.shape[2]
-    weights, start = scores.softmax(dim=-1), values[0].shape[2]
-    attn_output = torch.bmm(weights if len(values) == 1 else weights[..., :start], values[0].flatten(0, 1))
-    for value in values[1:]:
-        attn_output.baddbmm_(weights.narrow(-1, start, value.shape[2]), value.flatten(0, 1))
-        start += value.shape[2]
+    near = scores.narrow(-1, num_far, num_near) if num_far else scores
+    near.baddbmm_(content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+    if far is not None:
+        beyond = scores.narrow(-1, 0, num_far)
+        beyond.baddbmm_(content_query, far.key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+    weights = scores.softmax(dim=-1)
+    near = weights.narrow(-1, num_far, num_near) if num_far else weights
+    attn_output = torch.bmm(near, value.flatten(0, 1))
+    if far is not None:
+        attn_output.baddbmm_(weights.narrow(-1, 0, num_far), far.value.flatten(0, 1))
     return attn_output.view(batch, 1, heads, -1)
 
 
@@ -149,71 +232,59 @@ class _WideAttention(torch.autograd.Function):
     """Heads come first inside: the queries of all rows meet the positions of a head in one product."""
 
     @staticmethod
-    def forward(
-        ctx, query, key, value, positions, content_bias, position_bias, visible, window, scaling, recompute
-    ) -> torch.Tensor:
-        query, key, value = (tensor.transpose(0, 1).contiguous() for tensor in (query, key, value))
-        arguments = (query, key, value, positions, content_bias, position_bias)
-        attn_output = query.new_empty(query.shape[1], query.shape[2], query.shape[0], value.shape[3])
-        pieces = _pieces(query, key, window)
-        wide = _space(query, pieces, 1)
+    def forward(ctx, window, scaling, recompute, query, content_bias, position_bias, *flat) -> torch.Tensor:
+        queries = query.transpose(0, 1).contiguous(), content_bias, position_bias
+        columns = [each.heads_first() for each in _columns_of(flat)]
+        heads, batch, length, _ = queries[0].shape
+        attn_output = query.new_empty(batch, length, heads, columns[0].value.shape[3])
+        pieces = _pieces(queries[0], columns, window)
+        spaces = _spaces(query, pieces, columns)
         kept = []
         for piece in pieces:
-            weights = _piece_weights(piece, arguments, visible, window, scaling, wide)
-            out = attn_output[piece.rows, piece.queries, piece.heads]
-            out.copy_((weights @ piece.keys_of(value)).permute(1, 2, 0, 3))
+            parts = [each.part(piece) for each in columns]
+            weights = _piece_weights(piece, queries, parts, window, scaling, spaces)
+            attn_output[piece.rows, piece.queries, piece.heads].copy_(_attended(weights, parts).permute(1, 2, 0, 3))
             if not recompute:
                 kept.append(weights)
-        ctx.save_for_backward(*arguments, visible, attn_output, *kept)
-        ctx.window, ctx.scaling = window, scaling
+        ctx.save_for_backward(*queries, attn_output, *(tensor for each in columns for tensor in each), *kept)
+        ctx.window, ctx.scaling, ctx.num_columns = window, scaling, len(flat)
         return attn_output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_output: torch.Tensor) -> tuple:
         saved = ctx.saved_tensors  # asking twice would run an activation checkpoint twice
-        *arguments, visible, attn_output = saved[:8]
-        kept = saved[8:]
-        query, key, value, positions, content_bias, position_bias = arguments
-        grad_query = torch.empty_like(query)
-        grad_key, grad_value, grad_positions = (torch.zeros_like(tensor) for tensor in (key, value, positions))
-        grad_content_bias, grad_position_bias = torch.zeros_like(content_bias), torch.zeros_like(position_bias)
+        queries, attn_output, kept = saved[:3], saved[3], saved[4 + ctx.num_columns :]
+        columns = _columns_of(saved[4 : 4 + ctx.num_columns])
+        grad_columns = [each.zeros() for each in columns]
+        grad_query, *grad_biases = torch.empty_like(queries[0]), *(torch.zeros_like(bias) for bias in queries[1:])
         # what the softmax takes from each score's gradient: the mean of the weights' gradients under the weights
         means = (grad_output * attn_output).sum(-1).permute(2, 0, 1)[..., None]
         grad_output = grad_output.permute(2, 0, 1, 3)
-        pieces = _pieces(query, key, ctx.window)
-        space, wide_space = _space(query, pieces), _space(query, pieces, 1)
-        for index, piece in enumerate(pieces):
-            weights = (
-                kept[index] if kept else _piece_weights(piece, arguments, visible, ctx.window, ctx.scaling, wide_space)
+        pieces = _pieces(queries[0], columns, ctx.window)
+        spaces, space = _spaces(grad_output, pieces, columns), _space(grad_output, pieces, columns)
+        for number, piece in enumerate(pieces):
+            parts, grad_parts = ([each.part(piece) for each in both] for both in (columns, grad_columns))
+            weights = kept[number] if kept else _piece_weights(piece, queries, parts, ctx.window, ctx.scaling, spaces)
+            grad_scores = _grad_scores(piece, weights, parts, grad_parts, grad_output, means, space)
+            grad_content, grad_position = _grad_terms(
+                piece, grad_scores, queries, parts, grad_parts, ctx.scaling, spaces
             )
-            part_query, part_key, part_value = piece.queries_of(query), piece.keys_of(key), piece.keys_of(value)
-            part_positions, heads = piece.positions_of(positions), piece.heads
-            grad_attended = piece.queries_of(grad_output).contiguous()
-            piece.keys_of(grad_value).add_(weights.mT @ grad_attended)
-
-            grad_weights = _shaped(space, piece.shape())
-            _bmm(grad_attended.flatten(0, 1), part_value.flatten(0, 1).mT, out=grad_weights.flatten(0, 1))
-            grad_weights -= piece.queries_of(means)
-            grad_wide = _shaped(wide_space, piece.shape(1))
-            grad_scores = relative_shift(grad_wide).copy_(grad_weights).mul_(weights)
-            grad_wide.flatten(-2)[..., : weights.shape[-2] - 1] = 0  # what the view leaves out
-            grad_wide[..., -1, -1] = 0
-
-            grad_content = grad_scores @ part_key * ctx.scaling
-            content_query = _biased(part_query, content_bias[heads], ctx.scaling)
-            piece.keys_of(grad_key).add_(grad_scores.mT @ content_query)
-            grad_position = torch.bmm(grad_wide.flatten(1, 2), part_positions).view_as(grad_content) * ctx.scaling
-            position_query = _biased(part_query, position_bias[heads], ctx.scaling)
-            piece.positions_of(grad_positions).add_(
-                torch.bmm(grad_wide.flatten(1, 2).mT, position_query.flatten(1, 2))
-            )
-
             piece.queries_of(grad_query).copy_(grad_content + grad_position)
-            grad_content_bias[heads] += grad_content.sum((1, 2))
-            grad_position_bias[heads] += grad_position.sum((1, 2))
-        by_rows = (grad.transpose(0, 1) for grad in (grad_query, grad_key, grad_value))
-        return *by_rows, grad_positions, grad_content_bias, grad_position_bias, *[None] * 4
+            for grad_bias, grad in zip(grad_biases, (grad_content, grad_position), strict=True):
+                grad_bias[piece.heads] += grad.sum((1, 2))
+        flat = [(each.key.transpose(0, 1), each.value.transpose(0, 1), each.positions) for each in grad_columns]
+        return (
+            *[None] * 3,
+            grad_query.transpose(0, 1),
+            *grad_biases,
+            *(g for each in flat for g in (*each, None, None)),
+        )
+
+
+def _columns_of(flat: Sequence[torch.Tensor]) -> list[_Columns]:
+    width = len(_Columns._fields)
+    return [_Columns(*flat[start : start + width]) for start in range(0, len(flat), width)]
 
 
 class _Piece(NamedTuple):
@@ -224,28 +295,24 @@ class _Piece(NamedTuple):
     queries: slice
     keys: slice
 
-    def shape(self, more: int = 0) -> tuple[int, ...]:
-        """That of its scores, with `more` columns than keys."""
-        heads, rows, queries, keys = (part.stop - part.start for part in self)
-        return heads, rows, queries, keys + more
+    def shape(self, num_columns: int) -> tuple[int, ...]:
+        """That of scores of so many columns."""
+        heads, rows, queries = (part.stop - part.start for part in self[:3])
+        return heads, rows, queries, num_columns
+
+    @property
+    def num_keys(self) -> int:
+        return self.keys.stop - self.keys.start
 
     def queries_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its part of `(H, B, T, ...)`."""
         return tensor[self.heads, self.rows, self.queries]
 
-    def keys_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Its part of `(H, B, K, ...)`."""
-        return tensor[self.heads, self.rows, self.keys]
 
-    def positions_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """The distances of its keys, of `(H, K + 1, D)`."""
-        return positions[self.heads, -1 - (self.keys.stop - self.keys.start) :]
-
-
-def _pieces(query: torch.Tensor, key: torch.Tensor, window: int | None) -> list[_Piece]:
+def _pieces(query: torch.Tensor, columns: list[_Columns], window: int | None) -> list[_Piece]:
     """Some PIECE scores each: several heads of all rows, or some rows of one head."""
     num_heads, batch, length = query.shape[:3]
-    num_keys, pieces = key.shape[2], []
+    num_keys, num_far, pieces = columns[0].key.shape[2], _num_far(columns), []
     # the first queries of a block see keys that its last ones do not, and the other way round: small blocks waste less
     block = max(BLOCK, length // 4) if num_keys <= 4 * length else length
     for start in range(0, length, block):
@@ -253,7 +320,7 @@ def _pieces(query: torch.Tensor, key: torch.Tensor, window: int | None) -> list[
         behind = num_keys - length
         first = 0 if window is None else max(0, behind + start + 1 - window)
         queries, keys = slice(start, stop), slice(first, behind + stop)
-        per_row = (stop - start) * (keys.stop - keys.start)
+        per_row = (stop - start) * (keys.stop - keys.start + num_far)
         rows = min(batch, max(1, PIECE // per_row))
         heads = min(num_heads, max(1, PIECE // (per_row * batch)))
         pieces += [
@@ -264,30 +331,21 @@ def _pieces(query: torch.Tensor, key: torch.Tensor, window: int | None) -> list[
     return pieces
 
 
-def _piece_weights(
-    piece: _Piece,
-    arguments: tuple,
-    visible: torch.Tensor | None,
-    window: int | None,
-    scaling: float,
-    space: torch.Tensor,
-) -> torch.Tensor:
-    """The weights `(H, B, T, K)` of a piece; `space` holds the scores of its distances meanwhile."""
-    query, key, _, positions, content_bias, position_bias = arguments
-    query, positions = piece.queries_of(query), piece.positions_of(positions)
-    wide = _shaped(space, piece.shape(1))
-    position_query = _biased(query, position_bias[piece.heads], scaling).flatten(1, 2)
-    _bmm(position_query, positions.mT, out=wide.flatten(1, 2))
-    if visible is not None:
-        rows = piece.rows if visible.shape[0] > 1 else slice(None)
-        visible = visible[rows, :, piece.queries, piece.keys].transpose(0, 1)
-    content_query = _biased(query, content_bias[piece.heads], scaling)
-    return _weights(wide, content_query, piece.keys_of(key), visible, window)
+def _num_far(columns: list[_Columns]) -> int:
+    return sum(each.key.shape[2] for each in columns[1:])
 
 
-def _space(like: torch.Tensor, pieces: list[_Piece], more: int = 0) -> torch.Tensor:
+def _space(like: torch.Tensor, pieces: list[_Piece], columns: list[_Columns]) -> torch.Tensor:
     """Memory for the scores of any of the pieces, one after the other."""
-    return like.new_empty(max(math.prod(piece.shape(more)) for piece in pieces))
+    num_far = _num_far(columns)
+    return like.new_empty(max(math.prod(piece.shape(piece.num_keys + num_far)) for piece in pieces))
+
+
+def _spaces(like: torch.Tensor, pieces: list[_Piece], columns: list[_Columns]) -> list[torch.Tensor]:
+    """Memory for the scores by distance of any of the pieces, one after the other: of each kind of columns."""
+    near = max(math.prod(piece.shape(piece.num_keys + 1)) for piece in pieces)
+    far = [max(math.prod(piece.shape(each.positions.shape[1])) for piece in pieces) for each in columns[1:]]
+    return [like.new_empty(size) for size in (near, *far)]
 
 
 def _shaped(space: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -306,38 +364,124 @@ def _biased(query: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Te
     return torch.add(query, bias[:, None, None]).mul_(scaling).contiguous()
 
 
+def _piece_weights(
+    piece: _Piece,
+    queries: Tensors,
+    parts: list[_Columns],
+    window: int | None,
+    scaling: float,
+    spaces: list[torch.Tensor],
+) -> torch.Tensor:
+    """The weights `(H, B, T, K)` of a piece; `spaces` hold the scores by distance meanwhile."""
+    query = piece.queries_of(queries[0])
+    content_query, position_query = (_biased(query, bias[piece.heads], scaling) for bias in queries[1:])
+    wides = []
+    for part, space in zip(parts, spaces, strict=True):
+        wides.append(_shaped(space, piece.shape(part.positions.shape[1])))
+        _bmm(position_query.flatten(1, 2), part.positions.mT, out=wides[-1].flatten(1, 2))
+    return _weights(wides, content_query, parts, window)
+
+
 def _weights(
-    wide: torch.Tensor,
+    wides: list[torch.Tensor],
     query: torch.Tensor,
-    key: torch.Tensor,
-    visible: torch.Tensor | None,
+    parts: list[_Columns],
     window: int | None,
     in_place: bool = False,
 ) -> torch.Tensor:
-    """The weights `(..., T, K)` of scores by distance `(..., T, K + 1)`, which are overwritten, and of scaled queries and
-    keys of two leading dimensions; they may stand in the memory of the scores if they are used at once (`in_place`)."""
-    length, num_keys = query.shape[2], key.shape[2]
+    """The weights `(..., T, S + K)` of scores by distance, which are overwritten, and of scaled queries and keys of two
+    leading dimensions, the far columns first; they may stand in the memory of the scores if they are used at once
+    (`in_place`)."""
+    wide, length, num_keys = wides[0], query.shape[2], parts[0].key.shape[2]
     too_far = 0 if window is None else max(0, num_keys - window)
     if too_far:
         wide[..., :too_far].fill_(-torch.inf)
     if length > 1:
         wide[..., num_keys:].fill_(-torch.inf)
-    content = query.flatten(0, 1), key.flatten(0, 1).mT
-    scores = relative_shift(wide).flatten(0, 1)
+    scores = relative_shift(wide)
     # the view of one head lies in one piece: the content term can be added where the position term stands
-    in_place = in_place and scores.is_contiguous()
-    scores = scores.baddbmm_(*content) if in_place else torch.baddbmm(scores, *content)
-    scores = scores.unflatten(0, query.shape[:2])
+    if not in_place or len(parts) > 1 or not scores.is_contiguous():
+        num_far = _num_far(parts)
+        scores = wide.new_empty(*wide.shape[:3], num_far + num_keys)
+        scores.narrow(-1, num_far, num_keys).copy_(relative_shift(wide))
+    views = _views(scores, parts)
+    for view, part, by_distance in zip(views, parts, wides, strict=True):
+        if part.table_index is not None:
+            view.copy_(by_distance.gather(-1, part.table_index.expand_as(view)))
+        view.flatten(0, 1).baddbmm_(query.flatten(0, 1), part.key.flatten(0, 1).mT)
+        if part.visible is not None:
+            view.masked_fill_(~part.visible, -torch.inf)
     # behind a query, the view shows what the next query's row begins with: up to `length - 2` of its farthest distances
     if too_far < length - 2:
-        scores[..., num_keys - length :] += _future(length, scores)
-    if visible is not None:
-        scores.masked_fill_(~visible, -torch.inf)
+        views[0][..., num_keys - length :] += _future(length, scores)
     weights = torch.softmax(scores, dim=-1, out=scores)
-    if visible is not None:
-        weights.masked_fill_(~visible.any(dim=-1, keepdim=True), 0.0)
+    seen = [part.visible.any(dim=-1, keepdim=True) for part in parts if part.visible is not None]
+    if len(seen) == len(parts):  # else each query sees something
+        weights.masked_fill_(~(seen[0] if len(seen) == 1 else seen[0] | seen[1]), 0.0)
     return weights
+
+
+def _views(scores: torch.Tensor, parts: list[_Columns]) -> list[torch.Tensor]:
+    """What belongs to each of the `parts`: the far ones stand in front of the near ones."""
+    if len(parts) == 1:
+        return [scores]
+    num_far = _num_far(parts)
+    return [scores.narrow(-1, num_far, parts[0].key.shape[2]), scores.narrow(-1, 0, num_far)]
+
+
+def _attended(weights: torch.Tensor, parts: list[_Columns]) -> torch.Tensor:
+    """The values under their weights, `(..., T, D)`."""
+    products = [view @ part.value for view, part in zip(_views(weights, parts), parts, strict=True)]
+    return products[0] if len(products) == 1 else products[0].add_(products[1])
 
 
 def _future(length: int, like: torch.Tensor) -> torch.Tensor:
     return torch.full((length, length), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
+
+
+def _grad_scores(
+    piece: _Piece,
+    weights: torch.Tensor,
+    parts: list[_Columns],
+    grad_parts: list[_Columns],
+    grad_output: torch.Tensor,
+    means: torch.Tensor,
+    space: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of the scores of a piece, in `space`; that of the values is added to `grad_parts`."""
+    grad_attended = piece.queries_of(grad_output).contiguous()
+    grad_scores = _shaped(space, weights.shape)
+    both = zip(_views(weights, parts), _views(grad_scores, parts), parts, grad_parts, strict=True)
+    for weight, grad, part, grad_part in both:
+        grad_part.value.add_(weight.mT @ grad_attended)
+        _bmm(grad_attended.flatten(0, 1), part.value.flatten(0, 1).mT, out=grad.flatten(0, 1))
+    return grad_scores.sub_(piece.queries_of(means)).mul_(weights)
+
+
+def _grad_terms(
+    piece: _Piece,
+    grad_scores: torch.Tensor,
+    queries: Tensors,
+    parts: list[_Columns],
+    grad_parts: list[_Columns],
+    scaling: float,
+    spaces: list[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of the queries of both terms, `(H, B, T, D)`; those of keys and positions are added to `grad_parts`."""
+    query = piece.queries_of(queries[0])
+    content_query, position_query = (_biased(query, bias[piece.heads], scaling) for bias in queries[1:])
+    grad_content, grad_position = torch.zeros_like(query), torch.zeros_like(query)
+    for grad, part, grad_part, space in zip(_views(grad_scores, parts), parts, grad_parts, spaces, strict=True):
+        grad_wide = _shaped(space, piece.shape(part.positions.shape[1]))
+        if part.table_index is None:
+            relative_shift(grad_wide).copy_(grad)
+            grad_wide.flatten(-2)[..., : grad.shape[-2] - 1] = 0  # what the view leaves out
+            grad_wide[..., -1, -1] = 0
+        else:
+            grad_wide.zero_().scatter_add_(-1, part.table_index.expand_as(grad), grad)
+        grad_content += grad @ part.key
+        grad_part.key.add_(grad.mT @ content_query)
+        grad_wide = grad_wide.flatten(1, 2)
+        grad_position += torch.bmm(grad_wide, part.positions).view_as(query)
+        grad_part.positions.add_(torch.bmm(grad_wide.mT, position_query.flatten(1, 2)))
+    return grad_content.mul_(scaling), grad_position.mul_(scaling)

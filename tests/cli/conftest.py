@@ -1,10 +1,12 @@
 """Small models of every kind that the commands take, made once."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from stand_in_base import save_base
 from transformers import PreTrainedModel
 
 from transformers_xl import (
@@ -13,6 +15,7 @@ from transformers_xl import (
     TransformerXLForCausalLM,
     WordTokenizer,
 )
+from transformers_xl.experiments.adding_memory import write_with_memory
 
 SIZES = {
     "hidden_size": 16,
@@ -24,12 +27,19 @@ SIZES = {
 }
 WORDS = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 12
 OLD = Path(__file__).parent.parent / "fixtures" / "golden" / "legacy_hf_checkpoint"
-KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder")
+KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder", "window", "tokens")
+MEMORIES = {
+    "window": {"mem_len": 16, "num_sinks": 1, "segment_length": 8},
+    "tokens": {"num_memory_tokens": 2, "segment_length": 8},
+}
 
 
 def built(model_class: type[PreTrainedModel], vocab_size: int, **fields) -> PreTrainedModel:
     torch.manual_seed(0)
-    return model_class(model_class.config_class(vocab_size=vocab_size, **SIZES, **fields))
+    config_class = model_class.config_class
+    known = {each.name for each in dataclasses.fields(config_class)}
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    return model_class(config_class(vocab_size=vocab_size, **sizes, **fields))
 
 
 @pytest.fixture(scope="session")
@@ -53,5 +63,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind, parts in kinds.items():
         for part in parts:
             part.save_pretrained(root / kind, include_code=False)
+    base = save_base(root / "base")
+    for kind, fields in MEMORIES.items():
+        write_with_memory(str(base), root / kind, {"kind": kind} | fields)
     shutil.copytree(OLD, root / "old folder", ignore=shutil.ignore_patterns("expected.*"))
     return {kind: root / kind for kind in KINDS}

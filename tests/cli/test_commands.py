@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from programs import run
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_xl.cli.main import app
@@ -92,6 +94,28 @@ def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
     table = run("evaluate", model_folder, "--text", text_file, "--markdown").output
     assert table.startswith("|  | with memory | without memory |\n| --- | ---: | ---: |\n| bits per byte | ")
     assert f"| {usual['with_memory']['perplexity']:,.3f} |" in table
+
+
+def test_evaluate_with_segments_that_overlap(model_folder: Path, text_file: Path):
+    """Every token is predicted once, and most of them from more context."""
+    short = text_file.parent / "overlapping.txt"
+    short.write_text(TEXT[:200])
+    words = ("evaluate", model_folder, "--text", short, "--json", "--segment-length", 8)
+    without = ("--mem-len", 0, "--no-same-length")
+    plain, overlapping = (json.loads(run(*words, *without, *more).output) for more in ((), ("--overlap", 6)))
+    assert plain["in_segments"]["tokens"] == overlapping["in_segments"]["tokens"] == 199
+    # by hand: the first segment alone, then two new tokens behind six of context
+    model = AutoModelForCausalLM.from_pretrained(model_folder, mem_len=0, same_length=False).eval()
+    ids = torch.tensor(list(TEXT[:200].encode()))
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, 193, 2):
+            targets = ids[start + 1 : start + 9]
+            logits = model(ids[None, start : start + len(targets)]).logits[0]
+            losses = F.cross_entropy(logits, targets, reduction="none")
+            nats += losses[6 if start else 0 :].sum().item()
+    assert overlapping["in_segments"]["nats"] == pytest.approx(nats, rel=1e-5)
+    assert "`overlap`=6 would be read twice" in run(*words, "--overlap", 6).output
 
 
 def test_evaluate_by_a_moving_window(model_folder: Path, text_file: Path):
@@ -209,23 +233,26 @@ def test_two_commands_do_not_write_one_folder(text_file: Path, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("command", [[], *commands(app)], ids=" ".join)
-def test_help_answers_without_importing_torch(command: list[str]):
-    """Whatever the program is called: here it is `-c`."""
+def test_help_answers_without_importing_torch():
+    """Of all commands in one process, whatever the program is called: here it is `-c`."""
     program = (
         "import sys\n"
         "from transformers_xl.cli.main import app\n"
-        "try:\n"
-        "    app()\n"
-        "finally:\n"
-        "    assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+        "for command in sys.argv[1:]:\n"
+        "    sys.argv = ['-c', *command.split(), '--help']\n"
+        "    try:\n"
+        "        app()\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code, command\n"
+        "    assert 'torch' not in sys.modules and 'transformers' not in sys.modules, command\n"
     )
+    words = ["", *map(" ".join, commands(app))]
     result = subprocess.run(
-        [sys.executable, "-c", program, *command, "--help"],
+        [sys.executable, "-c", program, *words],
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(ROOT), "PATH": "", "COLUMNS": "200"},
     )
     assert result.returncode == 0, result.stderr
-    assert "Usage" in result.stdout
+    assert result.stdout.count("Usage: ") == len(words) > 15
     assert not result.stderr

@@ -11,11 +11,12 @@ from programs import run
 
 from transformers_xl.cli.main import app
 
-KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder")
+KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder", "window", "tokens")
 NO_MODEL = ("train", "compare", "config", "prepare", "tokenizer")  # they make models, or texts to learn from
 ARGUMENTS = {
     "evaluate": ("--text", "{text}", "--moving-window"),
     "generate": ("--prompt", "It was the", "--max-new-tokens", 4, "--temperature", 0),
+    "add-memory": ("-o", "{out}"),
     "convert": ("{out}",),
     "recl": (
         *("--text", "{text}", "--c0", 4, "--delta", 4, "--max-context", 12),
@@ -31,8 +32,14 @@ ARGUMENTS = {
 }
 ENCODER = "is no language model"
 REFUSED = {
-    **{(command, "encoder"): ENCODER for command in ARGUMENTS.keys() - {"convert", "card", "push", "report"}},
+    **{
+        (command, "encoder"): ENCODER
+        for command in ARGUMENTS.keys() - {"add-memory", "convert", "card", "push", "report"}
+    },
+    **{("add-memory", kind): "has a memory of its own" for kind in KINDS},
     **{("convert", kind): "only 'transfo-xl' is converted" for kind in KINDS if kind != "old folder"},
+    ("speed", "tokens"): "`num_memory_tokens`=2 vectors",
+    ("context-curve", "tokens"): "`num_memory_tokens`=2 vectors",
     ("card", "old folder"): "transformers-xl convert",
     ("serve", "old folder"): "transformers-xl convert",
     ("push", "old folder"): "no model.safetensors",

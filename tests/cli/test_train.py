@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,11 @@ from optional_packages import needs
 from programs import run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers.integrations import TensorBoardCallback
 
 from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.hub import uploading
+from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal, TrainingProgress
 
 SMALL = (
@@ -164,7 +168,30 @@ def test_a_run_that_is_stopped_is_saved_and_resumes_exactly(
     assert "not empty" in refused(*words, "-o", folder)
     assert equal(train("--resume", "-o", folder), whole)
     longer = train("--resume", "-o", folder, "--training.max_steps", 8)
-    assert json.loads((longer / "training_metrics.json").read_text())["training"]["steps"] == 8
+    training = json.loads((longer / "training_metrics.json").read_text())["training"]
+    assert training["steps"] == 8
+    assert training["command"] == "transformers-xl train -o stopped --resume --training.max_steps 8"
+
+
+def test_several_gpus_are_told_the_line_to_type(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    words = ("train", text_file, "-o", tmp_path / "model", *SMALL.split())
+    monkeypatch.setattr(MemoryTrainingArguments, "n_gpu", 4)
+    monkeypatch.setattr(sys, "argv", ["transformers-xl", *map(str, words)])
+    said = " ".join(refused(*words[1:]).split())
+    line = shlex.join(["torchrun", "--nproc_per_node", "4", "-m", "transformers_xl.cli", *map(str, words)])
+    assert f"type: {line} " in said
+    assert "CUDA_VISIBLE_DEVICES=0" in said
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_report_that_is_not_installed_is_refused_first(text_file: Path, tmp_path: Path, monkeypatch):
+    def missing(self) -> None:
+        raise RuntimeError("TensorBoardCallback requires tensorboard to be installed.")
+
+    monkeypatch.setattr(TensorBoardCallback, "__init__", missing)
+    said = refused(text_file, "-o", tmp_path / "no", *SMALL.split(), "--training.report_to", "tensorboard")
+    assert "`training.report_to`=['tensorboard'] cannot be used: TensorBoardCallback requires" in said
+    assert not (tmp_path / "no").exists()
 
 
 def test_nothing_to_resume(tmp_path: Path):

@@ -11,7 +11,8 @@ from transformers_xl import MemoryConfig, TransformerXLConfig
 from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS
 from transformers_xl.modeling.conversion.transfo_xl import TransfoXLConfig
 
-every_variant = pytest.mark.parametrize("model_type", VARIANTS)
+OWN = [name for name, row in VARIANTS.items() if issubclass(row.config_class, MemoryConfig)]  # not around a base
+every_variant = pytest.mark.parametrize("model_type", OWN)
 
 
 def written(folder: Path, model_type: str = "transformer_xl", **fields) -> Path:
@@ -128,7 +129,7 @@ def test_two_names_of_one_field_must_agree(fields: dict, field: str):
 def test_names_of_the_original_are_no_fields_of_ours():
     names = set(TransformerXLConfig.__dataclass_fields__) | set(TransformerXLConfig.attribute_map)
     assert not ORIGINAL_OPTIONS & names
-    for row in VARIANTS.values():
+    for row in map(VARIANTS.get, OWN):
         assert not ORIGINAL_OPTIONS & set(row.config_class.__dataclass_fields__)
         assert MemoryConfig.attribute_map.items() <= row.config_class.attribute_map.items()
         assert set(row.config_class.attribute_map.values()) <= set(row.config_class.__dataclass_fields__)

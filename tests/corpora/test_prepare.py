@@ -88,6 +88,19 @@ def test_sentences_of_lm1b_have_one_boundary_between_them(tmp_path: Path):
     assert words == ["the", "dog", "<UNK>", "<S>", "the", "<UNK>", "<S>"]
 
 
+def test_a_text_of_ones_own_may_have_any_name(tmp_path: Path):
+    source = tmp_path / "mine.txt"
+    source.write_bytes(ENWIK8)
+    result = run(
+        "prepare", "enwik8", source, "-o", tmp_path / "out", "--no-check", "--line-feeds", "keep", "--markdown"
+    )
+    assert result.exit_code == 0, result.output
+    assert "| train | 4 | 18 | 18 |" in result.output
+    preparation = json.loads((tmp_path / "out" / "preparation.json").read_text())
+    assert preparation["checksums"] == {"mine.txt": f"md5:{md5(ENWIK8)}"}
+    assert "it has no file for train" in run("prepare", "enwik8", source, "-o", tmp_path / "no").output
+
+
 def test_parquet_of_the_hub_counts_as_the_official_file(tmp_path: Path):
     needs("datasets")  # which brings it
     import pyarrow
@@ -128,8 +141,9 @@ def test_what_comes_out_as_published_is_said(tmp_path: Path, monkeypatch: pytest
     ("corpus", "fields", "message"),
     [
         ("enwik8", {}, "md5 [0-9a-f]{32} of 'enwik8', not a1fa5ffddb56f4953e226637dabbb36a"),
-        ("wikitext-2", {}, "md5 [0-9a-f]{32}, not 542ccefacc6c27f945fb54453812b3cd"),
-        ("lm1b", {}, "train lines 3, not 30,301,028; vocabulary 5, not 793,471"),
+        ("wikitext-2", {}, "md5:[0-9a-f]{32}, not md5:542ccefacc6c27f945fb54453812b3cd"),
+        ("lm1b", {}, "sha256:[0-9a-f]{64}, not sha256:01ba60381110"),
+        ("lm1b", {"archive_digest": None}, "train lines 3, not 30,301,028; vocabulary 5, not 793,471"),
         ("ptb", {"md5": {}, "counts": {"test lines": 1, "vocabulary": 8}}, "\\(vocabulary 7, not 8\\)"),
     ],
 )

@@ -18,7 +18,7 @@ from transformers_xl.modeling.ops.key_mask import KeyMask
 
 ROOT = Path(__file__).parent.parent.parent
 LENGTH = 21  # three segments of six, and half a one
-SHOWN = [name for name in variants() if name not in ("tensorized_transformer", "star_transformer")]
+SHOWN = [name for name in variants() if name not in ("tensorized_transformer", "star_transformer", "segment_memory")]
 
 
 def text(length: int = LENGTH) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional_packages import needs
+from patience import PATIENCE
 from programs import BROWSER, DRIVER
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
@@ -138,7 +139,7 @@ class Visitor:
 
     def __init__(self, browser: webdriver.Chrome):
         self.browser = browser
-        self.until = WebDriverWait(browser, 60).until
+        self.until = WebDriverWait(browser, PATIENCE).until
 
     def find(self, selector: str) -> WebElement:
         return self.until(lambda _: self.browser.find_element(By.CSS_SELECTOR, selector))
@@ -179,7 +180,8 @@ def endless(writer: app.Writer, monkeypatch: pytest.MonkeyPatch) -> threading.Ev
             return
         piece = next(go_on(story, mem_len, tokens, temperature))
         try:
-            for _ in range(1200):
+            until = time.monotonic() + PATIENCE
+            while time.monotonic() < until:
                 yield piece
                 time.sleep(0.05)
         except GeneratorExit:
@@ -227,7 +229,7 @@ def test_a_browser_goes_on(writer: app.Writer, browser: webdriver.Chrome, monkey
         visitor.press("go-on")
         visitor.until(lambda _: len(visitor.text) > len(text))
         visitor.press("stop")
-        assert stopped_by_visitor.wait(60)
+        assert stopped_by_visitor.wait(PATIENCE)
         stopped = visitor.text
         assert len(stopped) == len(text) + app.PIECE
         visitor.set("tokens", 20)

@@ -1,47 +1,47 @@
 """What the models of a comparison are: as large as each other, and given what the comparison says that they see."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny import variants
+from tiny import AROUND_BASES, variants
 from torch.nn import functional as F
 
 from transformers_xl.experiments import comparison_runs
 from transformers_xl.experiments.baselines import WindowStream
 from transformers_xl.experiments.comparison_speeds import TokenTimes, training_step, writer
+from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.streams.text_stream import TextStream
 
-ARGUMENTS = {
-    "hidden_size": 16, "layers": 2, "heads": 2, "mem_len": 12, "dropout": 0.0, "segment_length": 8, "batch_size": 3,
-    "seed": 0,
-}  # fmt: skip
+TERMS = ComparisonTerms(hidden_size=16, layers=2, heads=2, mem_len=12, segment_length=8, batch_size=3)
 LANES, SEGMENT, MEMORY = 3, 8, 12
 IDS = np.random.default_rng(0).integers(3, 259, 203)
 
 
 def build(name: str):
     torch.manual_seed(0)
-    return comparison_runs.builders()[name](ARGUMENTS, 32).eval()
+    return comparison_runs.builders()[name](TERMS, 0, 32).eval()
 
 
 def test_all_models_are_equally_large():
     names = list(comparison_runs.builders())
-    assert sorted(names) == sorted([*variants(causal_lm=True), "gpt2", "mistral"])
-    for arguments in (ARGUMENTS, ARGUMENTS | {"hidden_size": 32, "layers": 3}):
-        widths, target = comparison_runs.inner_widths(arguments, names)
+    from_nothing = [each for each in variants(causal_lm=True) if each not in AROUND_BASES]
+    assert sorted(names) == sorted([*from_nothing, "gpt2", "mistral"])
+    for terms in (TERMS, replace(TERMS, hidden_size=32, layers=3)):
+        widths, target = comparison_runs.inner_widths(terms, names)
         for name in names:
-            model = comparison_runs.builders()[name](arguments, widths[name])
+            model = comparison_runs.builders()[name](terms, 0, widths[name])
             if hasattr(model, "prepare_for_inference"):
                 model.prepare_for_inference()
             assert abs(sum(p.numel() for p in model.parameters()) / target - 1) < 0.03, name
-        assert comparison_runs.inner_widths(arguments, ["gpt2"]) == ({"gpt2": widths["gpt2"]}, target)
+        assert comparison_runs.inner_widths(terms, ["gpt2"]) == ({"gpt2": widths["gpt2"]}, target)
 
 
 def test_a_model_that_cannot_take_part_is_in_nobodys_way():
-    one_layer = ARGUMENTS | {"layers": 1}
+    one_layer = replace(TERMS, layers=1)
     widths, _ = comparison_runs.inner_widths(one_layer, ["gpt2", "macaron"])
     assert set(widths) == {"gpt2", "macaron"}
     with pytest.raises(ValueError, match="num_hidden_layers"):
@@ -51,7 +51,7 @@ def test_a_model_that_cannot_take_part_is_in_nobodys_way():
 def test_no_way_to_equal_parameters_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comparison_runs, "TOLERANCE", 1e-6)
     with pytest.raises(ValueError, match="`hidden_size`=16: gpt2 has"):
-        comparison_runs.inner_widths(ARGUMENTS, ["gpt2"])
+        comparison_runs.inner_widths(TERMS, ["gpt2"])
 
 
 @pytest.mark.parametrize("context", [0, 5, 12])
@@ -76,11 +76,11 @@ def test_windows_are_the_segments_behind_their_context(context: int):
 
 def test_what_the_models_are_trained_on():
     stream = TextStream(IDS, SEGMENT, LANES)
-    assert comparison_runs.stream_for(build("transformer_xl"), stream, ARGUMENTS) is stream
-    assert comparison_runs.stream_for(build("vanilla_transformer"), stream, ARGUMENTS) is stream
-    assert comparison_runs.stream_for(build("gpt2"), stream, ARGUMENTS).context == 0
+    assert comparison_runs.stream_for(build("transformer_xl"), stream, TERMS) is stream
+    assert comparison_runs.stream_for(build("vanilla_transformer"), stream, TERMS) is stream
+    assert comparison_runs.stream_for(build("gpt2"), stream, TERMS).context == 0
     mistral = build("mistral")
-    assert comparison_runs.stream_for(mistral, stream, ARGUMENTS).context == MEMORY
+    assert comparison_runs.stream_for(mistral, stream, TERMS).context == MEMORY
     changed = torch.from_numpy(IDS[None, :30].copy())
     changed[0, 0] += 1
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_scores_by_hand():
     ends = range(0, 60, SEGMENT)
     for name, context, step in (("mistral", MEMORY, SEGMENT), ("gpt2", 4, 4), ("vanilla_transformer", 4, 4)):
         model = build(name)
-        found = comparison_runs.scores(model, text, 1, ARGUMENTS)
+        found = comparison_runs.scores(model, text, 1, TERMS)
         alone = bits_by_hand(model, text, [(start, start, start + SEGMENT) for start in ends])
         window = bits_by_hand(model, text, [(max(0, at - context), at, at + step) for at in range(0, 60, step)])
         assert found["without_context"] == pytest.approx(alone, rel=1e-5), name
@@ -118,7 +118,7 @@ def bits_by_hand(model, text: np.ndarray, windows: list[tuple[int, int, int]]) -
 def test_timed_steps_are_whole_and_alike(name: str):
     model = build(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    step = training_step(model, TextStream(IDS, SEGMENT, LANES), ARGUMENTS)
+    step = training_step(model, TextStream(IDS, SEGMENT, LANES), TERMS)
     seen: list[dict] = []
     model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
     with torch.inference_mode():
@@ -136,7 +136,7 @@ def test_timed_steps_are_whole_and_alike(name: str):
 @pytest.mark.parametrize("name", ["transformer_xl", "gpt2", "mistral", "vanilla_transformer"])
 def test_times_between_tokens(name: str):
     times = TokenTimes()
-    write = writer(build(name), IDS, ARGUMENTS, times)
+    write = writer(build(name), IDS, TERMS, times)
     with torch.inference_mode():
         write()
         write()
@@ -146,7 +146,7 @@ def test_times_between_tokens(name: str):
 
 def test_settings_tell_texts_apart(tmp_path: Path):
     (tmp_path / "a.txt").write_text("a")
-    settings = comparison_runs.settings_of([tmp_path / "a.txt"], ARGUMENTS, 100)
-    assert settings["recl"]["contexts"] == list(range(1, 21))
+    settings = comparison_runs.settings_of([tmp_path / "a.txt"], TERMS, 100)
+    assert settings.recl.contexts == list(range(1, 21))
     (tmp_path / "a.txt").write_text("b")
-    assert comparison_runs.settings_of([tmp_path / "a.txt"], ARGUMENTS, 100)["texts"] != settings["texts"]
+    assert comparison_runs.settings_of([tmp_path / "a.txt"], TERMS, 100).texts != settings.texts

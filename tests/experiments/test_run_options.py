@@ -1,6 +1,7 @@
 """A run from a recipe, YAML files and options: every field in all three, the later over the earlier, no name unknown."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,14 @@ import yaml
 from programs import run
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.experiments.run_config import RunConfig, config_fields, model_section, recipe_names, recipe_path
+from transformers_xl.experiments.run_config import (
+    RunConfig,
+    config_fields,
+    memory_fields,
+    model_section,
+    recipe_names,
+    recipe_path,
+)
 from transformers_xl.experiments.run_options import SECTIONS, read_config, read_run, split_options
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.training.arguments import MemoryTrainingArguments
@@ -24,13 +32,15 @@ def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
 @pytest.mark.parametrize("variant", CAUSAL)
 def test_every_field_of_a_variant_is_a_field_of_its_section(variant: str):
     config_class = VARIANTS[variant].config_class
-    fields = config_fields(read_config(["--model.variant=" + variant]).model)
-    config = config_class(**(fields | {"vocab_size": 11}))
+    given = read_config(["--model.variant=" + variant])
+    fields = memory_fields(given.memory) or config_fields(given.model) | {"vocab_size": 11}
+    config = config_class(**fields)
     assert config.model_type == variant
     own = {
         each.name for each in dataclasses.fields(config_class) if each.name not in dataclasses.asdict(base_fields())
     }
-    assert own <= fields.keys() | {"vocab_size"}
+    sections = {each.name for section in (given.model, given.memory) for each in dataclasses.fields(section)}
+    assert own <= sections | {"vocab_size", "text_config"}
 
 
 def base_fields():
@@ -152,6 +162,11 @@ def test_the_command_prints_the_whole_run(tmp_path: Path):
     again = run("config", written(tmp_path, shown.output))
     assert again.output == shown.output
     assert run("config", "--recipes").output.split() == recipe_names()
+    assert json.loads(run("config", "--recipes", "--json").output) == recipe_names()
+    values = json.loads(run("config", "small-bytes", "--training.seed", 5, "--json").output)
+    assert values == yaml.safe_load(shown.output)
+    assert json.loads(run("config", "--fields", "data", "--json").output) == values["data"]
+    assert "is no section" in run("config", "--fields", "dat", "--json").output
     assert "--model.same_length" in run("config", "--fields", "model").output
     assert "--training.learning_rate" in run("config", "--fields", "training").output
     unknown = run("config", "enwik9")

@@ -31,6 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator:
     with server.HubServer() as running:
         constants = "huggingface_hub.constants"
         monkeypatch.setattr(f"{constants}.ENDPOINT", running.url)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", running.url)  # which PEFT asks
         template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(f"{constants}.HF_HUB_DISABLE_XET", True)

@@ -70,6 +70,8 @@ def evaluation(
         dtype="float32",
         device="a device",
         command=f"transformers-xl evaluate MODEL --text {name} --record",
+        bits_per_character=1.25 * bits,
+        **{"characters": 80, "words": 20, "perplexity": 2.0**bits, "word_perplexity": 2.0 ** (5 * bits)},
     )
 
 
@@ -101,7 +103,7 @@ def value_of(folder: Path, source: str):
 
 
 def numbers(text: str) -> set[float]:
-    return {float(number.replace(",", "")) for number in re.findall(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?", text)}
+    return {float(number.replace(",", "")) for number in re.findall(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?", text)}
 
 
 def leaves(value) -> list:
@@ -116,15 +118,12 @@ def test_every_figure_is_in_the_file_that_it_names(trained: Path):
     rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
     figures = [row for row in rows if row[-1] != "Source"]
     columns = [(row[0], row[1 + i], row[-1].replace("[i]", f"[{i}]")) for row in figures for i in range(len(row) - 2)]
-    assert len(figures) == 6 + 2 * 6 + 13 + 18
-    assert len(columns) == len(figures) + 13
+    assert (len(figures), len(columns)) == (6 + 2 * 6 + 17 + 19, 6 + 2 * 6 + 17 + 19 + 17)
     for *cells, source in columns:
         found = leaves([value_of(trained, source)])
         known = {float(value) for value in found if isinstance(value, int | float)}
-        # as they are printed: with four places, or as whole numbers
-        known |= (
-            {round(value, 4) for value in known} | {round(value) for value in known} | {round(v, 1) for v in known}
-        )
+        # as they are printed
+        known |= {float(f"{value:{form}}") for value in known for form in (".4f", ".1f", ".0f", ".3g")}
         known |= set().union(*(numbers(value) for value in found if isinstance(value, str)))
         for cell in cells:
             if cell.startswith(("Training: ", "Evaluation: ", "sha256")):
@@ -226,6 +225,17 @@ def test_results_on_a_benchmark_of_the_hub(hub, folder: Path):
     assert not list((folder / ".eval_results").iterdir())  # no figure outlives its source
 
 
+def test_a_compressed_memory_is_among_the_lengths(tmp_path: Path):
+    model = saved(tmp_path, model_type="compressive_transformer")
+    found = (evaluation(model), evaluation(model, memory=False, bits=2.75))
+    write_measurements(tmp_path, measurements_of(model, tmp_path, evaluations=found))
+    card = model_card(tmp_path, REPO)
+    assert "| compressed_mem_len | 3 | 0 | `training_metrics.json`: `evaluations[i].lengths.compressed" in card.text
+    results = card.data.eval_results
+    assert [each.metric_args["compressed_mem_len"] for each in results] == [3, 0]
+    assert "with a memory of 8 and 3 compressed, segments" in results[0].metric_name
+
+
 @pytest.mark.parametrize(
     ("model_type", "head", "task"),
     [
@@ -256,6 +266,8 @@ def test_without_measurements_nothing_is_claimed(tmp_path: Path, model_type: str
         ("evaluations.0.bits_per_byte", float("nan"), r"evaluations\[0\].bits_per_byte`=nan"),
         ("evaluations.0.bits_per_byte", -1.0, r"evaluations\[0\].bits_per_byte`=-1.0"),
         ("evaluations.0.bits_per_byte", 1.0, "nats / ln 2 / bytes"),
+        ("evaluations.0.perplexity", 0.0, r"exp\(nats / tokens\)"),
+        ("evaluations.0.word_perplexity", 9.0, r"exp\(nats / words\)"),
         ("evaluations.0.bits_per_byte", "2.5", "of type float"),
         ("evaluations.0.bits_per_byte", None, "of type float"),
         ("evaluations.1.seconds", ..., r"evaluations\[1\].seconds` is missing"),

@@ -95,13 +95,18 @@ def test_the_command(hub, folder: Path, tmp_path: Path):
     folder = shutil.copytree(folder, tmp_path / "model")
     (folder / "training_args.bin").write_bytes(b"a pickle")
     (folder / "memory-0.safetensors").write_bytes(b"of a training")
+    for name in ("runs/1/events.1", "runs/2/events.2"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("")
     for name in ("checkpoint-2/model.safetensors", ".eval_results/score.yaml", "_push/config.json"):
         (folder / name).parent.mkdir()
         (folder / name).write_text("{}")
     result = push_command(folder, "my-model", "--private", "-m", "first", "--description", "why")
     assert result.exit_code == 0, result.output
     assert re.search(r"\d+ files are at http://127.0.0.1:\d+/owner/my-model/commit/[0-9a-f]{40}", result.output)
-    left_out = "_push/config.json, checkpoint-2/model.safetensors, memory-0.safetensors, training_args.bin"
+    left_out = (
+        "_push/config.json, checkpoint-2/model.safetensors, memory-0.safetensors, runs/ (2 files), training_args.bin"
+    )
     assert f"left out: {left_out}" in result.output
     files = {path.name for path in folder.iterdir() if path.suffix in (".json", ".py")}
     assert set(hub.files(REPO)) == files | {"model.safetensors", ".eval_results/score.yaml", ".gitattributes"}
@@ -288,7 +293,6 @@ def test_a_server_that_goes_away_is_said_to_be_silent(hub, folder: Path):
         push_folder(folder, REPO)
 
 
-@pytest.mark.timeout(120)
 def test_it_loads_from_the_server_where_the_package_is_not_installed(hub, model, folder: Path, tmp_path: Path):
     """The environment variables that turn a process to another server, and remote code by the name of a repository."""
     push_folder(folder, REPO)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -74,7 +75,7 @@ def test_with_the_strategy_end_nothing_is_pushed_before(hub, tmp_path: Path):
     training.train()
     assert hub.messages(REPO) == ["initial commit"]
     job = training.push_to_hub(blocking=False)
-    job.result(timeout=60)
+    job.result(timeout=PATIENCE)
     assert hub.messages(REPO) == ["initial commit", "End of training"]
     assert "model.safetensors" in hub.files(REPO, "runs")
     assert "model.safetensors" not in hub.files(REPO)

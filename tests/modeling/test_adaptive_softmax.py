@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny import EXACT, VARIANTS, VOCAB_SIZE, tiny_config, tiny_model, tokens, variants
+from tiny import AROUND_BASES, EXACT, VARIANTS, VOCAB_SIZE, in_turn, tiny_config, tiny_model, tokens, variants
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +23,8 @@ FORMS = {
     "no bias": {"cutoffs": CUTOFFS, "div_val": 2, "lm_head_bias": False},
 }
 every_form = pytest.mark.parametrize("fields", FORMS.values(), ids=FORMS)
-every_model = pytest.mark.parametrize("model_type", variants(causal_lm=True))
+WITH_WORDS = [each for each in variants(causal_lm=True) if each not in AROUND_BASES]
+every_model = pytest.mark.parametrize("model_type", WITH_WORDS)
 
 
 def randomised(layer: torch.nn.Module) -> torch.nn.Module:
@@ -83,7 +84,7 @@ def test_the_embedding_is_its_definition(fields):
     torch.testing.assert_close(ours, by_hand, **EXACT)
 
 
-@pytest.mark.parametrize("model_type", VARIANTS)
+@pytest.mark.parametrize("model_type", [each for each in VARIANTS if each not in AROUND_BASES])
 def test_vectors_of_words_need_not_be_scaled(model_type):
     ids, width = tokens(2, 5), tiny_config(model_type).token_width
     scaled, plain = (tiny_model(model_type, scale_embedding=scale).get_input_embeddings() for scale in (True, False))
@@ -214,8 +215,7 @@ def test_no_tensor_of_training_has_all_tokens_and_all_words(model_type):
     assert largest.numel >= ids.numel() * words  # what the test looks for is there when logits are made
 
 
-@every_model
-@pytest.mark.parametrize("tied", ["words", "projections", "neither"])
+@pytest.mark.parametrize(("model_type", "tied"), in_turn(WITH_WORDS, ["words", "projections", "neither"]))
 def test_ties_are_saved_and_loaded(model_type, tied, tmp_path):
     fields = {"tie_word_embeddings": tied == "words", "tie_projs": [False, tied != "neither", tied != "neither"]}
     model = tiny_model(model_type, "causal_lm", **(FORMS["narrower"] | fields))

@@ -6,6 +6,7 @@ from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, register_backend
+from transformers_xl.modeling.ops.key_mask import FarColumns, KeyMask
 
 each_backend = pytest.mark.parametrize(
     ("backend", "dtype"),
@@ -20,9 +21,10 @@ SHAPES = [(1, 1, 1, 0, 1), (2, 3, 1, 6, 4), (3, 2, 5, 0, 4), (2, 3, 5, 2, 4), (2
 TOLERANCE = {torch.float64: EXACT, torch.float32: FLOAT32}
 
 
-def by_definition(query, key, value, positions, content_bias, position_bias, seen, scaling) -> torch.Tensor:
-    """One query at a time; `seen` (B, T, K) bool."""
-    (batch, _, length, _), num_keys = query.shape, key.shape[2]
+def by_definition(query, key, value, positions, content_bias, position_bias, seen, distance, scaling) -> torch.Tensor:
+    """One query at a time; `seen` (B, T, K) bool, `distance` (B or 1, T, K)."""
+    batch, _, length, _ = query.shape
+    distance = distance.expand(batch, -1, -1)
     rows = []
     for row in range(batch):
         outputs = []
@@ -31,9 +33,8 @@ def by_definition(query, key, value, positions, content_bias, position_bias, see
             if not len(keys):
                 outputs.append(torch.zeros_like(value[row, :, 0]))
                 continue
-            distances = num_keys - length + i - keys
             content = ((query[row, :, i] + content_bias)[:, None] * key[row][:, keys]).sum(-1)
-            relative = positions[:, num_keys - 1 - distances]
+            relative = positions[:, positions.shape[1] - 2 - distance[row, i, keys]]
             position = ((query[row, :, i] + position_bias)[:, None] * relative).sum(-1)
             weights = ((content + position) * scaling).softmax(dim=-1)
             outputs.append((weights[..., None] * value[row][:, keys]).sum(1))
@@ -48,9 +49,24 @@ def arguments(shape: tuple, dtype: torch.dtype, device: str) -> list[torch.Tenso
     return [torch.randn(size, dtype=dtype, device=device).requires_grad_() for size in sizes]
 
 
+def by_column(length: int, num_keys: int) -> torch.Tensor:
+    """Distances of the last queries and their keys, `(1, T, K)`."""
+    return (torch.arange(num_keys - length, num_keys)[:, None] - torch.arange(num_keys))[None]
+
+
 def by_window(length: int, num_keys: int, window: int | None) -> torch.Tensor:
-    distance = torch.arange(num_keys - length, num_keys)[:, None] - torch.arange(num_keys)
+    distance = by_column(length, num_keys)[0]
     return (distance >= 0) & (distance < (window or num_keys))
+
+
+# kernels, pieces and blocks of other sizes: a head in its own buffer, rows and heads apart, few queries at a time
+SIZES = [(2**16, 2**20, 32), (2**16, 9, 32), (2**16, 18, 2), (1, 2**20, 3)]
+
+
+def set_sizes(monkeypatch, one_head: int, piece: int, block: int) -> None:
+    monkeypatch.setattr(wide_attention, "ONE_HEAD", one_head)
+    monkeypatch.setattr(wide_attention, "PIECE", piece)
+    monkeypatch.setattr(wide_attention, "BLOCK", block)
 
 
 @each_backend
@@ -68,7 +84,8 @@ def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, 
     if padded:
         seen = seen & (torch.rand(batch, 1, memory + length) < 0.6)
         visible = seen[:, None].to(backend.device_type)
-    expected = by_definition(*given, seen.to(backend.device_type), scaling=0.7)
+    distance = by_column(length, memory + length).to(backend.device_type)
+    expected = by_definition(*given, seen.to(backend.device_type), distance, scaling=0.7)
     direction = torch.randn_like(expected)
     # where no query sees anything, nothing depends on anything
     expected_gradients = (
@@ -76,15 +93,8 @@ def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, 
         if seen.any()
         else [None] * len(given)
     )
-    for one_head, piece, block in (
-        (2**16, 2**20, 32),
-        (2**16, memory + length, 32),
-        (2**16, 2 * (memory + length), 2),
-        (1, 2**20, 3),
-    ):
-        monkeypatch.setattr(wide_attention, "ONE_HEAD", one_head)
-        monkeypatch.setattr(wide_attention, "PIECE", piece)
-        monkeypatch.setattr(wide_attention, "BLOCK", block)
+    for sizes in SIZES:
+        set_sizes(monkeypatch, *sizes)
         output = backend.function(*given, visible=visible, window=window, scaling=0.7, recompute=recompute)
         torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
         with torch.no_grad():
@@ -94,6 +104,70 @@ def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, 
         for gradient, wanted, tensor in zip(gradients, expected_gradients, given, strict=True):
             wanted = torch.zeros_like(tensor) if wanted is None else wanted
             torch.testing.assert_close(gradient, wanted, **TOLERANCE[dtype])
+
+
+FAR_SHAPES = [(1, 1, 1, 0, 1), (2, 3, 1, 6, 4), (3, 2, 5, 2, 4), (2, 1, 4, 9, 3), (4, 2, 7, 7, 2)]
+
+
+@each_backend
+@pytest.mark.parametrize(
+    ("shape", "window", "padded", "hidden", "recompute"),
+    pairwise(FAR_SHAPES, [None, 3], [False, True], [None, "some", "rows"], [False, True]),
+    ids=str,
+)
+def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hidden, recompute, monkeypatch):
+    """Six columns anywhere beside the window, the same for all rows or not; some tokens see nothing."""
+    (batch, heads, length, memory, width), num_far, nearest = shape, 6, 2
+    num_keys, device = memory + length, backend.device_type
+    query, key, value, _, *biases = arguments(shape, dtype, device)
+    far_key, far_value = (torch.randn(batch, heads, num_far, width, dtype=dtype, device=device) for _ in range(2))
+    positions = torch.randn(heads, num_keys + 9, width, dtype=dtype, device=device)
+    given = [query, key, value, positions, *biases, far_key, far_value]
+    given = [each.detach().requires_grad_() for each in given]
+    distance = torch.randint(nearest, num_keys + 8, (batch if hidden == "rows" else 1, length, num_far), device=device)
+    far_seen = torch.ones(1, 1, length, num_far, dtype=torch.bool, device=device)
+    if hidden is not None:
+        far_seen = torch.rand(batch if hidden == "rows" else 1, 1, length, num_far, device=device) < 0.5
+    near_seen = by_window(length, num_keys, window).expand(batch, -1, -1).to(device)
+    visible = None
+    if padded:
+        near_seen = near_seen & (torch.rand(batch, 1, num_keys, device=device) < 0.6)
+        visible = near_seen[:, None]
+    near = by_column(length, num_keys).to(device)
+    both = [torch.cat(pair, dim=2) for pair in ((given[6], given[1]), (given[7], given[2]))]
+    seen = torch.cat([far_seen[:, 0].expand(batch, -1, -1), near_seen], dim=-1)
+    distances = torch.cat([distance.expand(batch, -1, -1), near.expand(batch, -1, -1)], dim=-1)
+    expected = by_definition(given[0], *both, *given[3:6], seen, distances, scaling=0.7)
+    direction = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * direction).sum(), given)
+
+    mask = KeyMask(None if hidden is None else far_seen, distance=distance, nearest=nearest)
+    far = FarColumns(*given[6:], mask)
+    for sizes in SIZES:
+        set_sizes(monkeypatch, *sizes)
+        options = {"visible": visible, "window": window, "scaling": 0.7, "far": far}
+        output = backend.function(*given[:6], **options, recompute=recompute)
+        torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
+        with torch.no_grad():
+            torch.testing.assert_close(backend.function(*given[:6], **options), expected, **TOLERANCE[dtype])
+        torch.testing.assert_close(torch.autograd.grad((output * direction).sum(), given), wanted, **TOLERANCE[dtype])
+
+
+@each_backend
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_far_columns_directly_behind_the_window_of_one_token(backend, dtype, window):
+    query, key, value, positions, *biases = arguments((2, 3, 1, 12, 4), dtype, backend.device_type)
+    near = min(window or 9, 9)
+    far = FarColumns(key[:, :, :4], value[:, :, :4], KeyMask())
+    parts = (key[:, :, 4:], value[:, :, 4:])
+    keys = [torch.cat([part[:, :, :4], part[:, :, 13 - near :]], dim=2) for part in (key, value)]
+    seen = torch.ones(2, 1, 4 + near, dtype=torch.bool, device=backend.device_type)
+    distance = by_column(1, 4 + near).to(backend.device_type)
+    expected = by_definition(query, *keys, positions, *biases, seen, distance, scaling=0.7)
+    for learns in (True, False):
+        with torch.set_grad_enabled(learns):
+            output = backend.function(query, *parts, positions, *biases, None, window, 0.7, far=far)
+        torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
 
 
 def test_gradients_of_gradients_are_refused():

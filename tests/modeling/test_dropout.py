@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from tiny import tiny_config, tiny_model, tokens, variants
+from tiny import AROUND_BASES, tiny_config, tiny_model, tokens, variants
 from torch import nn
 
 from transformers_xl.modeling.layers.dropout import Dropout
+
+of_our_own = pytest.mark.parametrize("model_type", [each for each in variants() if each not in AROUND_BASES])
 
 
 def dropout(variational: bool, p: float = 0.4) -> Dropout:
@@ -41,7 +43,7 @@ def head_of(model_type: str) -> str:
     return "causal_lm" if model_type in variants(causal_lm=True) else "token_classification"
 
 
-@pytest.mark.parametrize("model_type", variants())
+@of_our_own
 def test_every_variant_drops_the_same_features_at_all_positions(model_type: str):
     model = tiny_model(model_type, head_of(model_type), dropout=0.5, variational_dropout=True).train()
     patterns: dict[nn.Module, list[torch.Tensor]] = {}
@@ -83,7 +85,7 @@ def test_activation_checkpointing_draws_the_same_masks(model_type: str):
         torch.testing.assert_close(plain, again)
 
 
-@pytest.mark.parametrize("model_type", variants())
+@of_our_own
 def test_the_embedding_has_a_dropout_of_its_own(model_type: str):
     ids = tokens(2, 6)
     model = tiny_model(model_type, head_of(model_type), embedding_dropout=0.5).train()
@@ -95,7 +97,7 @@ def test_the_embedding_has_a_dropout_of_its_own(model_type: str):
     assert tiny_model(model_type, head_of(model_type), dropout=0.5).model.dropout.p == 0.5
 
 
-@pytest.mark.parametrize("model_type", variants())
+@of_our_own
 def test_what_sublayers_add_has_a_dropout_of_its_own(model_type: str):
     ids = tokens(2, 6)
     model = tiny_model(model_type, residual_dropout=0.5).train()

@@ -3,39 +3,50 @@
 import pytest
 import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
-from tiny import EXACT, MEM_LEN, VOCAB_SIZE, allows, memory_of, pairwise, tokens, variants
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny import (
+    EXACT,
+    MEM_LEN,
+    ROWS,
+    VOCAB_SIZE,
+    allows,
+    in_turn,
+    layers_to_compile,
+    memory_of,
+    models,
+    pairwise,
+    tokens,
+)
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizer_models
 from transformers import CompileConfig, DynamicCache, PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.generation import BaseStreamer
 
 from transformers_xl.modeling import generation_memory
-from transformers_xl.modeling.auto import VARIANTS
 
-every_model = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True))
-carrying = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact", "own")))
-WINDOWED = variants(causal=True, causal_lm=True, memory=("exact",))
+every_model = pytest.mark.parametrize("model_type", models(causal=True, causal_lm=True))
+CARRYING = models(causal=True, causal_lm=True, memory=("exact", "own"))
+carrying = pytest.mark.parametrize("model_type", CARRYING)
+WINDOWED = models(causal=True, causal_lm=True, memory=("exact",))
 windowed = pytest.mark.parametrize("model_type", WINDOWED)
-croppable = pytest.mark.parametrize(
-    "model_type", variants(causal=True, causal_lm=True, memory=("exact",), croppable=True)
-)
-static = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",), states=False))
+CROPPABLE = models(causal=True, causal_lm=True, memory=("exact",), croppable=True)
+croppable = pytest.mark.parametrize("model_type", CROPPABLE)
+STATIC = models(causal=True, causal_lm=True, memory=("exact",), states=False)
+static = pytest.mark.parametrize("model_type", STATIC)
 LENGTHS = [1, MEM_LEN, 5 * MEM_LEN]  # below, at and far past the window; what is generated passes it in every case
-prompt_length = pytest.mark.parametrize("length", LENGTHS)
 
 
 # --- ways of decoding
 
 
-@windowed
-@prompt_length
+@pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, LENGTHS))
 def test_greedy_is_a_loop_of_full_forwards(model_type, length):
     model, ids = language_model(model_type), tokens(2, length)
     assert torch.equal(greedy(model, ids), text_by_hand(model, ids))
 
 
-@carrying
 @pytest.mark.parametrize(
-    ("length", "initial_memory", "same_length"), pairwise(LENGTHS, ["empty", "zeros"], [True, False])
+    ("model_type", "length", "initial_memory", "same_length"),
+    in_turn(CARRYING, pairwise(LENGTHS, ["empty", "zeros"], [True, False]), each=2),
 )
 def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, same_length, initial_memory, length):
     model = language_model(model_type, same_length=same_length, initial_memory=initial_memory)
@@ -51,18 +62,16 @@ def test_model_without_memory_reads_the_text_again(model_type):
     assert result.mems is None
 
 
-@windowed
-@pytest.mark.parametrize(
-    ("length", "decoding"),
-    [
-        (1, {"do_sample": False}),
-        (5 * MEM_LEN, {"do_sample": True, "top_k": 0}),
-        (1, {"do_sample": True, "top_p": 0.8, "num_return_sequences": 3}),
-        (MEM_LEN, {"do_sample": False, "num_beams": 4, "num_return_sequences": 2}),
-        (5 * MEM_LEN, {"do_sample": True, "num_beams": 3, "top_k": 0}),
-    ],
-    ids=str,
-)
+DECODINGS = [
+    (1, {"do_sample": False}),
+    (5 * MEM_LEN, {"do_sample": True, "top_k": 0}),
+    (1, {"do_sample": True, "top_p": 0.8, "num_return_sequences": 3}),
+    (MEM_LEN, {"do_sample": False, "num_beams": 4, "num_return_sequences": 2}),
+    (5 * MEM_LEN, {"do_sample": True, "num_beams": 3, "top_k": 0}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "length", "decoding"), in_turn(WINDOWED, DECODINGS), ids=str)
 def test_cached_is_uncached(model_type, decoding, length):
     model, ids = language_model(model_type), tokens(2, length)
     results = []
@@ -76,8 +85,7 @@ def test_cached_is_uncached(model_type, decoding, length):
     assert len(results[0][0]) == 2 * decoding.get("num_return_sequences", 1)
 
 
-@windowed
-@prompt_length
+@pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, LENGTHS))
 def test_beams_reorder_the_memory(model_type, length):
     """The score of every returned beam is what one forward over its whole text gives it."""
     model, ids = language_model(model_type), tokens(2, length)
@@ -93,8 +101,7 @@ def test_beams_reorder_the_memory(model_type, length):
     assert best.sum() >= log_probability(model, greedy(model, ids), length).sum() - 1e-9
 
 
-@windowed
-@prompt_length
+@pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, LENGTHS))
 def test_prefill_in_chunks(model_type, length):
     model, ids = language_model(model_type), tokens(2, length)
     expected = text_by_hand(model, ids)
@@ -102,8 +109,7 @@ def test_prefill_in_chunks(model_type, length):
         assert torch.equal(greedy(model, ids, prefill_chunk_size=chunk), expected)
 
 
-@windowed
-@pytest.mark.parametrize("chunk", [1, 3, MEM_LEN])
+@pytest.mark.parametrize(("model_type", "chunk"), in_turn(WINDOWED, [1, 3, MEM_LEN]))
 def test_prefill_in_chunks_with_padding_and_memory(model_type, chunk):
     model = language_model(model_type)
     ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.long)
@@ -117,7 +123,8 @@ def lengths_read(model) -> list[int]:
     lengths: list[int] = []
 
     def note(module, args, kwargs) -> None:
-        given = kwargs["inputs_embeds"] if kwargs["input_ids"] is None else kwargs["input_ids"]
+        ids = args[0] if args else kwargs.get("input_ids")
+        given = kwargs["inputs_embeds"] if ids is None else ids
         lengths.append(given.shape[1])
 
     model.model.register_forward_pre_hook(note, with_kwargs=True)
@@ -139,8 +146,7 @@ def assert_read_in_pieces(model, ids: torch.Tensor, monkeypatch, **settings) -> 
     torch.testing.assert_close(rest, whole, **EXACT)
 
 
-@windowed
-@pytest.mark.parametrize("way", ["plain", "beams", "padded", "memory"])
+@pytest.mark.parametrize(("model_type", "way"), in_turn(WINDOWED, ["plain", "beams", "padded", "memory"]))
 def test_a_long_prompt_is_read_in_pieces(model_type, way, monkeypatch):
     model = language_model(model_type)
     settings = {
@@ -187,8 +193,7 @@ def test_what_is_shown_of_a_prompt_is_whole(monkeypatch):
     assert result.hidden_states[0][0].shape[1] == 23
 
 
-@croppable
-@pytest.mark.parametrize("length", [1, 5 * MEM_LEN])
+@pytest.mark.parametrize(("model_type", "length"), in_turn(CROPPABLE, [1, 5 * MEM_LEN]))
 def test_assisted_is_greedy(model_type, length):
     model, ids = language_model(model_type), tokens(1, length)
     other = language_model(model_type, num_hidden_layers=1, mem_len=5)
@@ -197,8 +202,7 @@ def test_assisted_is_greedy(model_type, length):
         assert torch.equal(greedy(model, ids, new=20, assistant_model=assistant), expected)
 
 
-@croppable
-@prompt_length
+@pytest.mark.parametrize(("model_type", "length"), in_turn(CROPPABLE, LENGTHS))
 def test_prompt_lookup_is_greedy(model_type, length):
     """With random text, and with repeated text, of which the looked up tokens are taken more often."""
     model = language_model(model_type)
@@ -209,12 +213,23 @@ def test_prompt_lookup_is_greedy(model_type, length):
 @carrying
 def test_assisted_decoding_needs_a_memory_that_can_be_taken_back(model_type):
     model = language_model(model_type)
-    assert model._is_stateful != VARIANTS[model_type].croppable
+    assert model._is_stateful != ROWS[model_type].croppable
     if model._is_stateful:
         with pytest.raises(ValueError, match="stateful"):
             greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4)
     with pytest.raises(ValueError, match="(?i)static|stateful"):
         greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4, cache_implementation="static")
+
+
+@croppable
+def test_assisted_decoding_goes_on_from_padded_memory(model_type):
+    """What is taken back is taken from the mask too, whose padding the window has not left behind."""
+    model, ids = language_model(model_type, mem_len=32), tokens(1, 3)
+    memory = memory_of(model(tokens(1, 10, seed=1), attention_mask=torch.tensor([[0] * 6 + [1] * 4])))
+    assert memory["mems_mask"] is not None
+    assistant = language_model(model_type, num_hidden_layers=1, mem_len=32)  # mostly wrong
+    expected = greedy(model, ids, **memory)
+    assert torch.equal(greedy(model, ids, assistant_model=assistant, **memory), expected)
 
 
 @croppable
@@ -230,13 +245,15 @@ def test_assisted_decoding_goes_on_from_memory(model_type):
     assert torch.equal(again[:, 1:], expected[:, 12 + 15 :])
 
 
-@static
-@prompt_length
+@pytest.mark.parametrize(("model_type", "length"), in_turn(STATIC, LENGTHS))
 def test_static_cache_is_dynamic_cache(model_type, length):
     model, ids = language_model(model_type), tokens(2, length)
     mask = torch.ones_like(ids)
     mask[1, : length // 2] = 0
-    for arguments in ({}, {"attention_mask": mask}, memory_of(model(tokens(2, 10, seed=1)))):
+    memories = [
+        memory_of(model(tokens(2, before, seed=1))) for before in (3, 10)
+    ]  # shorter than the window, and longer
+    for arguments in ({}, {"attention_mask": mask}, *memories):
         static = greedy(model, ids, cache_implementation="static", **arguments)
         assert torch.equal(static, greedy(model, ids, **arguments))
 
@@ -244,7 +261,7 @@ def test_static_cache_is_dynamic_cache(model_type, length):
 @static
 def test_static_generation_compiles_once(model_type):
     """All tokens go through one graph, whatever the text and how much was generated before."""
-    model = language_model(model_type)
+    model = language_model(model_type, num_hidden_layers=layers_to_compile(model_type))
     mems = model(tokens(1, 20)).mems
     compile_config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
     compile_config._compile_all_devices = True  # the library compiles on accelerators only, unless it is told
@@ -285,7 +302,7 @@ class Collecting(BaseStreamer):
 def tokenizer():
     """One word per id, so that the tiny vocabulary has a text."""
     words = {"<pad>" if index == PAD else f"w{index}": index for index in range(VOCAB_SIZE)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    backend = Tokenizer(tokenizer_models.WordLevel(words, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", padding_side="left")
 
@@ -339,7 +356,7 @@ def test_other_caches_are_refused(model_type):
             greedy(model, tokens(1, 5))
 
 
-@pytest.mark.parametrize("model_type", variants(causal_lm=True, states=True))
+@pytest.mark.parametrize("model_type", models(causal_lm=True, states=True))
 def test_a_static_cache_holds_no_states(model_type):
     with pytest.raises(ValueError, match="`cache_implementation`='static'"):
         greedy(language_model(model_type), tokens(1, 5), cache_implementation="static")

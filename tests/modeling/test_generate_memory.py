@@ -5,12 +5,16 @@ import copy
 import pytest
 import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
-from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, read, tokens, variants
+from tiny import EXACT, MEM_LEN, VOCAB_SIZE, allows, in_turn, memory_of, models, read, tokens
 
-carrying = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact", "own")))
-windowed = pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",)))
-prompt_length = pytest.mark.parametrize("length", [1, 3 * MEM_LEN])  # what is generated passes the window
-use_cache = pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
+CARRYING = models(causal=True, causal_lm=True, memory=("exact", "own"))
+WINDOWED = models(causal=True, causal_lm=True, memory=("exact",))
+STATIC = models(causal=True, causal_lm=True, memory=("exact",), states=False)
+LENGTHS = [1, 3 * MEM_LEN]  # of prompts: what is generated passes the window
+carrying = pytest.mark.parametrize("model_type", CARRYING)
+windowed = pytest.mark.parametrize("model_type", WINDOWED)
+windowed_with_prompts = pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, LENGTHS))
+carrying_cached_or_not = pytest.mark.parametrize(("model_type", "use_cache"), in_turn(CARRYING, [True, False]))
 
 
 def left_padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,8 +38,7 @@ def prompts_with_an_ending(model, new: int, row: int) -> tuple[torch.Tensor, int
 # --- padding
 
 
-@carrying
-@use_cache
+@carrying_cached_or_not
 def test_left_padded_row_is_row_alone(model_type, use_cache):
     model = language_model(model_type)
     ids, mask = left_padded(tokens(3, 20), [20, 3, 11])
@@ -46,15 +49,16 @@ def test_left_padded_row_is_row_alone(model_type, use_cache):
         assert torch.equal(result[row, 20:], expected[0, alone.shape[1] :])
 
 
-@carrying
-@use_cache
-@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
+@pytest.mark.parametrize(
+    ("model_type", "same_length", "use_cache"),
+    in_turn(CARRYING, [(True, True), (False, True), (True, False), (False, False)]),
+)
 def test_left_padded_row_with_memory_is_row_alone(model_type, same_length, use_cache):
     """The memory, too, holds unequal numbers of tokens."""
     model = language_model(model_type, same_length=same_length)
     before, before_mask = left_padded(tokens(3, 10, seed=1), [2, 10, 5])
     memory = memory_of(model(before, attention_mask=before_mask))
-    assert memory["mems_mask"] is not None
+    assert memory["mems_mask"] is not None or not model.layout.num_windows
     ids, mask = left_padded(tokens(3, 20), [20, 3, 11])
     result = greedy(model, ids, attention_mask=mask, use_cache=use_cache, **memory)
     for row in range(3):
@@ -64,10 +68,9 @@ def test_left_padded_row_with_memory_is_row_alone(model_type, same_length, use_c
         assert torch.equal(result[row, 20:], expected[0, alone.shape[1] :])
 
 
-@carrying
-@use_cache
+@carrying_cached_or_not
 def test_reset_rows_forget_the_memory(model_type, use_cache):
-    model, ids = language_model(model_type), tokens(2, 5)
+    model, ids = language_model(model_type), tokens(2, 5, seed=2)
     mems = model(tokens(2, 10, seed=1)).mems
     result = greedy(model, ids, mems=mems, reset=torch.tensor([True, False]), use_cache=use_cache)
     assert torch.equal(result[0], greedy(model, ids)[0])
@@ -78,8 +81,7 @@ def test_reset_rows_forget_the_memory(model_type, use_cache):
 # --- going on
 
 
-@windowed
-@prompt_length
+@windowed_with_prompts
 def test_mems_of_an_output_are_the_text_before(model_type, length):
     model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
     whole = torch.cat([before, ids], dim=1)
@@ -91,8 +93,9 @@ def test_mems_of_an_output_are_the_text_before(model_type, length):
     assert torch.equal(greedy(model, ids, mems=cache), expected)
 
 
-@carrying
-@prompt_length
+@pytest.mark.parametrize(
+    ("model_type", "length"), in_turn([each for each in CARRYING if allows(each, same_length=False)], LENGTHS)
+)
 def test_mems_without_same_length(model_type, length):
     model = language_model(model_type, same_length=False)
     memory = memory_of(model(tokens(2, 12, seed=1)))
@@ -100,8 +103,7 @@ def test_mems_without_same_length(model_type, length):
     assert torch.equal(greedy(model, ids, **memory), text_by_hand_with_mems(model, ids, **memory))
 
 
-@windowed
-@prompt_length
+@windowed_with_prompts
 def test_mems_of_a_result_go_on(model_type, length):
     """Two calls are one call: the next one begins with the last token, which the memory does not hold yet."""
     model, ids = language_model(model_type), tokens(2, length)
@@ -112,13 +114,24 @@ def test_mems_of_a_result_go_on(model_type, length):
     assert torch.equal(torch.cat([first.sequences, second[:, 1:]], dim=1), expected)
 
 
-@pytest.mark.parametrize("model_type", variants(causal=True, causal_lm=True, memory=("exact",), states=False))
+@pytest.mark.parametrize("model_type", STATIC)
 def test_static_memory_goes_on(model_type):
     model, ids = language_model(model_type), tokens(2, 12)
     expected = text_by_hand(model, ids, new=24)
     first = greedy(model, ids, new=10, cache_implementation="static", return_dict_in_generate=True)
     second = greedy(model, first.sequences[:, -1:], new=14, mems=first.mems, cache_implementation="static")
     assert torch.equal(torch.cat([first.sequences, second[:, 1:]], dim=1), expected)
+
+
+def test_a_cache_given_as_mems_may_have_a_mask():
+    model, after = language_model("transformer_xl"), tokens(2, 5, seed=1)
+    value, cache = model(tokens(2, 11)).mems, model(tokens(2, 11), use_cache=True).past_key_values
+    mask = torch.ones(2, MEM_LEN, dtype=torch.bool)
+    mask[1, :4] = False
+    expected = model(after, mems=value, mems_mask=mask).logits
+    ours = model(after, mems=cache, mems_mask=mask[:, -cache.num_kept :]).logits
+    torch.testing.assert_close(ours, expected, **EXACT)
+    assert not torch.allclose(model(after, mems=cache).logits, ours)
 
 
 @carrying
@@ -136,8 +149,11 @@ def test_memory_of_a_result_is_no_field_of_it(model_type):
     assert "mems" not in result
 
 
-@carrying
-@pytest.mark.parametrize("decoding", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}], ids=str)
+@pytest.mark.parametrize(
+    ("model_type", "decoding"),
+    in_turn(CARRYING, [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}]),
+    ids=str,
+)
 def test_the_same_memory_can_be_continued_many_times(model_type, decoding):
     """Nothing is changed in place: neither a value, nor a cache that is handed in as `mems`."""
     model, ids = language_model(model_type), tokens(2, 5)
@@ -156,8 +172,7 @@ def test_the_same_memory_can_be_continued_many_times(model_type, decoding):
 # --- beams
 
 
-@windowed
-@prompt_length
+@windowed_with_prompts
 def test_beams_go_on_from_memory(model_type, length):
     model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
     settings = {
@@ -172,8 +187,7 @@ def test_beams_go_on_from_memory(model_type, length):
         torch.testing.assert_close(result.sequences_scores, whole.sequences_scores)
 
 
-@windowed
-@prompt_length
+@windowed_with_prompts
 def test_memory_of_beams_is_that_of_the_returned_sequences(model_type, length):
     model, before, ids = language_model(model_type), tokens(2, 6, seed=1), tokens(2, length)
     mems = model(before).mems
@@ -199,13 +213,10 @@ def test_memory_of_beams_is_that_of_the_returned_sequences(model_type, length):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "cache_implementation"),
-    [(model_type, "dynamic") for model_type in variants(causal=True, causal_lm=True, memory=("exact", "own"))]
-    + [
-        (model_type, "static") for model_type in variants(causal=True, causal_lm=True, memory=("exact",), states=False)
-    ],
-)
-@pytest.mark.parametrize("mem_len", [MEM_LEN, 32], ids=["window left behind", "window not yet full"])
+    ("model_type", "mem_len", "cache_implementation"),
+    in_turn(CARRYING, [(MEM_LEN, "dynamic"), (32, "dynamic")])
+    + in_turn(STATIC, [(MEM_LEN, "static"), (32, "static")]),
+)  # a window that is left behind, and one that is not yet full
 def test_a_row_that_ended_remembers_nothing_after_its_end(model_type, mem_len, cache_implementation):
     model = language_model(model_type, mem_len=mem_len)
     ids, end = prompts_with_an_ending(model, 24, row=1)
@@ -244,8 +255,7 @@ def test_a_cache_of_the_caller_goes_on_after_its_rows_ended(model_type):
     assert cache.ended is None
 
 
-@windowed
-@pytest.mark.parametrize("mem_len", [MEM_LEN, 32], ids=["window left behind", "window not yet full"])
+@pytest.mark.parametrize(("model_type", "mem_len"), in_turn(WINDOWED, [MEM_LEN, 32]))
 def test_a_beam_that_ended_remembers_nothing_after_its_end(model_type, mem_len):
     """Some token ends one row early: each row then goes on behind its own text, end token not yet included."""
     model, ids = language_model(model_type, mem_len=mem_len), tokens(2, 6)
@@ -297,8 +307,7 @@ def test_endless_generation_holds_constant_memory(model_type):
     assert len(set(text[0, -2 * MEM_LEN :].tolist())) > 3
 
 
-@windowed
-@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, [1, 3]))
 def test_window_moves_in_its_buffers(model_type, length):
     """Where the buffers end, the window goes back to their beginning, and a branch still reads what it was made from."""
     model, ids = language_model(model_type), tokens(2, 60 * length)
@@ -349,3 +358,14 @@ def test_nothing_of_inference_mode_is_left(model_type):
     greedy(model, tokens(1, 4))
     probe = torch.nn.Linear(seen[0].shape[-1], 1, dtype=seen[0].dtype)
     probe(seen[-1]).sum().backward()
+
+
+@torch.no_grad()
+def test_a_cache_of_inference_mode_goes_on_outside_of_it():
+    """Its storage may not be written to there."""
+    model, ids, cache = language_model("transformer_xl"), tokens(1, 8), None
+    with torch.inference_mode():
+        for token in ids[:, :6].split(1, dim=1):
+            cache = model(token, past_key_values=cache, use_cache=True).past_key_values
+    logits = [model(token, past_key_values=cache).logits for token in ids[:, 6:].split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(ids).logits[:, 6:], **EXACT)

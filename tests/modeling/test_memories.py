@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import EXACT, tiny_model, tokens
 
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
+from transformers_xl.modeling.ops.blocks import ended_blocks
+from transformers_xl.modeling.ops.key_mask import FarColumns, KeyMask
 from transformers_xl.modeling.ops.rolling_buffer import RollingBuffer, StaticRollingBuffer
 from transformers_xl.modeling.ops.window import SegmentPacking
 
@@ -54,6 +57,20 @@ def test_a_buffer_is_a_list_of_columns(data):
             buffer.map_rows(lambda rows: rows.flip(0))
         for each, held in branches:
             assert column_values(each) == held
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("every", [1, 3, SIZE])
+def test_a_copy_holds_on_while_the_columns_of_the_buffer_move(every: int):
+    """The storage is filled many times over, and its kept columns move to the front in place."""
+    buffer, copies = RollingBuffer(SIZE), []
+    for value in range(12 * SIZE):
+        buffer.extend((torch.full((1, 1, 1, 1), float(value)),))
+        assert column_values(buffer) == list(range(max(0, value + 1 - SIZE), value + 1))
+        if value % every == 0:
+            copies.append((buffer.copy(), column_values(buffer)))
+        for copy, held in copies:
+            assert column_values(copy) == held
 
 
 def test_a_static_buffer_keeps_its_address():
@@ -103,6 +120,26 @@ def test_columns_project_once():
     assert seen == [6, 5, 5]
 
 
+@torch.no_grad()
+def test_rows_may_move_between_their_reset_and_the_next_segment():
+    """The zeros of a fresh row are projected with the segment, wherever the row is by then."""
+    memory = ColumnMemory(2, 3, starts_with_zeros=True)
+    memory.use_buffer()
+    memory.load((torch.ones(2, 2, 3),), torch.empty(0))
+
+    def read(states: torch.Tensor) -> torch.Tensor:
+        past = memory.unprojected()
+        memory.write(states)
+        projected = [(each[:, None] * 2 + 1,) for each in (states, past) if each is not None]
+        return memory.extend(*projected)[0][:, 0, :, 0]
+
+    assert read(torch.full((2, 1, 3), 2.0)).tolist() == [[3, 3, 5]] * 2
+    memory.close(SegmentPacking(2, 1, torch.device("cpu")))
+    memory.reset_rows(torch.tensor([True, False]))
+    memory.map_rows(lambda rows: rows.flip(0))
+    assert read(torch.full((2, 1, 3), 3.0)).tolist() == [[3, 5, 7], [1, 1, 7]]
+
+
 def test_distances_that_are_columns_and_distances_that_are_told():
     """Relative attention takes distances from the key mask; told what the columns say, it gives the same, gradients too."""
     model = tiny_model("transformer_xl", same_length=False)
@@ -125,6 +162,35 @@ def told_distances(model, told: bool) -> None:
         return KeyMask(mask.visible, distance=(keys[-packing.length :, None] - keys)[None], order=mask.order)
 
     model.key_mask = key_mask if told else plain.__get__(model)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_far_columns_are_read_as_the_window_is(implementation, dropout):
+    """The memory as far columns at its distances, in any order: values and gradients of the same attention."""
+    model = tiny_model("transformer_xl", attention_dropout=dropout)
+    model.set_attn_implementation(implementation)
+    attention = model.layers[0].self_attn
+    past, states = (torch.randn(2, length, 32, dtype=torch.float64) for length in (6, 5))
+    keys = torch.arange(11)
+    distance = keys[6:, None] - keys
+    visible = (distance >= 0)[None, None]
+    segment = SegmentContext(position_embeddings=(model.positions(11, states), model.positions.bias()))
+    whole, _ = attention(states, past, ColumnMemory.with_mask(KeyMask(visible)), segment)
+
+    order = torch.randperm(6)
+    far = FarColumns(*attention.project(past[:, order]), KeyMask(distance=distance[None, :, order], nearest=1))
+    near = ColumnMemory.with_mask(KeyMask(visible[..., 6:]))
+    parts, weights = attention(states, None, near, segment, far=far)
+    torch.testing.assert_close(parts, whole, **EXACT)
+    assert weights is None if implementation == "sdpa" else weights.shape == (2, 4, 5, 11)
+    learned = [*attention.parameters(), *model.positions.parameters()]
+    found, wanted = (
+        torch.autograd.grad(output.square().sum(), learned, retain_graph=True) for output in (parts, whole)
+    )
+    torch.testing.assert_close(found, wanted, **EXACT)
+    model.train()
+    assert torch.equal(attention(states, None, near, segment, far=far)[0], parts) == (dropout == 0)
 
 
 # --- states
@@ -179,3 +245,127 @@ def test_a_layer_may_run_twice():
     value, _ = memory.value()
     assert torch.equal(memory.own.state.read(), before)
     assert torch.equal(value[0], before + 1)
+
+
+# --- memories that move by blocks
+
+
+class BlockSumMemory(NamedTuple):
+    """The inputs of the block that is open, and the sum of all inputs of whole blocks."""
+
+    inputs: BlockWindowMemory
+    total: RecurrentMemory
+
+
+BLOCK, WIDTH = 3, 2
+
+
+def block_sums(memory: ModelMemory, states: torch.Tensor, **packing) -> torch.Tensor:
+    """For each token of `states` (B, T, E), the sum of the whole blocks of its text up to itself."""
+    mask, document_ids = packing.get("mask"), packing.get("document_ids")
+    tokens_packing, own = memory.open(states, mask, document_ids), memory.layers[0]
+    before = memory.num_before
+    own.inputs.key_mask = KeyMask(order=tokens_packing.rows(before).order)
+    past = own.inputs.unprojected()
+    own.inputs.write(states)
+    (inputs,) = own.inputs.extend((states[:, None],), None if past is None else (past[:, None],))
+    blocks = ended_blocks(tokens_packing, before, BLOCK)
+    sums = blocks.gather(inputs[:, 0]).unflatten(1, (blocks.count, BLOCK)).sum(2)
+    (total,) = own.total.projected(lambda state: (state * 1,))
+    text, place, _ = blocks.places
+    batch, length = states.shape[:2]
+    place = place.expand(batch, -1)[:, -length:]
+    text = torch.zeros_like(place) if text is None else text.expand(batch, -1)[:, -length:]
+    block_text = torch.zeros_like(blocks.number.expand(batch, -1)) if blocks.text is None else blocks.text
+    seen = (blocks.number.expand(batch, -1)[:, None] * BLOCK + BLOCK - 1) <= place[..., None]
+    seen = seen & (block_text[:, None] == text[..., None])
+    seen = seen if blocks.is_block is None else seen & blocks.is_block[:, None]
+    result = seen.to(states) @ sums + total[:, None] * (text == 0)[..., None]
+    if blocks.count > 0 or document_ids is not None:
+        now = torch.zeros(batch, dtype=torch.long) if blocks.text is None else blocks.places.text[:, -1].clamp(min=0)
+        mine = (
+            (block_text == now[:, None]) if blocks.is_block is None else blocks.is_block & (block_text == now[:, None])
+        )
+        own.total.write(total * (now == 0)[:, None] + (mine[..., None] * sums).sum(1))
+    return result
+
+
+def block_memory(is_cache: bool) -> ModelMemory:
+    window = BlockWindowMemory(0, WIDTH, BLOCK, same_length=False, starts_with_zeros=False)
+    memory = ModelMemory([BlockSumMemory(window, RecurrentMemory((WIDTH,)))])
+    if is_cache:
+        memory.use_buffers()
+    return memory
+
+
+def next_value(memory: ModelMemory) -> ModelMemory:
+    mems, mems_mask = memory.value()
+    memory = block_memory(False)
+    memory.load(mems, mems_mask, torch.empty(0, dtype=torch.float64))
+    return memory
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_cache", [False, True])
+@pytest.mark.parametrize("cuts", [(14,), (1,) * 14, (2, 5, 1, 6), (3, 3, 8)])
+def test_a_state_that_moves_by_blocks_knows_no_cuts(cuts, is_cache):
+    """With documents that begin inside, and padding on the left of a row's segments."""
+    states = torch.randn(3, 14, WIDTH, dtype=torch.float64)
+    begins = torch.zeros(3, 14, dtype=torch.bool)
+    begins[1, 4] = begins[1, 5] = begins[2, 9] = True
+    expected = torch.zeros_like(states)
+    for row in range(3):
+        start = 0
+        for t in range(14):
+            start = t if begins[row, t] else start
+            whole = (t + 1 - start) // BLOCK * BLOCK
+            expected[row, t] = states[row, start : start + whole].sum(0)
+    memory, start = block_memory(is_cache), 0
+    for length in cuts:
+        here = slice(start, start + length)
+        # a column of padding before the segment, of which the first row has one more token in its place
+        mask = torch.ones(3, length + 1, dtype=torch.bool)
+        mask[:, 0] = False
+        padded = torch.nn.functional.pad(states[:, here], (0, 0, 1, 0), value=9.0)
+        ids = torch.nn.functional.pad(begins[:, here].long().cumsum(1), (1, 0))
+        result = block_sums(memory, padded, mask=mask, document_ids=ids)
+        torch.testing.assert_close(result[:, 1:], expected[:, here], **EXACT)
+        if is_cache:
+            memory.close()
+        else:
+            memory = next_value(memory)
+        start += length
+
+
+@torch.no_grad()
+def test_what_is_projected_of_a_state_is_kept_as_long_as_the_state():
+    memory, calls = block_memory(True), []
+    own = memory.layers[0]
+
+    def project(state):
+        calls.append(state)
+        return (state + 1,)
+
+    def read(writes: bool):
+        read_segment(memory, 1)
+        (projection,) = own.total.projected(project)
+        if writes:
+            own.total.write(own.total.read() + 2)
+        own.inputs.write(torch.zeros(3, 1, WIDTH, dtype=torch.float64))
+        own.inputs.extend((torch.zeros(3, 1, 1, WIDTH, dtype=torch.float64),))
+        memory.close()
+        return projection[:, 0].tolist()
+
+    assert [read(False), read(False), read(True), read(False)] == [[1] * 3, [1] * 3, [1] * 3, [3] * 3]
+    assert len(calls) == 2
+    memory.reset_rows(torch.tensor([False, True, False]))
+    assert read(False) == [3, 1, 3]
+    assert len(calls) == 3
+    memory.map_rows(lambda rows: rows[[1, 0, 0]])
+    other = memory.copy()
+    assert read(True) == [1, 3, 3]
+    assert len(calls) == 3
+    other.open(torch.zeros(3, 1, WIDTH, dtype=torch.float64), None, None)
+    assert other.layers[0].total.projected(project)[0][:, 0].tolist() == [1, 3, 3]
+    with torch.enable_grad():
+        assert len(own.total.projected(project)) == 1

@@ -2,27 +2,28 @@
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import (
+    AROUND_BASES,
     EXACT,
     MEM_LEN,
     assert_newest,
     memory_of,
+    models,
     num_remembered,
     read,
     read_row_alone,
     result_of,
     tiny_model,
     tokens,
-    variants,
 )
 
-carrying = pytest.mark.parametrize("model_type", variants(memory=("exact", "own")))
-windowed = pytest.mark.parametrize("model_type", variants(memory=("exact",)))
-several = settings(max_examples=30)
+CARRYING = st.sampled_from(models(memory=("exact", "own")))
+WINDOWED = st.sampled_from(models(memory=("exact",)))
+CUT_DEPENDENT = st.sampled_from([each for each in models(memory=("exact",)) if each not in AROUND_BASES])
+several = settings(max_examples=120)  # eight or so of every variant, and no text twice
 FORMS = st.sampled_from([None, True])  # of `use_cache`: value or engine
 
 
@@ -67,27 +68,24 @@ def assert_rows_alone(model, text: Text, results: torch.Tensor, lengths: list[in
             torch.testing.assert_close(results[row, text.mask[row]], alone, **EXACT)
 
 
-@windowed
 @several
-@given(text=texts(documents=False), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
+@given(model_type=WINDOWED, text=texts(documents=False), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_any_cut_and_padding_is_one_forward_of_the_real_tokens(model_type, use_cache, text, mem_len):
     model = tiny_model(model_type, mem_len=mem_len)
     results, _ = read(model, text.input_ids, text.lengths, use_cache=use_cache, attention_mask=text.mask)
     assert_rows_alone(model, text, results, [text.input_ids.shape[1]])
 
 
-@windowed
 @several
-@given(text=texts(documents=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
+@given(model_type=WINDOWED, text=texts(documents=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_any_document_is_one_forward_of_its_own(model_type, use_cache, text, mem_len):
     model = tiny_model(model_type, mem_len=mem_len)
     results, _ = read(model, *text[:2], use_cache=use_cache, attention_mask=text.mask, reset=text.reset)
     assert_rows_alone(model, text, results, [text.input_ids.shape[1]])
 
 
-@windowed
 @several
-@given(text=texts(documents=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
+@given(model_type=CUT_DEPENDENT, text=texts(documents=True), mem_len=st.integers(1, MEM_LEN), use_cache=FORMS)
 def test_without_same_length_rows_are_independent_of_each_other(model_type, use_cache, text, mem_len):
     """What a token sees then depends on the cut, so the row alone is cut in the same way."""
     model = tiny_model(model_type, mem_len=mem_len, same_length=False)
@@ -95,9 +93,9 @@ def test_without_same_length_rows_are_independent_of_each_other(model_type, use_
     assert_rows_alone(model, text, results, text.lengths)
 
 
-@carrying
 @several
 @given(
+    model_type=CARRYING,
     text=texts(documents=False),
     data=st.data(),
     use_cache=FORMS,
@@ -106,7 +104,9 @@ def test_without_same_length_rows_are_independent_of_each_other(model_type, use_
 )
 def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_length, use_cache, text, data):
     """`reset` of shape (batch,), drawn anew for every segment."""
-    model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
+    # around a base both are what they are
+    fields = {} if model_type in AROUND_BASES else {"same_length": same_length, "initial_memory": initial_memory}
+    model = tiny_model(model_type, **fields)
     batch, start, memory, results = len(text.mask), 0, {}, []
     begins = torch.zeros_like(text.mask)
     for length in text.lengths:
@@ -124,12 +124,16 @@ def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_
     assert_rows_alone(model, text._replace(reset=begins), torch.cat(results, dim=1), text.lengths)
 
 
-@carrying
 @several
-@given(text=texts(documents=False), forms=st.lists(st.booleans(), min_size=5, max_size=5), same_length=st.booleans())
+@given(
+    model_type=CARRYING,
+    text=texts(documents=False),
+    forms=st.lists(st.booleans(), min_size=5, max_size=5),
+    same_length=st.booleans(),
+)
 def test_value_may_become_engine_between_any_two_segments(model_type, same_length, text, forms):
     """The value is read on as a value, and turned into a cache where `forms` says so: from there on it stays one."""
-    model = tiny_model(model_type, same_length=same_length)
+    model = tiny_model(model_type, **({} if model_type in AROUND_BASES else {"same_length": same_length}))
     start, memory, results = 0, {}, []
     for length, use_cache in zip(text.lengths, forms, strict=False):
         here = slice(start, start + length)
@@ -139,9 +143,8 @@ def test_value_may_become_engine_between_any_two_segments(model_type, same_lengt
     assert_rows_alone(model, text, torch.cat(results, dim=1), text.lengths)
 
 
-@windowed
 @several
-@given(text=texts(documents=True))
+@given(model_type=WINDOWED, text=texts(documents=True))
 def test_memory_is_the_newest_real_tokens_of_the_document(model_type, text):
     """Whatever the cut, the padding and the documents: what a row remembers is what it remembers alone."""
     model = tiny_model(model_type)

@@ -244,7 +244,8 @@ def test_a_longer_window_follows_directly_what_was_compressed(use_cache):
     torch.testing.assert_close(results[:, -1], model(ids).logits[:, -1], **EXACT)
     distance = []
     model.model.layers[0].self_attn.register_forward_hook(
-        lambda module, args, output: distance.append(args[3][0].key_mask.distance[0, 0].tolist())
+        lambda module, args, kwargs, output: distance.append(kwargs["far"].key_mask.distance[0, 0].tolist()),
+        with_kwargs=True,
     )
     model.set_attn_implementation("eager")
     model(ids[:, 20:21], **memory)
@@ -329,3 +330,11 @@ def test_bfloat16_stays_bfloat16(use_cache):
 def test_what_cannot_run_is_refused(fields: dict, message: str):
     with pytest.raises(ValueError, match=message):
         CompressiveTransformerConfig(**fields)
+
+
+@torch.no_grad()
+def test_more_may_be_compressed_than_the_window_holds():
+    model, ids = tiny_model("compressive_transformer", mem_len=2, compressed_mem_len=6), tokens(2, 30)
+    whole = model(ids).last_hidden_state
+    for lengths in ([5] * 6, [1] * 30):
+        torch.testing.assert_close(read(model, ids, lengths, use_cache=True)[0], whole, **EXACT)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_hand import greedy, language_model, text_by_hand
 from reference import attention, part
-from tiny import EXACT, VOCAB_SIZE, memory_of, read, read_row_alone, tiny_config, tiny_model, tokens
+from tiny import EXACT, VOCAB_SIZE, memory_of, pairwise, read, read_row_alone, tiny_config, tiny_model, tokens
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
@@ -23,6 +23,10 @@ WAYS = {
 }
 every_way = pytest.mark.parametrize("way", WAYS)
 norm_position = pytest.mark.parametrize("norm_position", ["pre", "post"])
+LOSSES = pairwise(
+    [None, "geometric", "multinomial", "sequence"], ["uniform", "linear", "inverse"], ["likelihood", "correctness"],
+    ["pre", "post"],
+)  # fmt: skip
 
 
 def leaving_model(way: str, **fields):
@@ -296,10 +300,7 @@ def exit_loss_by_hand(model, logits: list[torch.Tensor], states: list[torch.Tens
     return sum(nats) / len(nats)
 
 
-@pytest.mark.parametrize("weights", ["uniform", "linear", "inverse"])
-@pytest.mark.parametrize("halting", [None, "geometric", "multinomial", "sequence"])
-@pytest.mark.parametrize("oracle", ["likelihood", "correctness"])
-@norm_position
+@pytest.mark.parametrize(("halting", "weights", "oracle", "norm_position"), LOSSES)
 def test_aligned_loss_is_its_sum(norm_position, oracle, halting, weights):
     """Values and gradients, with tokens that have no target and a layer's classifier of its own."""
     model = leaving_model(

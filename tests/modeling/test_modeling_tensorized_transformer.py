@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from by_hand import greedy, language_model, text_by_hand
-from tiny import EXACT, memory_of, read, tiny_config, tiny_model, tokens
+from tiny import EXACT, memory_of, pairwise, read, tiny_config, tiny_model, tokens
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,10 +70,9 @@ def model_by_hand(tensorized, ids: torch.Tensor) -> torch.Tensor:
     return x if tensorized.norm is None else tensorized.norm(x)
 
 
-@pytest.mark.parametrize("window", [1, 3, 9])
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("window", "heads", "norm_position", "recompute"), pairwise([1, 3, 9], [1, 4], ["pre", "post"], [False, True])
+)
 def test_a_layer_is_its_equations(monkeypatch, recompute, norm_position, heads, window):
     """Values and gradients, at once and in pieces of two tokens, against loops; the memory is the last W - 1 inputs."""
     model = one_layer(
@@ -96,9 +95,10 @@ def test_a_layer_is_its_equations(monkeypatch, recompute, norm_position, heads, 
     torch.testing.assert_close(output.mems[0][0], model.embed_tokens(ids)[0, 12 - window :].detach(), **EXACT)
 
 
-@pytest.mark.parametrize("same_length", [True, False])
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
-@pytest.mark.parametrize("lengths", [[11], [1] * 11, [2, 6, 3], [10, 1]], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "use_cache", "same_length"),
+    pairwise([[11], [1] * 11, [2, 6, 3], [10, 1]], [None, True], [True, False]),
+)
 def test_any_cut_is_the_loop(lengths, use_cache, same_length):
     """Also with `same_length=False`: what a token sees is its window."""
     model = one_layer(attention_window=4, same_length=same_length)

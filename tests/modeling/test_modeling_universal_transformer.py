@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+import tiny
 import torch
 from reference import sinusoid
 from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_model, tokens
@@ -93,10 +94,11 @@ def padded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens(3, 24), mask, reset
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("lengths", [(24,), (7, 1, 16), (1,) * 24], ids=["once", "cut", "by token"])
-@pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
-@use_cache
+@pytest.mark.parametrize(
+    ("lengths", "attention", "same_length", "use_cache"),
+    tiny.pairwise([(24,), (7, 1, 16), (1,) * 24], ["eager", "sdpa"], [True, False], [None, True]),
+    ids=str,
+)
 def test_skipping_what_has_halted_changes_nothing(use_cache, same_length, lengths, attention):
     """With gradients everything is computed, without them the running positions only; also with padding and documents."""
     model = halting_model(same_length=same_length)

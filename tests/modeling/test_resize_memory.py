@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import EXACT, FLOAT32, MEM_LEN, num_remembered, read, tiny_model, tokens, variants
+from tiny import EXACT, FLOAT32, MEM_LEN, in_turn, models, num_remembered, read, tiny_model, tokens
 
 # windows that are the variant's own do not follow the memory: they are given, as a config saves them
 OWN = {
@@ -10,7 +10,7 @@ OWN = {
     "tensorized_transformer": {"attention_window": 5},
     "causal_longformer": {"attention_window": [3, 6], "attention_dilation": [1, 2]},
 }
-REMEMBERING = variants(memory=("exact",))
+REMEMBERING = models(memory=("exact",))
 LENGTHS = (5, 14)
 
 
@@ -53,8 +53,7 @@ def test_windows_that_were_not_given_grow_with_the_memory():
     assert seen_after(model, 32) == tiny_model("causal_longformer", mem_len=32).config.layer_windows
 
 
-@pytest.mark.parametrize("mem_len", LENGTHS)
-@pytest.mark.parametrize("model_type", REMEMBERING)
+@pytest.mark.parametrize(("model_type", "mem_len"), in_turn(REMEMBERING, LENGTHS))
 def test_a_memory_from_before_is_handed_on(model_type: str, mem_len: int):
     model, fresh = model_of(model_type), model_of(model_type, mem_len)
     fresh.load_state_dict(model.state_dict())
@@ -86,8 +85,7 @@ def test_a_cache_keeps_the_lengths_it_was_made_with(same_length: bool):
         assert results.isfinite().all()
 
 
-@pytest.mark.parametrize("mem_len", LENGTHS)
-@pytest.mark.parametrize("model_type", variants(memory=("exact",), causal_lm=True))
+@pytest.mark.parametrize(("model_type", "mem_len"), in_turn(models(memory=("exact",), causal_lm=True), LENGTHS))
 def test_saved_loaded_and_generating(tmp_path, model_type: str, mem_len: int):
     model = model_of(model_type, head="causal_lm").float()
     model.resize_memory(mem_len)

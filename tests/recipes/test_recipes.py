@@ -21,7 +21,8 @@ from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArgume
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "recipes"
-PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "small-bytes")
+OWN = {"small-bytes", "add-memory-window", "add-memory-tokens"}  # no paper's
+PAPERS = sorted({path.stem for path in FOLDER.glob("*.yaml")} - OWN)
 SECTIONS = {"model", "tokenizer", "data", "training"}
 
 # u and v of each layer, of the layers after the first: the authors' TensorFlow scripts untie them

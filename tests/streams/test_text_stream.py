@@ -61,7 +61,7 @@ def test_segments_that_overlap_by_hand():
 def test_every_token_is_predicted_once_where_segments_overlap(lanes, segment_length, overlap, surplus, keep_tail):
     overlap = min(overlap, segment_length - 1)
     text = np.arange(lanes * segment_length + 1 + surplus)
-    stream = TextStream(text, segment_length, lanes, keep_tail, overlap=overlap)
+    stream = TextStream(text, segment_length, lanes, keep_tail=keep_tail, overlap=overlap)
     rows, targets = lanes_of(stream, "input_ids"), lanes_of(stream, "shift_labels")
     predicted = targets[targets != -100]
     assert len(set(predicted.tolist())) == len(predicted)

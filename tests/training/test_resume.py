@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 from trained import LANES, SEGMENT, Flowing, arguments, small_model, text
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -334,7 +335,7 @@ def test_what_a_checkpoint_holds(whole):
 def test_killed_trainings_end_the_same():
     """Three kills of one process and two of a pair; `make stress` makes 200."""
     command = [sys.executable, "benchmarks/stress_resume.py", "--kills", "5", "--processes", "2", "1", "--seed", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(report["processes"], report["kills"]) for report in reports] == [(2, 2), (1, 3)]

@@ -1,5 +1,6 @@
 """`transformers-xl chat`: what the model reads of a session, what that costs, and the keys of a terminal."""
 
+import json
 import os
 import pty
 import select
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 from tiny import held_by, tiny_model, variants
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -157,6 +159,10 @@ def test_the_command(tmp_path: Path):
     answers = [line for line in said if line.lstrip("> ").isalpha() and line != "Forgotten."]
     assert len(answers) == 3
     assert answers[0].lstrip("> ") == answers[1].lstrip("> ") != answers[2].lstrip("> ")
+    lines = CliRunner().invoke(app, ["chat", folder, *options, "--json"], input="Hello.\n/reset\nHello.\nHello.\n")
+    turns = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert [turn["text"] for turn in turns] == ["Hello."] * 3
+    assert [turn["answer"] for turn in turns] == [answer.lstrip("> ") for answer in answers]
     ended = CliRunner().invoke(app, ["chat", folder, *options, "--stop", answers[0].lstrip("> ")[1]], input="Hello.\n")
     assert ended.exit_code == 0, ended.output  # the end of the input ends the session
     assert answers[0].lstrip("> ")[:2] in ended.output
@@ -212,15 +218,15 @@ class Terminal:
         self.seen = self.seen.partition(text)[2]
         return True
 
-    def waits_for(self, text: str, seconds: float = 120) -> None:
-        assert self.comes(text, seconds), f"{text!r} not in {self.seen!r}"
+    def waits_for(self, text: str) -> None:
+        assert self.comes(text, PATIENCE), f"{text!r} not in {self.seen!r}"
 
     def presses(self, keys: str, until: str) -> None:
         """Press keys once a second, as a person would: Python loses a Ctrl-C that comes between two letters it reads.
 
         (Its `readline` notices a signal only while it waits; one that came just before stays unseen until the next key.)
         """
-        for _ in range(60):
+        for _ in range(round(PATIENCE)):
             self.types(keys)
             if self.comes(until, seconds=1):
                 return
@@ -244,14 +250,14 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path):
         terminal.types("Hello.\n")
         terminal.waits_for("yyyyyyyyyy")  # it would write on for minutes
         terminal.types("\x03")
-        terminal.waits_for("\n> ", seconds=60)
+        terminal.waits_for("\n> ")
         terminal.types("half a li")
-        terminal.waits_for("half a li", seconds=60)
+        terminal.waits_for("half a li")
         terminal.presses("\x03", until="\n> ")  # at the prompt it drops the line
         # a further press may still be on its way, which would drop what is typed
         terminal.presses("/reset\n", until="Forgotten.")
         terminal.types("/quit\n")
-        assert terminal.process.wait(60) == 0
+        assert terminal.process.wait(PATIENCE) == 0
     finally:
         terminal.process.kill()
         terminal.process.wait()

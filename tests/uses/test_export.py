@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional_packages import needs
-from tiny import FLOAT32, MEM_LEN, result_of, tiny_model, tokens, variants
+from tiny import AROUND_BASES, FLOAT32, MEM_LEN, layers_to_compile, result_of, tiny_model, tokens, variants
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from transformers_xl.modeling.exporting import export_step, step_memory
@@ -15,7 +15,9 @@ exportable = pytest.mark.parametrize("model_type", variants(causal_lm=True, memo
 
 
 def small(model_type: str, **fields):
-    return tiny_model(model_type, "causal_lm", torch.float32, num_hidden_layers=2, **fields)
+    return tiny_model(
+        model_type, "causal_lm", torch.float32, num_hidden_layers=layers_to_compile(model_type), **fields
+    )
 
 
 def steps(program, ids: torch.Tensor, memory: dict) -> torch.Tensor:
@@ -86,10 +88,13 @@ def test_an_exported_step_runs_in_onnx(model_type: str, tmp_path: Path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("model_type", variants())
+@pytest.mark.parametrize(
+    "model_type", [each for each in variants() if each not in AROUND_BASES]
+)  # they look at positions
 def test_a_padded_segment_is_exported(model_type: str):
     """The graph holds for any padding, not only for that which it was made with."""
-    model, ids = tiny_model(model_type, dtype=torch.float32), tokens(2, 5)
+    layers = layers_to_compile(model_type)
+    model, ids = tiny_model(model_type, dtype=torch.float32, num_hidden_layers=layers), tokens(2, 5)
     traced, other = torch.tensor([[[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], [[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]]])
     program = torch.export.export(model, (ids,), {"attention_mask": traced})
     ours, expected = (result_of(run(ids, attention_mask=other)) for run in (program.module(), model))

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 import torch
 from optional_packages import needs
+from patience import PATIENCE
 from tiny import tiny_model
 from typer.testing import CliRunner
 
@@ -46,14 +47,14 @@ class Server:
 
     def wait(self) -> None:
         """Until it says where it listens."""
-        until = time.monotonic() + 120
+        until = time.monotonic() + PATIENCE
         while not (found := re.search(r"running on (http://127\.0\.0\.1:\d+)", self.said())):
             assert time.monotonic() < until, self.said()
             assert self.process.poll() is None, self.said()
             time.sleep(0.1)
         self.url = found[1]
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
-        assert httpx2.get(f"{self.url}/health", timeout=60).json() == {"status": "ok"}
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+        assert httpx2.get(f"{self.url}/health", timeout=PATIENCE).json() == {"status": "ok"}
 
     def said(self) -> str:
         self.log.seek(0)
@@ -76,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     finally:
         server.process.send_signal(signal.SIGINT)
         try:
-            server.process.wait(20)
+            server.process.wait(PATIENCE)
         finally:
             server.process.kill()
             server.log.close()

@@ -7,6 +7,7 @@ import datasets
 import evaluate
 import numpy as np
 
+from transformers_xl.evaluation.metric_modules import module_info
 from transformers_xl.evaluation.recl import recl
 
 _DESCRIPTION = """
@@ -27,29 +28,16 @@ Returns:
     is_bound (`dict`): by model, whether the RECL is the longest context of all, and therefore a lower bound.
     gains (`dict`): by model and context, the share of perplexity gained by a longer context.
 """
-_CITATION = """
-@inproceedings{dai2019transformerxl,
-  title = {Transformer-XL: Attentive Language Models beyond a Fixed-Length Context},
-  author = {Dai, Zihang and Yang, Zhilin and Yang, Yiming and Carbonell, Jaime and Le, Quoc V. and Salakhutdinov, Ruslan},
-  booktitle = {Proceedings of ACL},
-  year = {2019}
-}
-"""
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class EffectiveContext(evaluate.Metric):
     """The metric; tokens may come in batches."""
 
-    def _info(self) -> evaluate.MetricInfo:
+    def _info(self) -> evaluate.EvaluationModuleInfo:
         losses = datasets.Sequence(datasets.Sequence(datasets.Value("float64")))
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": losses, "references": datasets.Value("int64")}),
-            reference_urls=["https://arxiv.org/abs/1901.02860"],
-        )
+        features = datasets.Features({"predictions": losses, "references": datasets.Value("int64")})
+        return module_info(_DESCRIPTION, _KWARGS_DESCRIPTION, features)
 
     def _compute(self, predictions, references, models: list[str], contexts: list[int], **options) -> dict:
         by_token = np.asarray(predictions, dtype=np.float64)

@@ -5,34 +5,19 @@
 
 import math
 
-import datasets
 import evaluate
 
+from transformers_xl.evaluation.metric_modules import TEXT_ARGUMENTS, text_info
 from transformers_xl.evaluation.text_scores import score_texts
 
 _DESCRIPTION = """
 How well a model with segment memory predicts texts: bits per byte and per character, every byte weighed alike.
 """
-_KWARGS_DESCRIPTION = """
-Args:
-    predictions (`list[str]`): texts, each of at least two tokens; each is read from an empty memory.
-    model: a causal language model of transformers-xl, or its folder or repository on the Hub.
-    tokenizer: its tokenizer; that of the folder or repository when not given.
-    segment_length (`int`): tokens per segment; `config.segment_length` when not given.
-    memory (`bool`): `True`, a segment is read with the memory of those before; `False`, each segment alone.
-
+_KWARGS_DESCRIPTION = f"""{TEXT_ARGUMENTS}
 Returns:
     bits_per_byte (`float`): nats / ln 2 / bytes over all texts, without the bytes of each text's first token.
     bits_per_character (`float`): the same by characters.
     by_text (`list[float]`): bits per byte of each text.
-"""
-_CITATION = """
-@inproceedings{dai2019transformerxl,
-  title = {Transformer-XL: Attentive Language Models beyond a Fixed-Length Context},
-  author = {Dai, Zihang and Yang, Zhilin and Yang, Yiming and Carbonell, Jaime and Le, Quoc V. and Salakhutdinov, Ruslan},
-  booktitle = {Proceedings of ACL},
-  year = {2019}
-}
 """
 
 
@@ -40,15 +25,8 @@ _CITATION = """
 class MemoryBitsPerByte(evaluate.Measurement):
     """The measurement; texts may come in batches."""
 
-    def _info(self) -> evaluate.MeasurementInfo:
-        return evaluate.MeasurementInfo(
-            module_type="measurement",
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": datasets.Value("string")}),
-            reference_urls=["https://arxiv.org/abs/1901.02860"],
-        )
+    def _info(self) -> evaluate.EvaluationModuleInfo:
+        return text_info(_DESCRIPTION, _KWARGS_DESCRIPTION)
 
     def _compute(self, predictions, model, tokenizer=None, segment_length=None, memory=True) -> dict:
         scores = score_texts(predictions, model, tokenizer, segment_length, memory)

@@ -1,0 +1,239 @@
+"""The configuration of memory around a language model of transformers."""
+
+import copy
+import difflib
+from typing import Any, ClassVar, Self, cast
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+from transformers.utils import logging
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS
+from transformers_xl.configuration.saved_with_code import ConfigWithCode
+
+logger = logging.get_logger(__name__)
+
+UNKNOWN = "is not a field of SegmentMemoryConfig"
+
+# the fields that a kind of memory has; those of the other kind are refused
+FIELDS_OF_KIND: dict[str, dict[str, float]] = {
+    "window": {"num_sinks": 0},
+    "tokens": {"num_memory_tokens": 16, "bptt_segments": 2, "memory_scale": 1.0, "memory_initializer_range": 0.02},
+}
+
+
+def _of_base(name: str) -> Any:
+    """A property that is the field `name` of the base's configuration."""
+
+    def get(self):
+        return getattr(self.text_config, name, None)
+
+    def put(self, value):
+        setattr(self.text_config, name, value)
+
+    return property(get, put, doc=f"`{name}` of the base.")
+
+
+@strict
+class SegmentMemoryConfig(ConfigWithCode):
+    r"""
+    Configuration of a language model of transformers (the base) with segment memory around it.
+
+    Args:
+        text_config (`PreTrainedConfig` or `dict`, *optional*):
+            Configuration of the base. It is copied: a model changes the configuration that it is built with. A Llama's when
+            not given.
+        kind (`str`, *optional*, defaults to `"window"`):
+            `"window"`: every layer remembers keys and values of the last positions. `"tokens"`: vectors that the base reads
+            before a segment and writes behind it (https://arxiv.org/abs/2207.06881).
+        mem_len (`int`, *optional*):
+            Window: positions that a token sees, itself included; 1024 when not given. More than the base was trained for
+            ruins its predictions until it is fine-tuned. Tokens: `num_memory_tokens`, and nothing else.
+        num_sinks (`int`, *optional*):
+            Window only: first tokens of a text that every later token sees beside the window
+            (https://arxiv.org/abs/2309.17453); 0 when not given.
+        num_memory_tokens (`int`, *optional*):
+            Tokens only: vectors that are read and written; 16 when not given.
+        bptt_segments (`int`, *optional*):
+            Tokens only: segments of a call that learn together, counted from its end; 2 when not given. What earlier ones
+            wrote is read without a gradient.
+        memory_scale (`float`, *optional*):
+            Tokens only: what written vectors are multiplied by at first, when they are read; 1.0 when not given.
+            [`add_memory`] measures it: embeddings and hidden states of a trained base differ in size.
+        memory_initializer_range (`float`, *optional*):
+            Tokens only: standard deviation of what a fresh row reads at first; 0.02 when not given. [`add_memory`] takes
+            that of the embeddings, as the authors do.
+        segment_length (`int`, *optional*, defaults to 512):
+            Tokens per training segment. With `kind="tokens"` also what lies between two writings.
+    """
+
+    model_type = "segment_memory"
+    sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
+        "text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama")
+    }
+    keys_to_ignore_at_inference = ["past_key_values", "mems", "mems_mask"]
+
+    text_config: dict | PreTrainedConfig | None = None
+    kind: str = "window"
+    mem_len: int | None = None
+    num_sinks: int | None = None
+    num_memory_tokens: int | None = None
+    bptt_segments: int | None = None
+    memory_scale: float | int | None = None
+    memory_initializer_range: float | int | None = None
+    segment_length: int = 512
+
+    def __post_init__(self, **kwargs: Any):
+        self._check_keywords(kwargs)
+        if self.kind not in FIELDS_OF_KIND:
+            raise ValueError(f"`kind`={self.kind!r} must be one of {tuple(FIELDS_OF_KIND)}.")
+        for kind, fields in FIELDS_OF_KIND.items():
+            for name, default in fields.items():
+                if kind == self.kind and getattr(self, name) is None:
+                    setattr(self, name, default)
+                elif kind != self.kind and getattr(self, name) is not None:
+                    raise ValueError(
+                        f"`{name}`={getattr(self, name)} belongs to `kind`={kind!r}, and this is `kind`={self.kind!r}: "
+                        "leave it out."
+                    )
+        if self.mem_len is None:
+            self.mem_len = 1024 if self.num_memory_tokens is None else self.num_memory_tokens
+        self.text_config = copy.deepcopy(self.text_config)
+        # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def _objection(cls, name: str) -> str | None:
+        """Why a config cannot be made with this keyword; `UNKNOWN` where nobody knows it, None where it can."""
+        fields = [field for field in cls.__dataclass_fields__ if not field.startswith("_")]
+        if name in fields or name in OF_LIBRARY or name.startswith("_") or hasattr(PreTrainedConfig, name):
+            return None
+        if name in OF_BASE:
+            return "is a field of the base: set it in `text_config`"
+        if isinstance(vars(cls).get(name), property):
+            return "cannot be set, it follows from the fields"
+        if name in MemoryConfig.__dataclass_fields__ or name in OPTIONAL_FIELDS or name in MemoryConfig.attribute_map:
+            return "has no meaning for a memory around a base: leave it out"
+        close = difflib.get_close_matches(name, fields, cutoff=0.8)
+        return f"{UNKNOWN}: did you mean `{'` or `'.join(close)}`?" if close else UNKNOWN
+
+    @classmethod
+    def _check_keywords(cls, keywords: dict[str, Any]) -> None:
+        for name, value in keywords.items():
+            if (objection := cls._objection(name)) is not None and objection != UNKNOWN:
+                raise ValueError(f"`{name}`={value!r} {objection}.")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The library's: what a `config.json` says, and `kwargs` instead of it.
+
+        What a config cannot be made with is left out with a warning, where the folder has it: other programs leave theirs
+        there. Among `kwargs` it is refused. With another `kind`, the folder's fields of the memory are left out.
+        """
+        close = [
+            name for name in kwargs if (cls._objection(name) or UNKNOWN) != UNKNOWN
+        ]  # others may be for the model
+        cls._check_keywords({name: kwargs[name] for name in close})
+        own = {name: kwargs.pop(name) for name in [*kwargs] if name in FIELDS}
+        foreign = {name for name in config_dict if cls._objection(name) is not None}
+        for name in sorted(foreign):
+            logger.warning(f"`{name}`={config_dict[name]!r} of a saved {cls.__name__} has no effect: it is no field.")
+        if own.get("kind", config_dict.get("kind")) != config_dict.get("kind"):
+            foreign |= set(FIELDS)
+        kept = {name: value for name, value in config_dict.items() if name not in foreign}
+        return super().from_dict(kept | own, **kwargs)
+
+    def validate_architecture(self) -> None:
+        """Raise a `ValueError` when the fields do not describe a memory that can run."""
+        for name, least in (
+            ("mem_len", 1), ("num_sinks", 0), ("num_memory_tokens", 1), ("bptt_segments", 1), ("segment_length", 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"`{name}`={value} must be at least {least}.")
+        if self.kind == "tokens" and self.mem_len != self.num_memory_tokens:
+            raise ValueError(
+                f"`mem_len`={self.mem_len} has no meaning for `kind`='tokens', which remembers `num_memory_tokens`="
+                f"{self.num_memory_tokens} vectors: leave it out. A base learns to read so many: add a new memory for "
+                "another number."
+            )
+
+    def with_mem_len(self, mem_len: int) -> Self:
+        """A copy with another length of the window.
+
+        Raises:
+            ValueError: there is no window, or none of this length.
+        """
+        changed = copy.copy(self)
+        changed.mem_len = mem_len
+        changed.validate_architecture()
+        return changed
+
+    vocab_size = _of_base("vocab_size")
+    hidden_size = _of_base("hidden_size")
+    num_hidden_layers = _of_base("num_hidden_layers")
+    num_attention_heads = _of_base("num_attention_heads")
+    tie_word_embeddings = _of_base("tie_word_embeddings")
+    pad_token_id = _of_base("pad_token_id")
+    bos_token_id = _of_base("bos_token_id")
+    eos_token_id = _of_base("eos_token_id")
+
+    @property
+    def same_length(self) -> bool:
+        """Whether every token sees equally far, wherever a text is cut. Sinks stand in front of the window of a call's
+        first token: with them numbers depend a little on the cuts."""
+        return True
+
+    @property
+    def base_config(self) -> PreTrainedConfig:
+        """`text_config`, which is an object once this one is built."""
+        return cast(PreTrainedConfig, self.text_config)
+
+    @property
+    def sliding_window(self) -> int:
+        """Positions that a token sees, itself included."""
+        return cast(int, self.mem_len)
+
+    @property
+    def initial_memory(self) -> str:
+        """What a fresh row remembers."""
+        return "empty"
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of `inputs_embeds`, which are what `get_input_embeddings()` makes of token ids."""
+        return getattr(self.text_config, "embedding_size", None) or self.hidden_size
+
+    @property
+    def token_width(self) -> int:
+        """Width of what a token enters the model with."""
+        return self.embedding_width
+
+    @property
+    def num_hidden_states(self) -> int:
+        """How many hidden states a call shows: the inputs of all layers, and the output of the last one."""
+        return self.num_hidden_layers + 1
+
+    @property
+    def layer_windows(self) -> list[int]:
+        """Positions that a token sees in each layer, itself included; a base whose layers see less sees less."""
+        return [self.sliding_window] * self.num_hidden_layers if self.kind == "window" else []
+
+    @property
+    def layer_mem_lens(self) -> list[int]:
+        """Positions that each layer remembers."""
+        return [self.sliding_window - 1] * self.num_hidden_layers if self.kind == "window" else []
+
+
+OF_BASE = {name for name, value in vars(SegmentMemoryConfig).items() if isinstance(value, property) and value.fset}
+FIELDS = ("kind", "mem_len", "segment_length", *(name for fields in FIELDS_OF_KIND.values() for name in fields))
+# what the library hands to a config beside fields
+OF_LIBRARY = {
+    *("attn_implementation", "experts_implementation", "torch_dtype", "name_or_path", "token", "auto_map"),
+    *("gguf_file", "use_cache"),  # handed on by `from_pretrained`, and set by the trainer
+}
+
+__all__ = ["SegmentMemoryConfig"]

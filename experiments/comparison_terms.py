@@ -1,0 +1,69 @@
+"""The equal terms of `transformers-xl compare`, and all that its runs share (no torch: the command reads its defaults)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ComparisonTerms:
+    """What is the same for all models.
+
+    Args:
+        hidden_size: width of the models.
+        layers: number of layers.
+        heads: attention heads per layer.
+        mem_len: length of the memory, in tokens.
+        dropout: probability of dropout.
+        eval_fraction: share of the text to hold out at its end.
+        segment_length: tokens per segment.
+        batch_size: lanes of text that are read side by side.
+        steps: training steps.
+        learning_rate: peak learning rate of AdamW.
+        warmup_steps: steps of linear warm-up, before a cosine to 0.
+
+    Raises:
+        ValueError: `learning_rate` is not above 0.
+    """
+
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    mem_len: int = 128
+    dropout: float = 0.0
+    eval_fraction: float = 0.05
+    segment_length: int = 64
+    batch_size: int = 16
+    steps: int = 500
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ValueError(f"`learning_rate`={self.learning_rate} must be above 0.")
+
+
+@dataclass(frozen=True)
+class RECLPlan:
+    """What RECL is measured on: contexts in tokens, at equal distances, and `positions` tokens in each of `blocks`."""
+
+    contexts: list[int]
+    blocks: int
+    positions: int
+
+
+@dataclass(frozen=True)
+class ComparisonSettings:
+    """All that the runs of a comparison share: its terms, the hashes of its texts by name, the parameters of each model."""
+
+    texts: dict[str, str]
+    terms: ComparisonTerms
+    target_parameters: int
+    recl: RECLPlan
+
+    def to_dict(self) -> dict[str, Any]:
+        """As they are written beside every run: the terms by their names, among the others."""
+        plain = asdict(self)
+        return {"texts": plain.pop("texts"), **plain.pop("terms"), **plain}
+
+
+__all__ = ["ComparisonSettings", "ComparisonTerms", "RECLPlan"]

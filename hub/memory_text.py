@@ -1,0 +1,49 @@
+"""The part of a card that says what was put around a model of others."""
+
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+KINDS = {
+    "window": (
+        "Every layer remembers the keys and values of the last positions. A token sees exactly `mem_len`={mem_len:,} "
+        "positions, itself included, however a text is cut{sinks}. What lies further back is not seen. (The memory of "
+        "Transformer-XL, with keys and values in place of inputs; sinks: "
+        "[Xiao et al., 2023](https://arxiv.org/abs/2309.17453).)"
+    ),
+    "tokens": (
+        "{num_memory_tokens:,} vectors stand before each segment of {segment_length:,} tokens, which reads them, and "
+        "behind it, where they are written anew: all that a segment knows of those before it. "
+        "([Recurrent Memory Transformer](https://arxiv.org/abs/2207.06881), Bulatov et al., 2022.)"
+    ),
+}
+FIELDS = ("kind", "mem_len", "num_sinks", "num_memory_tokens", "segment_length", "bptt_segments")
+PLAIN = (
+    "Weights of the base stand under `backbone.`: `model.backbone.save_pretrained(folder)` writes them without memory."
+)
+
+
+def memory_text(config: dict[str, Any], data: ModelCardData) -> str:
+    """What was added to which base, from the `config` of a saved model; nothing for a model with a memory of its own.
+
+    Raises:
+        ValueError: a field is none that such a config has.
+    """
+    if "text_config" not in config:
+        return ""
+    base, kind = config["text_config"], config.get("kind")
+    if kind not in list(KINDS) or not isinstance(base, dict):
+        raise ValueError(f"config.json: `kind`={kind!r} must be one of {', '.join(KINDS)}: save the model again.")
+    architecture = (base.get("architectures") or [base.get("model_type")])[0]
+    bases = [data.base_model] if isinstance(data.base_model, str) else data.base_model or []
+    names = ", ".join(f"[{name}](https://huggingface.co/{name})" for name in bases)
+    origin = f"The base is a `{architecture}`" + (f": {names}." if names else ".")
+    licence = f"Its licence: {data.license}." if data.license else "Its licence is unknown: no card states one."
+    sinks = f", and the first {config['num_sinks']:,} of the text" if config.get("num_sinks") else ""
+    shown = [name for name in FIELDS if config.get(name) is not None]
+    rows = [f"| `{name}` | {config[name]} | `config.json`: `{name}` |" for name in shown]
+    table = "\n".join(["| | Value | Source |", "|---|---|---|", *rows])
+    return "\n\n".join([f"{origin} {licence} {PLAIN}", KINDS[kind].format(**config, sinks=sinks), table])
+
+
+__all__ = ["memory_text"]

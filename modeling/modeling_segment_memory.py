@@ -1,0 +1,362 @@
+"""Segment memory around any language model of transformers, the base.
+
+`kind="window"`: Dai et al., 2019, https://arxiv.org/abs/1901.02860, with keys and values in place of the inputs of a layer,
+and the attention sinks of Xiao et al., 2023, https://arxiv.org/abs/2309.17453. `kind="tokens"`: Bulatov et al., 2022,
+https://arxiv.org/abs/2207.06881.
+"""
+
+import copy
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
+
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.modeling.checks import check_targets
+from transformers_xl.modeling.evaluating import evaluating
+from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
+from transformers_xl.modeling.memory.layer_memory import LayerMemory
+from transformers_xl.modeling.memory.memory_layout import MemoryLayout
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.token_order import TokenOrder
+from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.pretrained.supported_bases import PositionAngles, check_base, check_config
+from transformers_xl.modeling.pretrained.token_bases import measured_start
+from transformers_xl.modeling.pretrained.token_reader import TokenReader
+from transformers_xl.modeling.pretrained.window_reader import WindowReader
+
+READERS = {"window": WindowReader, "tokens": TokenReader}
+BACKBONE_ARGUMENT = """
+    backbone ([`PreTrainedModel`], *optional*):
+        The base, where it is loaded; made of `config.text_config` when not given.
+"""
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of a base with segment memory around it.")
+class SegmentMemoryPreTrainedModel(MemoryPreTrainedModel):
+    config: SegmentMemoryConfig  # type: ignore[assignment]  # its fields describe no architecture
+    base_model_prefix = "backbone"
+    _can_record_outputs = {}
+    _can_compile_fullgraph = False
+
+    @torch.no_grad()
+    # trf-ignore: TRF018
+    def _init_weights(self, module: nn.Module) -> None:
+        if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
+            module.init_weights(self.config)  # of the reader: the base starts its own
+
+
+# trf-ignore: TRF013
+class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
+    """A base that reads with memory: what the model without a head and the language model share."""
+
+    extra_arguments: tuple[str, ...] = ("logits_to_keep",)
+    token_outputs = ("last_hidden_state", "logits")
+
+    def __init__(self, config: SegmentMemoryConfig, backbone: PreTrainedModel | None = None):
+        self.given_backbone = (backbone,)  # no sub-module yet: `nn.Module` is not set up
+        super().__init__(config)
+
+    def build(self, config: SegmentMemoryConfig) -> None:
+        (backbone,) = self.given_backbone
+        del self.given_backbone
+        check_config(config)
+        if backbone is None:
+            backbone = AutoModelForCausalLM.from_config(config.text_config)
+        check_base(backbone, config)
+        self.backbone = backbone
+        self.reader = READERS[config.kind](config)
+        self.position_angles = PositionAngles(backbone)
+
+    @property
+    def model(self) -> "SegmentMemoryBackbone":
+        """What remembers: the model itself, whose weights have the names of the base."""
+        return self
+
+    @property
+    def layers(self) -> list[LayerMemory]:
+        """One entry for each layer that remembers."""
+        return self.layer_memories()
+
+    @property
+    def layout(self) -> MemoryLayout:
+        """What the tensors of `mems` are, and their order."""
+        return self.build_memory().layout
+
+    @property
+    def embed_tokens(self) -> nn.Module:
+        """The embedding of the base."""
+        return self.backbone.get_input_embeddings()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.backbone.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return self.backbone.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.backbone.set_output_embeddings(new_embeddings)
+
+    def get_decoder(self) -> nn.Module:
+        return self.backbone.get_decoder()
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """The base's."""
+        embedding = self.backbone.resize_token_embeddings(*args, **kwargs)
+        self.config.vocab_size = self.backbone.config.vocab_size
+        return embedding
+
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """The library's. Layers keep their memory when they run again: what reads it may be called twice."""
+        super().activation_checkpointing_enable(*args, **kwargs)
+        for module in self.backbone.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module._can_checkpoint_with_cache = True
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """The library's, which notes the type of the weights in one of both configurations."""
+        self.config.base_config.dtype = self.dtype
+        super().save_pretrained(*args, **kwargs)
+
+    def resize_memory(self, mem_len: int) -> None:
+        super().resize_memory(mem_len)
+        check_config(self.config)
+
+    def layer_memories(self) -> list[LayerMemory]:
+        return self.reader.layer_memories(self.backbone)
+
+    def own_memories(self) -> LayerMemory:
+        return self.reader.own_memories(self.backbone)
+
+    def run_backbone(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: Any,
+        position_ids: torch.Tensor | None,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> ModelOutput:
+        """Run what of the base gives this model's output."""
+        raise NotImplementedError
+
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        segment_mask: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
+        memory: ModelMemory,
+        order: TokenOrder,
+        **kwargs: Any,
+    ) -> ModelOutput:
+        self.position_angles.warn_of_cast()
+        kwargs.pop("num_items_in_batch", None)
+        kept = kwargs.pop("logits_to_keep", 0)
+        order = without_identity(order)
+        if order.unpack is None and "logits_to_keep" in self.extra_arguments:
+            kwargs["logits_to_keep"], kept = kept, 0
+        given = (hidden_states, segment_mask, document_ids, memory)
+        output = self.reader.read(self.backbone, self.run_backbone, *given, **kwargs)
+        shown: dict[str, Any] = {name: output[name] for name in self.token_outputs if name in output}
+        for name, dim in (("hidden_states", 1), ("attentions", 2)):
+            if output.get(name) is not None:
+                shown[name] = tuple(
+                    None if each is None else gather_columns(each, order.unpack, dim) for each in output[name]
+                )
+        shown = self.output_in_order(order, **shown)
+        if "logits" in shown:
+            shown["logits"] = slice_logits_to_keep(shown["logits"], kept)
+        return shown
+
+
+def without_identity(order: TokenOrder) -> TokenOrder:
+    """No order at all, where padding stands on the left as it is."""
+    if order.unpack is None or torch.compiler.is_compiling():  # a graph cannot ask
+        return order
+    columns = torch.arange(order.unpack.shape[1], device=order.unpack.device)
+    return TokenOrder() if bool((order.unpack == columns).all()) else order
+
+
+@auto_docstring(custom_intro="A base with segment memory around it, without its head.", custom_args=BACKBONE_ARGUMENT)
+class SegmentMemoryModel(SegmentMemoryBackbone):
+    output_class = MemoryModelOutput
+    extra_arguments: tuple[str, ...] = ()
+
+    def run_backbone(self, inputs_embeds: torch.Tensor, *args: Any, **kwargs: Any) -> ModelOutput:
+        attention_mask, position_ids, past_key_values = args
+        return self.backbone.get_decoder()(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+            **kwargs,
+        )
+
+
+@auto_docstring(
+    custom_intro="A language model of transformers with segment memory around it.", custom_args=BACKBONE_ARGUMENT
+)
+class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  # type: ignore[misc]  # it is its own model
+    output_class = MemoryHeadOutput  # type: ignore[assignment]  # with a head of its own
+
+    @property
+    def _is_stateful(self) -> bool:
+        """Whether tokens cannot be taken back: a segment that was written is gone."""
+        return self.config.kind == "tokens"
+
+    @property
+    def lm_head(self) -> nn.Module | None:
+        """The head of the base."""
+        return self.backbone.get_output_embeddings()
+
+    def run_backbone(self, inputs_embeds: torch.Tensor, *args: Any, **kwargs: Any) -> ModelOutput:
+        attention_mask, position_ids, past_key_values = args
+        return self.backbone(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+            **kwargs,
+        )
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: MemoryCache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        mems: tuple[torch.Tensor, ...] | MemoryCache | None = None,
+        mems_mask: torch.Tensor | None = None,
+        reset: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
+        shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The token that follows each token, used instead of `labels`.
+        mems (`tuple[torch.Tensor]`, *optional*):
+            The `mems` of the previous segment's output.
+        mems_mask (`torch.Tensor` of shape `(batch, <mem_len)`, *optional*):
+            The `mems_mask` of the previous segment's output.
+        reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
+            Bool: rows that start afresh, or tokens that begin a document.
+        position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            Positions that start again say where packed documents begin: they act as `reset`.
+        """
+        targets = kwargs.pop("shift_labels", None)
+        check_targets(input_ids, inputs_embeds, labels, targets, 0)
+        if targets is None and labels is not None:
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        outputs = MemoryModel.forward(
+            self,
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            mems,
+            mems_mask,
+            reset,
+            position_ids,
+            use_cache,
+            logits_to_keep=0 if targets is not None else logits_to_keep,
+            **(kwargs | {"return_dict": True}),
+        )
+        if targets is not None:
+            outputs.loss = self.loss_function(
+                logits=outputs.logits,
+                labels=None,
+                shift_labels=targets.contiguous(),
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=kwargs.get("num_items_in_batch"),
+            )
+        return outputs
+
+
+def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:
+    """Check that a base brings no code of its own, or that the caller trusts it.
+
+    Raises:
+        ValueError: it does, and is not trusted.
+    """
+    if not trust_remote_code and "auto_map" in PreTrainedConfig.get_config_dict(name)[0]:
+        raise ValueError(
+            f"`base`={os.fspath(name)!r} brings code of its own (`auto_map` in its config.json): look at it, and pass "
+            "`trust_remote_code=True` to run it."
+        )
+
+
+def add_memory(
+    base: str | os.PathLike | PreTrainedModel, kind: str = "window", *, trust_remote_code: bool = False, **memory: Any
+) -> SegmentMemoryForCausalLM:
+    """Put a memory around a language model of transformers.
+
+    ```python
+    model = add_memory("HuggingFaceTB/SmolLM2-135M", kind="window", mem_len=1024, num_sinks=4)
+    output = model(ids)
+    output = model(more_ids, mems=output.mems)
+    model.save_pretrained("mine")  # `model.backbone.save_pretrained` writes the base as it was
+    ```
+
+    Args:
+        base: folder or repository of a language model, or a loaded one, whose weights are then those of both. Its own
+            configuration is left alone.
+        kind: `"window"` or `"tokens"`, see [`SegmentMemoryConfig`].
+        trust_remote_code: whether to run the code of a repository that brings its own.
+        memory: the other fields of [`SegmentMemoryConfig`].
+
+    Raises:
+        ValueError: the base cannot be read with such a memory, or brings code and is not trusted.
+    """
+    if isinstance(base, (str, os.PathLike)):
+        check_code(base, trust_remote_code)
+        options = {"trust_remote_code": trust_remote_code}
+        base = AutoModelForCausalLM.from_pretrained(base, **options)
+    if isinstance(base, MemoryPreTrainedModel):
+        raise ValueError(
+            f"`base` is a {type(base).__name__}, which has a memory already: give a plain language model."
+        )
+    if not isinstance(base, PreTrainedModel):
+        raise ValueError(
+            f"`base` is a {type(base).__name__}: it must be a `PreTrainedModel`, or a name of one. Adapters come behind "
+            "the memory: give the model that they adapt."
+        )
+    for module in base.modules():
+        module._is_hf_initialized = True  # type: ignore[assignment]  # else the weights would be drawn anew
+    config = SegmentMemoryConfig(text_config=copy.deepcopy(base.config), kind=kind, **memory)
+    if kind == "tokens":
+        check_base(base, config)
+        with evaluating(base):
+            start = measured_start(base)
+        for name in start.keys() - memory.keys():
+            setattr(config, name, start[name])
+    model = SegmentMemoryForCausalLM(config, backbone=base)
+    model.reader.to(device=base.device, dtype=base.dtype)
+    model.generation_config = copy.deepcopy(base.generation_config)
+    return model.train(base.training)
+
+
+__all__ = [
+    "SegmentMemoryForCausalLM",
+    "SegmentMemoryModel",
+    "SegmentMemoryPreTrainedModel",
+    "add_memory",
+]

@@ -1,0 +1,133 @@
+"""A model of others with a memory around it, on the Hub: what its card says, and that it loads without this package."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from programs import run
+from stand_in_base import TEXT, save_base
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from transformers_xl import MemoryTrainer, add_memory
+from transformers_xl.hub.card_choices import choices_of_base
+from transformers_xl.hub.uploading import push_folder
+from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.training.arguments import MemoryTrainingArguments
+
+BASE, REPO = "owner/base", "owner/base-with-memory"
+MEMORIES = {
+    "window": {"mem_len": 24, "segment_length": 8},
+    "tokens": {"num_memory_tokens": 3, "segment_length": 8},
+}
+LOAD = """
+import sys
+sys.modules["transformers_xl"] = None  # importing it fails from here on
+import torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+assert type(model.backbone).__module__ == "transformers.models.llama.modeling_llama"
+ids = tokenizer("It was the best of times", return_tensors="pt")["input_ids"]
+first = model(ids)
+print(model.generate(ids[:, -1:], mems=first.mems, max_new_tokens=4, do_sample=False).tolist())
+"""
+
+
+@pytest.fixture
+def base(hub, tmp_path: Path) -> Path:
+    """A base on the Hub, with a licence that has no identifier, and its folder."""
+    folder = save_base(tmp_path / "base", "other\nlicense_name: llama9\nlicense_link: https://example.org/llama9")
+    push_folder(folder, BASE)
+    return folder
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_pushed_folder_loads_where_the_package_is_absent(hub, base: Path, kind: str, tmp_path: Path):
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in MEMORIES[kind].items()]
+    assert run("add-memory", BASE, "-o", tmp_path / "added", "--kind", kind, *options).exit_code == 0
+    (tmp_path / "text.txt").write_text(TEXT)
+    result = run("evaluate", tmp_path / "added", "--text", tmp_path / "text.txt", "--record")
+    assert result.exit_code == 0, result.output
+    result = run("push", tmp_path / "added", REPO)
+    assert result.exit_code == 0, result.output
+    card = ModelCard(hub.files(REPO)["README.md"].decode())
+    assert (card.data.license, card.data.license_name, card.data.base_model) == ("other", "llama9", BASE)
+    assert f"The base is a `LlamaForCausalLM`: [{BASE}](https://huggingface.co/{BASE})." in card.text
+    assert "Weights: [llama9](https://example.org/llama9)." in card.text
+    measured = json.loads(hub.files(REPO)["training_metrics.json"])
+    assert all(f"**{each['bits_per_byte']:.4f}**" in card.text for each in measured["evaluations"])
+    assert str(tmp_path) not in "".join(
+        data.decode() for name, data in hub.files(REPO).items() if name.endswith(("md", "json"))
+    )
+
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOAD, REPO], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = type(add_memory(BASE, kind, **MEMORIES[kind])).from_pretrained(tmp_path / "added")
+    ids = AutoTokenizer.from_pretrained(tmp_path / "added")("It was the best of times", return_tensors="pt")[
+        "input_ids"
+    ]
+    expected = model.generate(ids[:, -1:], mems=model(ids).mems, max_new_tokens=4, do_sample=False)
+    assert done.stdout.strip().splitlines()[-1] == str(expected.tolist())
+
+
+def test_a_push_from_python_knows_the_base(hub, base: Path, tmp_path: Path):
+    model = add_memory(BASE, **MEMORIES["window"])
+    model.push_to_hub(REPO)
+    card = ModelCard(hub.files(REPO)["README.md"].decode())
+    assert (card.data.license_name, card.data.base_model) == ("llama9", BASE)
+    loaded = type(model).from_pretrained(REPO)
+    loaded.push_to_hub("owner/again")
+    card = ModelCard(hub.files("owner/again")["README.md"].decode())
+    assert (card.data.license_name, card.data.base_model) == ("llama9", BASE)
+
+    args = MemoryTrainingArguments(
+        str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=1, report_to="none", use_cpu=True
+    )
+    trainer = MemoryTrainer(model, args, train_dataset=TextStream(torch.arange(99), 8))
+    trainer.train()
+    trainer.create_model_card(license="mit")
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    assert (card.data.license, card.data.license_name, card.data.base_model) == ("mit", None, BASE)
+
+
+def test_the_plain_base_comes_back(hub, base: Path, tmp_path: Path):
+    model = add_memory(BASE, **MEMORIES["window"])
+    model.backbone.save_pretrained(tmp_path / "plain")
+    plain, before = (LlamaForCausalLM.from_pretrained(folder) for folder in (tmp_path / "plain", base))
+    torch.testing.assert_close(plain.state_dict(), before.state_dict(), atol=0, rtol=0)
+    assert json.loads((tmp_path / "plain" / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_a_licence_that_nobody_states_is_unknown(tmp_path: Path):
+    folder = save_base(tmp_path / "base")
+    (folder / "README.md").unlink()
+    assert choices_of_base(str(folder)).license is None
+    assert run("add-memory", folder, "-o", tmp_path / "added", "--mem-len", 8).exit_code == 0
+    text = (tmp_path / "added" / "README.md").read_text()
+    assert "Its licence is unknown" in text
+    assert "Weights: not stated." in text
+
+
+def test_code_in_a_repository_runs_when_the_caller_says_so(hub, tmp_path: Path):
+    folder = save_base(tmp_path / "coded")
+    fields = json.loads((folder / "config.json").read_text())
+    fields |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (folder / "config.json").write_text(json.dumps(fields | {"trust_remote_code": True}))
+    (folder / "mine.py").write_text("raise RuntimeError('it was run')\n")
+    push_folder(folder, "owner/coded")
+    result = run("add-memory", "owner/coded", "-o", tmp_path / "added")
+    assert result.exit_code == 2
+    assert "--trust-remote-code" in result.stderr
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        add_memory("owner/coded")

@@ -1,0 +1,169 @@
+"""The wrapper around a base: what it shares with it, how it is saved and loaded, and which bases it refuses."""
+
+import copy
+import json
+
+import pytest
+import torch
+from tiny import tokens
+from tiny_bases import tiny_base, tiny_base_config
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCausalLM
+from transformers.utils import logging
+
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.modeling.modeling_segment_memory import (
+    SegmentMemoryForCausalLM,
+    SegmentMemoryModel,
+    add_memory,
+)
+
+
+def test_the_base_stays_what_it_was():
+    """Its configuration is not shared: a model changes the one that it is built with."""
+    base, ids = tiny_base("llama"), tokens(2, 12)
+    before, config, weights = base(ids).logits, base.config.to_dict(), copy.deepcopy(base.state_dict())
+    model = add_memory(base, mem_len=4)
+    torch.testing.assert_close(base(ids).logits, before, atol=0, rtol=0)
+    assert not torch.allclose(model(ids).logits, before)
+    assert base.config.to_dict() == config
+    assert base.config._attn_implementation == "sdpa"
+    assert model.config.text_config is not base.config
+    torch.testing.assert_close(model.backbone.state_dict(), weights, atol=0, rtol=0)
+    assert SegmentMemoryConfig(text_config=base.config).text_config is not base.config
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_saved_loaded_and_the_base_alone(tied, tmp_path):
+    base, ids = tiny_base("llama", tie_word_embeddings=tied).float(), tokens(2, 12)
+    base.generation_config.max_new_tokens = 3
+    model = add_memory(base, mem_len=4, num_sinks=2)
+    model.save_pretrained(tmp_path / "mine")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
+    assert type(loaded) is SegmentMemoryForCausalLM
+    assert (loaded.config.mem_len, loaded.config.num_sinks, loaded.generation_config.max_new_tokens) == (4, 2, 3)
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == tied
+    without_head = AutoModel.from_pretrained(tmp_path / "mine")
+    assert type(without_head) is SegmentMemoryModel
+    assert without_head(ids).last_hidden_state.shape == (2, 12, 32)
+    model.backbone.save_pretrained(tmp_path / "base")
+    alone = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert type(alone) is LlamaForCausalLM
+    torch.testing.assert_close(alone(ids).logits, base(ids).logits)
+
+
+def test_a_folder_of_a_base_loads_without_a_missing_key(tmp_path):
+    base, ids = tiny_base("gpt_neox").float(), tokens(2, 12)
+    base.save_pretrained(tmp_path)
+    config = SegmentMemoryConfig(text_config=AutoConfig.from_pretrained(tmp_path), mem_len=4)
+    model, info = SegmentMemoryForCausalLM.from_pretrained(tmp_path, config=config, output_loading_info=True)
+    assert not any(info.values())
+    torch.testing.assert_close(add_memory(str(tmp_path), mem_len=4)(ids).logits, model(ids).logits, atol=0, rtol=0)
+
+
+def test_a_base_that_brings_code_is_refused_unless_it_is_trusted_now(tmp_path):
+    tiny_base("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "x.Y"}}))
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        add_memory(str(tmp_path))
+
+
+def test_what_is_no_plain_base_is_refused():
+    model = add_memory(tiny_base("llama"))
+    with pytest.raises(ValueError, match="has a memory already"):
+        add_memory(model)
+    with pytest.raises(ValueError, match="a Linear"):
+        add_memory(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "words"),
+    [
+        ("gpt2", {}, r"learned positions \(`transformer.wpe`\).*`kind`='tokens'"),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, "learned positions.*`kind`='tokens'"),
+        ("bloom", {}, "ALiBi.*`kind`='tokens'"),
+        ("falcon", {"alibi": True}, "ALiBi"),
+        ("mamba", {"state_size": 4}, "'linear_attention'"),
+        ("falcon_h1", {}, "`kind`='tokens'"),
+        ("qwen3_next", {}, "`kind`='tokens'"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'.*yarn"),
+        ("bert", {}, "encoder"),
+        ("mixtral", {"output_router_logits": True, "num_local_experts": 2}, "`output_router_logits`=True"),
+        (
+            "llama4_text",
+            {"num_local_experts": 2, "intermediate_size_mlp": 32},
+            "`layer_types` has 'chunked_attention'",
+        ),
+    ],
+)
+def test_bases_without_a_window_are_refused(family, fields, words):
+    with pytest.raises(ValueError, match=words):
+        SegmentMemoryForCausalLM(SegmentMemoryConfig(text_config=tiny_base_config(family, **fields)))
+
+
+def test_an_attention_without_masks_is_refused():
+    base = tiny_base("llama")
+    model = add_memory(base, mem_len=4)
+    model(tokens(1, 12))
+    base.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="`attn_implementation`='flash_attention_2'"):
+        add_memory(base, mem_len=4)
+    with pytest.raises(ValueError, match="`attn_implementation`='flash_attention_2'"):
+        model(tokens(1, 13))
+
+
+@pytest.fixture
+def _warnings_propagate():
+    logging.enable_propagation()
+    yield
+    logging.disable_propagation()
+
+
+@pytest.mark.usefixtures("_warnings_propagate")
+def test_a_window_longer_than_the_training_is_warned_of(caplog):
+    add_memory(tiny_base("llama"), mem_len=256)
+    assert "mem_len" not in caplog.text
+    model = add_memory(tiny_base("llama"), mem_len=257)
+    assert "`mem_len`=257 is longer than what the base was trained for" in caplog.text
+    caplog.clear()
+    model.resize_memory(300)
+    assert "`mem_len`=300" in caplog.text
+
+
+@pytest.mark.usefixtures("_warnings_propagate")
+def test_positions_that_were_cast_are_warned_of(caplog, tmp_path):
+    model = add_memory(tiny_base("llama").float(), mem_len=8)
+    model.save_pretrained(tmp_path)
+    SegmentMemoryForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)(tokens(1, 4))
+    assert "inv_freq" not in caplog.text
+    model.bfloat16()(tokens(1, 4))
+    assert "(`inv_freq`) are torch.bfloat16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kind": "sliding"}, "`kind`='sliding'"),
+        ({"num_memory_tokens": 4}, "`num_memory_tokens`=4 belongs to `kind`='tokens'"),
+        ({"kind": "tokens", "num_sinks": 4}, "`num_sinks`=4 belongs to `kind`='window'"),
+        ({"kind": "tokens", "mem_len": 4}, "`mem_len`=4"),
+        ({"mem_len": 0}, "`mem_len`=0 must be at least 1"),
+        ({"num_sinks": -1}, "`num_sinks`=-1 must be at least 0"),
+        ({"mem_lem": 8}, "did you mean `mem_len`"),
+        ({"vocab_size": 8}, "set it in `text_config`"),
+        ({"same_length": False}, "cannot be set"),
+        ({"clamp_len": 4}, "`clamp_len`=4 has no meaning"),
+        ({"norm_position": "post"}, "`norm_position`='post' has no meaning"),
+    ],
+)
+def test_fields_that_cannot_be_meant_are_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        SegmentMemoryConfig(text_config=tiny_base_config("llama"), **fields)
+
+
+def test_a_table_of_positions_ends():
+    model = add_memory(tiny_base("gptj", n_positions=32, max_position_embeddings=32), mem_len=20)
+    assert model(tokens(1, 13)).logits.shape[1] == 13
+    with pytest.raises(ValueError, match="need 33 positions, and the base has the angles of 32"):
+        model(tokens(1, 14))

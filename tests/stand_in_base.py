@@ -1,0 +1,54 @@
+"""A language model of transformers as people have one: a tiny Llama with its own tokenizer, chat template and card."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+TEXT = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 36
+CARD = "---\nlicense: {license}\nlanguage: en\n---\n\n# A base\n"
+
+
+def save_base(folder: Path, license: str = "apache-2.0", **fields) -> Path:
+    """Write a base with random weights to `folder`; `fields` are of its config."""
+    tokenizer = base_tokenizer()
+    model = base_model(len(tokenizer), **fields)
+    model.generation_config.repetition_penalty = 1.1
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(CARD.format(license=license))
+    return folder
+
+
+def base_model(vocab_size: int, **fields) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **(sizes | fields)))
+
+
+def base_tokenizer() -> PreTrainedTokenizerFast:
+    """Pairs of bytes, learned from [`TEXT`]."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    fast.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    return fast
