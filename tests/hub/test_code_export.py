@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -220,21 +221,35 @@ def test_every_model_runs_where_the_package_is_not_installed(saved: Path, tmp_pa
     assert result.stdout.strip() == f"{heads} models"
 
 
+@pytest.fixture
+def own_code_cache(tmp_path: Path, monkeypatch) -> Iterator[Path]:
+    """An empty cache of code. A test before may have loaded a folder's: its cache is on the path, its package imported."""
+
+    def forget_code():
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if not Path(place, "transformers_modules").exists()])
+    forget_code()
+    yield tmp_path
+    forget_code()
+
+
 @pytest.mark.parametrize("trust_remote_code", [None, False, True])
-def test_where_it_is_installed_no_code_of_the_folder_runs(saved: Path, tmp_path: Path, monkeypatch, trust_remote_code):
+def test_where_it_is_installed_no_code_of_the_folder_runs(
+    saved: Path, own_code_cache: Path, monkeypatch, trust_remote_code
+):
     def asked(prompt: str):
         raise AssertionError(prompt)
 
     monkeypatch.setattr("builtins.input", asked)
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-        monkeypatch.delitem(sys.modules, name)  # of a test before, which had another cache
     for model_type, row in VARIANTS.items():
         folder = saved / "model" / model_type
         assert type(AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)) is row.config_class
         model = AutoModel.from_pretrained(folder, trust_remote_code=trust_remote_code)
         assert type(model) is row.model_class
-    assert list(tmp_path.iterdir()) == []
+    assert list(own_code_cache.iterdir()) == []
     tokenizer = AutoTokenizer.from_pretrained(saved / "causal_lm/gtrxl", trust_remote_code=trust_remote_code)
     # the library prefers a tokenizer's remote code where it is trusted, as docs/hub.md says
     assert (type(tokenizer) is ByteTokenizer) == (not trust_remote_code)
