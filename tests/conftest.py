@@ -50,8 +50,10 @@ def lacks_options(item: pytest.Item) -> bool:
     return options.get("same_length") is False or options.get("initial_memory") == "zeros"
 
 
-def pytest_collection_finish() -> None:
-    """What is there by now stays: a search for garbage, which every training begins with, need not go through it."""
+@pytest.fixture(autouse=True, scope="module")
+def _short_searches_for_garbage() -> None:
+    """What is there by now stays: a search for garbage, which every training begins with, need not go through it. What a
+    file of tests leaves behind (imports, compiled graphs) made it three quarters of a small training."""
     gc.collect()
     gc.freeze()
 

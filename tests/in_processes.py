@@ -4,6 +4,7 @@ torchrun --nproc_per_node 2 tests/in_processes.py FOLDER [NAME ...]
 """
 
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
@@ -199,6 +200,7 @@ def train_with_fsdp2(folder: Path) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     folder, *names = sys.argv[1:]
+    gc.freeze()  # as in conftest.py
     others = {"run_out": run_out, "damage": damage, "fsdp2": train_with_fsdp2}
     others |= {name: functools.partial(shard, kind=kind) for name, kind in SHARDED.items()}
     for name in names or [*TRAININGS, "run_out", "damage", *SHARDED]:

@@ -1,5 +1,6 @@
 """Without the packages that only some tests want, these tests are skipped and all others run; in CI none may be missing."""
 
+import ast
 import os
 import re
 import subprocess
@@ -18,46 +19,46 @@ OPTIONAL = {
 }  # fmt: skip
 
 
-def collect(folder: Path, *paths: str, **environment: str) -> subprocess.CompletedProcess:
-    """The tests as pytest finds them where none of these packages is installed."""
-    (folder / "blocked.py").write_text(f"import sys\n\nsys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-p",
-        "blocked",
-        "-p",
-        "no:cacheprovider",
-        *paths,
-    ]
-    path = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAY_BE"))}
-    return subprocess.run(
-        command,
+def imported(tree: ast.AST) -> set[str]:
+    """The packages that a file imports when it is imported itself."""
+    names = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module.partition(".")[0])
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names |= imported(node)
+    return names
+
+
+def test_a_file_that_imports_one_asks_for_it_first():
+    asking = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        wanted = imported(tree) & OPTIONAL
+        asked = re.findall(r"^(?:\w.* = )?(?:list\()?(?:map\()?needs\b.*", path.read_text(), flags=re.MULTILINE)
+        missing = {name for name in wanted if not any(f'"{name}' in line for line in asked)}
+        assert not missing, path
+        asking |= wanted
+    assert {"gymnasium", "selenium", "torchao"} <= asking
+
+
+def test_a_missing_package_is_an_error_in_ci(tmp_path: Path):
+    """The files as pytest finds them where none of these packages is installed."""
+    (tmp_path / "blocked.py").write_text(f"import sys\n\nsys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))\n")
+    files = [f"tests/uses/test_{name}.py" for name in ("peft", "trl", "serve", "quantization")]
+    options = ["--collect-only", "-q", "-p", "blocked", "-p", "no:cacheprovider"]
+    path = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files, "tests/examples/test_space.py"],
         cwd=ROOT,
-        env=inherited | {"PYTHONPATH": path} | environment,
+        env=inherited | {"PYTHONPATH": path, "MAY_BE_MISSING": "torchao gradio"},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
-
-
-@pytest.mark.slow
-def test_all_tests_are_found_without_them(tmp_path: Path):
-    found = collect(tmp_path)
-    assert found.returncode == 0, found.stdout[-3000:]
-    files = {line.partition("::")[0] for line in found.stdout.splitlines() if "::" in line}
-    missing = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")} - files
-    for path in missing:  # these are skipped as a whole
-        assert re.search(r"^(\w.* = )?(map\()?needs", (ROOT / path).read_text(), flags=re.MULTILINE), path
-    assert "tests/tokenization/test_tokenization_words.py" in files
-
-
-def test_a_missing_package_is_an_error_in_ci(tmp_path: Path):
-    found = collect(tmp_path, "tests/uses", "tests/examples/test_space.py", MAY_BE_MISSING="torchao gradio")
     assert found.returncode != 0
     assert "import of peft halted" in found.stdout
     failed = set(re.findall(r"^ERROR (\S+)", found.stdout, flags=re.MULTILINE))

@@ -31,12 +31,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 
 
 FIRST = [
-    "import transformers, transformers_xl",
+    "import transformers, transformers_xl; [getattr(transformers_xl, name) for name in transformers_xl.__all__]",
     "import transformers_xl, importlib.util; importlib.util.find_spec('transformers')",
     "from transformers_xl.modeling.modeling_gtrxl import GTrXLModel",
     "from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer",
-    "from transformers_xl.training.trainer import MemoryTrainer",
-    "from transformers_xl.hub.cards import write_card",
 ]
 # each in a process of its own, forked from one that has imported what they need, and of the two packages nothing
 IN_FORKS = """

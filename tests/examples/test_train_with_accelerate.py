@@ -187,26 +187,24 @@ def test_accelerate_takes_the_configs(path: Path):
         assert config.fsdp_config["fsdp_version"] == 2
 
 
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ACCELERATE = [
+    "accelerate.commands.launch", "--config_file", str(ROOT / "examples/accelerate/cpu_two_processes.yaml"),
+    "--main_process_port", "0",
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate launch"])
-def test_two_processes_are_the_same_run(text: Path, tmp_path: Path, launcher: str):
-    """Two gloo processes with two lanes each, stopped and gone on: weights and memory are those of one with four."""
-    stops = [4, 6] if launcher == "torchrun" else [6]
-    for steps in stops:
-        one = run(text, tmp_path / "one", steps=steps, dropout=0.0)
-    module, *options = {
-        "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-        "accelerate launch": [
-            "accelerate.commands.launch", "--config_file", str(ROOT / "examples/accelerate/cpu_two_processes.yaml"),
-            "--main_process_port", "0",
-        ],
-    }[launcher]  # fmt: skip
-    command = [sys.executable, "-m", module, *options, str(SCRIPT), str(text), "--output", str(tmp_path / "two")]
+def test_two_processes_are_the_same_run(text: Path, tmp_path: Path):
+    """Two gloo processes with two lanes each, stopped and resumed: weights and memory are those of one with four."""
+    command = [str(SCRIPT), str(text), "--output", str(tmp_path / "two")]
     for name, value in (SMALL | {"dropout": 0.0}).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for steps in stops:
-        result = subprocess.run([*command, "--steps", str(steps)], env=environment, capture_output=True, text=True)
+    for steps, launcher in ((4, TORCHRUN), (6, ACCELERATE)):
+        one = run(text, tmp_path / "one", steps=steps, dropout=0.0)
+        launched = [sys.executable, "-m", *launcher, *command, "--steps", str(steps)]
+        result = subprocess.run(launched, env=environment, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         assert result.stdout.count(f"step {steps}:") == 1  # one process speaks
     (folder,) = (tmp_path / "two").glob("checkpoint-*")

@@ -15,18 +15,6 @@ from transformers_xl.streams.text_stream import TextStream
 
 ROOT = Path(__file__).parent.parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-ACCELERATE = [
-    sys.executable,
-    "-m",
-    "accelerate.commands.launch",
-    "--multi_gpu",
-    "--main_process_port",
-    "0",
-    "--num_processes",
-    "2",
-    "--num_machines",
-]
-
 
 # to eight bits it differs with the shapes that are multiplied; what is written from segment to segment makes it grow
 ROUNDING = {"bf16": 2000, "tokens": 100, "shard tokens": 100}
@@ -100,17 +88,6 @@ def test_all_processes_refuse_what_one_finds_damaged_or_locked(folder):
 @pytest.mark.parametrize("name", in_processes.SHARDED)
 def test_sharded_weights_learn_what_whole_ones_do(folder, tmp_path, name: str):
     check(load(folder, name), in_processes.shard(tmp_path, in_processes.SHARDED[name]), ROUNDING.get(name, 1))
-
-
-@pytest.mark.slow
-def test_accelerate_launch(tmp_path):
-    launch(
-        [*ACCELERATE, "1", "--mixed_precision", "no", "--dynamo_backend", "no"],
-        tmp_path,
-        "plain",
-        ACCELERATE_USE_CPU="true",
-    )
-    check(load(tmp_path, "plain"), in_processes.train(tmp_path / "one", "plain"))
 
 
 @pytest.mark.gpu
