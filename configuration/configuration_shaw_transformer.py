@@ -14,8 +14,10 @@ class ShawTransformerConfig(AdaptiveSoftmaxConfig):
     Args:
         max_relative_distance (`int`, *optional*, defaults to 16):
             The clipping distance k, in positions: all distances from k on share one vector; with 0 all distances do.
+        use_key_table (`bool`, *optional*, defaults to `True`):
+            Whether relative positions are added to the keys.
         use_value_table (`bool`, *optional*, defaults to `True`):
-            Whether relative positions are added to the values too, or to the keys only.
+            Whether relative positions are added to the values.
         tables_per_head (`bool`, *optional*, defaults to `False`):
             Whether each head has tables of its own, or all heads of a layer share them (as in the paper).
         value_head_dim (`int`, *optional*):
@@ -25,6 +27,7 @@ class ShawTransformerConfig(AdaptiveSoftmaxConfig):
     model_type = "shaw_transformer"
 
     max_relative_distance: int = 16
+    use_key_table: bool = True
     use_value_table: bool = True
     tables_per_head: bool = False
     value_head_dim: int | None = None
@@ -35,6 +38,8 @@ class ShawTransformerConfig(AdaptiveSoftmaxConfig):
             raise ValueError(
                 f"`max_relative_distance`={self.max_relative_distance} must not be negative; 0 makes all distances one."
             )
+        if not self.use_key_table and not self.use_value_table:
+            raise ValueError("`use_key_table`=False and `use_value_table`=False leave no positions: set one to True.")
         if self.value_head_dim is not None and self.value_head_dim < 1:
             raise ValueError(f"`value_head_dim`={self.value_head_dim} must be at least 1.")
 

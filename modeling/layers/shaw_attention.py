@@ -35,25 +35,27 @@ class ShawAttention(MemoryAttention):
             self.o_proj = nn.Linear(heads * value_dim, config.hidden_size, bias=config.attention_bias)
         self.max_distance = config.max_relative_distance
         rows = (heads if config.tables_per_head else 1, 2 * self.max_distance + 1)
-        self.key_table = nn.Parameter(torch.empty(*rows, config.head_dim))
+        self.key_table = nn.Parameter(torch.empty(*rows, config.head_dim)) if config.use_key_table else None
         self.value_table = nn.Parameter(torch.empty(*rows, value_dim)) if config.use_value_table else None
 
     def init_weights(self, config: ShawTransformerConfig) -> None:
-        init.normal_(self.key_table, mean=0.0, std=config.initializer_range)
-        if self.value_table is not None:
-            init.normal_(self.value_table, mean=0.0, std=config.initializer_range)
+        for table in (self.key_table, self.value_table):
+            if table is not None:
+                init.normal_(table, mean=0.0, std=config.initializer_range)
 
-    def distances(self, length: int, num_keys: int) -> torch.Tensor:
+    def distances(self, length: int, num_keys: int, device: torch.device) -> torch.Tensor:
         """Row of the tables for each of the last `length` positions as query and each key, `(T, K)`, for all rows."""
-        columns = torch.arange(num_keys, device=self.key_table.device)
+        columns = torch.arange(num_keys, device=device)
         distance = columns - columns[num_keys - length :, None]
         return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def score_terms(
         self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.key_table is None:
+            return query, None
         by_distance = query * self.scaling @ self.key_table.transpose(-1, -2)  # [B, H, T, N]
-        index = self.distances(query.shape[2], num_keys).expand(*query.shape[:3], num_keys)
+        index = self.distances(query.shape[2], num_keys, query.device).expand(*query.shape[:3], num_keys)
         return query, by_distance.gather(-1, index)
 
     def attention_function(self) -> Callable:
@@ -74,7 +76,7 @@ class ShawAttention(MemoryAttention):
         assert self.value_table is not None, "without it the attention is an ordinary one"
         weights, attended = unpack_tokens(attention_weights(query, key, attention_mask, scaling), token_order, dim=2)
         attended = nn.functional.dropout(attended, p=dropout, training=self.training)
-        index = self.distances(*weights.shape[2:]).expand_as(weights)
+        index = self.distances(*weights.shape[2:], weights.device).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[1])
         by_distance = by_distance.scatter_add(-1, index, attended)  # [B, H, T, N]
         attn_output = attended @ value + by_distance @ self.value_table

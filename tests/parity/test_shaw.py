@@ -8,7 +8,7 @@ import golden
 import pytest
 import torch
 from golden import Case
-from tiny import EXACT
+from tiny import EXACT, pairwise
 
 from transformers_xl import ShawTransformerConfig
 from transformers_xl.modeling.layers.shaw_attention import ShawAttention
@@ -104,7 +104,7 @@ def naive(attention: ShawAttention, x: torch.Tensor, memory: torch.Tensor) -> to
         scores, seen = [], []
         for j in range(position + 1):
             row = max(-k, j - position) + k
-            key = keys[:, j] + attention.key_table[:, row]
+            key = keys[:, j] if attention.key_table is None else keys[:, j] + attention.key_table[:, row]
             scores.append((query[:, i] * key).sum(-1) / key.shape[-1] ** 0.5)
             value = values[:, j]
             seen.append(value if attention.value_table is None else value + attention.value_table[:, row])
@@ -113,17 +113,19 @@ def naive(attention: ShawAttention, x: torch.Tensor, memory: torch.Tensor) -> to
     return attention.o_proj(torch.stack(rows, dim=1))
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("tables_per_head", [False, True])
-@pytest.mark.parametrize(("use_value_table", "value_head_dim"), [(True, None), (True, 3), (False, 5)])
-@pytest.mark.parametrize(("memory_length", "length", "k"), [(0, 5, 2), (4, 3, 2), (6, 1, 3), (2, 4, 20), (2, 4, 0)])
-def test_causal_with_memory(
-    implementation, tables_per_head, use_value_table, value_head_dim, memory_length, length, k
-):
+TABLES = [{}, {"value_head_dim": 3}, {"use_value_table": False, "value_head_dim": 5}, {"use_key_table": False}]
+LENGTHS = [(0, 5, 2), (4, 3, 2), (6, 1, 3), (2, 4, 20), (2, 4, 0)]
+
+
+@pytest.mark.parametrize(
+    ("tables", "lengths", "implementation", "tables_per_head"),
+    pairwise(TABLES, LENGTHS, ["eager", "sdpa"], [False, True]),
+)
+def test_causal_with_memory(tables: dict, lengths: tuple[int, int, int], implementation: str, tables_per_head: bool):
+    memory_length, length, k = lengths
     config = ShawTransformerConfig(
-        hidden_size=12, num_attention_heads=3, max_relative_distance=k, tables_per_head=tables_per_head,
-        use_value_table=use_value_table, value_head_dim=value_head_dim,
-    )  # fmt: skip
+        hidden_size=12, num_attention_heads=3, max_relative_distance=k, tables_per_head=tables_per_head, **tables
+    )
     config._attn_implementation = implementation
     attention = ShawAttention(config, layer_idx=0).double()
     for parameter in attention.parameters():
@@ -155,3 +157,8 @@ def test_distances_beyond_the_clip_are_one():
     outputs = [attention(tokens[:, -1:] * 0 + text[:, :1], tokens)[0] for tokens in (text, far, near)]
     torch.testing.assert_close(outputs[0], outputs[1])
     assert not torch.allclose(outputs[0], outputs[2], atol=1e-3)
+
+
+def test_one_of_the_tables_is_wanted():
+    with pytest.raises(ValueError, match="`use_key_table`=False and `use_value_table`=False leave no positions"):
+        ShawTransformerConfig(use_key_table=False, use_value_table=False)
