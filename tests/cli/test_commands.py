@@ -76,8 +76,11 @@ def test_evaluate(model_folder: Path, text_file: Path):
 
 
 def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
+    short = text_file.parent / "other_lengths.txt"
+    short.write_text(TEXT[:200])
+
     def bits(*words: object) -> dict:
-        result = run("evaluate", model_folder, "--text", text_file, "--json", *words)
+        result = run("evaluate", model_folder, "--text", short, "--json", *words)
         assert result.exit_code == 0, result.output
         return json.loads(result.output)
 
@@ -91,7 +94,7 @@ def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
     ):
         assert bits(*words)["with_memory"]["nats"] != usual["with_memory"]["nats"], words
     assert list(bits("--mem-len", 0, "--no-same-length")) == ["in_segments"]
-    table = run("evaluate", model_folder, "--text", text_file, "--markdown").output
+    table = run("evaluate", model_folder, "--text", short, "--markdown").output
     assert table.startswith("|  | with memory | without memory |\n| --- | ---: | ---: |\n| bits per byte | ")
     assert f"| {usual['with_memory']['perplexity']:,.3f} |" in table
 
