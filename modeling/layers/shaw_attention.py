@@ -76,7 +76,7 @@ class ShawAttention(MemoryAttention):
         assert self.value_table is not None, "without it the attention is an ordinary one"
         weights, attended = unpack_tokens(attention_weights(query, key, attention_mask, scaling), token_order, dim=2)
         attended = nn.functional.dropout(attended, p=dropout, training=self.training)
-        index = self.distances(*weights.shape[2:], weights.device).expand_as(weights)
+        index = self.distances(weights.shape[2], weights.shape[3], weights.device).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[1])
         by_distance = by_distance.scatter_add(-1, index, attended)  # [B, H, T, N]
         attn_output = attended @ value + by_distance @ self.value_table
