@@ -15,7 +15,7 @@ logger = logging.get_logger(__name__)
 NUM_MEASURED = 64  # tokens
 
 
-def objection_to_tokens(model_class: type, base: PreTrainedConfig) -> str | None:
+def objection_to_tokens(model_class: type[nn.Module], base: PreTrainedConfig) -> str | None:
     """Why models of this class cannot read memory tokens, if so."""
     arguments = inspect.signature(model_class.forward).parameters
     for argument, lacks in (("inputs_embeds", "reads no embeddings"), ("past_key_values", "has no such cache")):
