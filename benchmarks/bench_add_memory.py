@@ -1,23 +1,28 @@
-"""What a window around a base costs: a generated token and a training step, beside the base's own sliding window.
+"""What memory around a base costs: a generated token and a training step, beside the base without it.
 
-The base is a small Mistral, whose own cache slides. Both have the same weights and see the same keys, in one process and
-one thread; they take turns, and processor time is what counts, so that ratios hold on a machine that is not quiet.
+The base is a small Mistral, whose own cache slides. A window sees the same keys. Memory tokens read a segment from memory,
+which the base reads from nothing: its generated tokens see a sliding window as long as a segment, its training step reads
+the same segments as rows. All have the same weights, in one process and one thread; two take turns, and processor time is
+what counts, so that ratios hold on a machine that is not quiet.
 
-    python benchmarks/bench_add_memory.py            # 4 minutes on one core
+    python benchmarks/bench_add_memory.py            # 9 minutes on one core
+    python benchmarks/bench_add_memory.py --kinds tokens
 
 Writes `results/add_memory.json`.
 """
 
+import argparse
 import copy
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from bench_cpu import processor
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from transformers_xl import add_memory
@@ -30,15 +35,16 @@ SIZES = {
 }  # fmt: skip
 WINDOW, PROMPT, NEW, REPEATS = 512, 640, 48, 9
 SEGMENT, BATCH = 256, 2
+MEMORY_TOKENS = {"num_memory_tokens": 16, "segment_length": SEGMENT, "bptt_segments": 2}
 
 
-def models() -> tuple[MistralForCausalLM, SegmentMemoryForCausalLM]:
+def models(window: int, **memory: Any) -> tuple[MistralForCausalLM, SegmentMemoryForCausalLM]:
     """A base with a window of its own, and one without that has a memory around it."""
     torch.manual_seed(0)
-    base = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW, pad_token_id=0, eos_token_id=None))
+    base = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window, pad_token_id=0, eos_token_id=None))
     plain = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None, pad_token_id=0, eos_token_id=None))
     plain.load_state_dict(base.state_dict())
-    return base.eval(), add_memory(plain.eval(), mem_len=WINDOW)
+    return base.eval(), add_memory(plain.eval(), **memory)
 
 
 def interleaved(tasks: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
@@ -58,21 +64,21 @@ def token(model: PreTrainedModel, prompt: torch.Tensor, new: int) -> Callable[[]
     return lambda: model.generate(prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False)
 
 
-def generation(base: MistralForCausalLM, model: SegmentMemoryForCausalLM) -> dict[str, float]:
-    """Milliseconds of one token, behind a prompt that fills the window."""
-    prompt = torch.randint(1, 4096, (1, PROMPT))
-    assert torch.equal(token(base, prompt, 8)(), token(model, prompt, 8)())
+def generation(
+    base: MistralForCausalLM, model: SegmentMemoryForCausalLM, prompt: torch.Tensor, new: int
+) -> dict[str, float]:
+    """Milliseconds of one token, the mean of the last `new - 1` of `new` behind a prompt."""
     tasks = {
-        f"{name} {new}": token(each, prompt, new)
+        f"{name} {count}": token(each, prompt, count)
         for name, each in (("base", base), ("memory", model))
-        for new in (1, NEW)
+        for count in (1, new)
     }
     seconds = interleaved(tasks)
     return ratios(
         {
             name: [
-                (long - short) / (NEW - 1)
-                for long, short in zip(seconds[f"{name} {NEW}"], seconds[f"{name} 1"], strict=True)
+                (long - short) / (new - 1)
+                for long, short in zip(seconds[f"{name} {new}"], seconds[f"{name} 1"], strict=True)
             ]
             for name in ("base", "memory")
         }
@@ -106,6 +112,24 @@ def training(base: MistralForCausalLM, model: SegmentMemoryForCausalLM) -> dict[
     return seconds
 
 
+def training_in_segments(base: MistralForCausalLM, model: SegmentMemoryForCausalLM) -> dict[str, float]:
+    """Milliseconds of forward and backward over segments that gradients go through, and over the same ones alone."""
+    ids = torch.randint(1, 4096, (1, model.config.bptt_segments * SEGMENT))
+    rows = ids.view(-1, SEGMENT)
+
+    def step_of_base() -> None:
+        base(rows, labels=rows, use_cache=False).loss.backward()
+        base.zero_grad()
+
+    def step_with_memory() -> None:
+        model(ids, labels=ids).loss.backward()
+        model.zero_grad()
+
+    base.train()
+    model.train()
+    return ratios(interleaved({"base": step_of_base, "memory": step_with_memory}))
+
+
 def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
     """The medians in milliseconds, and that of the ratios of neighbours in time."""
     each = [ours / theirs for ours, theirs in zip(seconds["memory"], seconds["base"], strict=True)]
@@ -126,28 +150,39 @@ def bytes_kept(model: SegmentMemoryForCausalLM) -> dict[int, int]:
     return held
 
 
-def processor() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    return names[0] if names else platform.processor()
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    base, model = models()
-    results = {
-        "processor": processor(),
-        "torch": torch.__version__,
-        "load": os.getloadavg()[0],
-        "model": SIZES | {"mem_len": WINDOW},
-        "generated_token": generation(base, model),
+def cost_of_window() -> dict[str, Any]:
+    """Behind a prompt that fills the window, and a segment behind a full window."""
+    base, model = models(WINDOW, mem_len=WINDOW)
+    prompt = torch.randint(1, 4096, (1, PROMPT))
+    assert torch.equal(token(base, prompt, 8)(), token(model, prompt, 8)())
+    return {
+        "mem_len": WINDOW,
+        "generated_token": generation(base, model, prompt, NEW),
         "training_step": {"segment": SEGMENT, "batch": BATCH} | training(base, model),
         "bytes_kept_after": bytes_kept(model),
     }
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def cost_of_tokens() -> dict[str, Any]:
+    """As many new tokens as a segment has, so that memory is written once and read once."""
+    base, model = models(SEGMENT, kind="tokens", **MEMORY_TOKENS)
+    prompt = torch.randint(1, 4096, (1, SEGMENT // 2))
+    generated = generation(base, model, prompt, SEGMENT + 1)
+    return MEMORY_TOKENS | {"generated_token": generated, "training_step": training_in_segments(base, model)}
+
+
+COSTS = {"window": cost_of_window, "tokens": cost_of_tokens}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", choices=list(COSTS), default=list(COSTS))
+    torch.set_num_threads(1)
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for kind in parser.parse_args().kinds:
+        machine = {"processor": processor(), "torch": torch.__version__, "load": os.getloadavg()[0]}
+        results[kind] = machine | COSTS[kind]()
+        RESULTS.write_text(json.dumps({"model": SIZES} | results, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=2))
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/bench_pretrained_memory.py pretrain BASE       once, on windows of 128 bytes drawn by chance
     python benchmarks/bench_pretrained_memory.py finetune BASE /var/log/dpkg.log --seeds 0 1 2
+    python benchmarks/bench_pretrained_memory.py cuts BASE           what sinks hang on, without fine-tuning
 
 The base learns from the source of Python's standard library, one byte a token. It is fine-tuned on the log of a package
 manager, whose last lines are held out: times, actions, names and versions come back after several lines, long after they
@@ -9,7 +10,7 @@ have left 128 bytes. All arms start from the same weights and read the same numb
 score after the same seconds of processor time stands beside. What is scored is an average of the weights, so that one
 constant learning rate serves all.
 
-Writes `results/pretrained_memory.json` and `docs/images/pretrained_memory.png`.
+Writes `results/pretrained_memory.json` and `docs/images/pretrained_memory.png`, or `results/sinks_and_cuts.json`.
 """
 
 import argparse
@@ -33,11 +34,13 @@ from transformers_xl import add_memory
 from transformers_xl.evaluation.plots import figure, line, save
 
 RESULT = Path(__file__).parent / "results" / "pretrained_memory.json"
+CUTS_RESULT = RESULT.with_name("sinks_and_cuts.json")
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "pretrained_memory.png"
 CONTEXT = 128  # bytes the base was trained on
 TOKENS_PER_STEP = 8 * CONTEXT
 HELD_OUT = 40_000  # last bytes of the log
 SCORED_LANES, SKIPPED = 4, 512  # scores begin where every memory is full
+CUT_BYTES = 4096  # of each lane, where cuts are compared
 SIZE = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": CONTEXT, "initializer_range": 0.06,
@@ -45,13 +48,14 @@ SIZE = {
 }  # fmt: skip
 
 
-def standard_library() -> torch.Tensor:
-    """The bytes of the files of Python's library, in an order drawn once."""
+def standard_library() -> tuple[torch.Tensor, torch.Tensor]:
+    """The bytes of the files of Python's library, in an order drawn once, and of the first files, which are held out."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
     files = sorted(path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts))
     random.Random(0).shuffle(files)
-    return to_ids(b"".join(path.read_bytes() for path in files[24:]))
+    held_out, learned = (to_ids(b"".join(path.read_bytes() for path in part)) for part in (files[:24], files[24:]))
+    return learned, held_out
 
 
 def to_ids(text: bytes) -> torch.Tensor:
@@ -61,7 +65,7 @@ def to_ids(text: bytes) -> torch.Tensor:
 def pretrain(folder: Path, steps: int) -> None:
     """A Llama that has seen nothing longer than `CONTEXT`."""
     torch.manual_seed(0)
-    text = standard_library()
+    text, _ = standard_library()
     model = LlamaForCausalLM(LlamaConfig(**SIZE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps + 1, pct_start=0.05)
@@ -237,6 +241,31 @@ def show(result: dict) -> None:
     save(picture, PICTURE)
 
 
+@torch.no_grad()
+def cuts(base: Path, mem_len: int, num_sinks: int, calls: list[int]) -> dict:
+    """Bits per byte of held-out files by calls of so many bytes, and how far each byte's bits are from those of the first
+    of the `calls`: where every call is of one byte, sinks stand in front of every byte's own window."""
+    _, text = standard_library()
+    rows = text[: SCORED_LANES * (CUT_BYTES + 1)].view(SCORED_LANES, -1)
+    memory = {"kind": "window", "mem_len": mem_len, "num_sinks": num_sinks}
+    model, found = build(base, Arm(memory=memory)).eval(), {}
+    for call in calls:
+        read = reader(model, Arm(memory=memory))
+        pieces = [read(piece) for piece in rows[:, :-1].split(call, dim=1)]
+        nats = cross_entropy(torch.cat(pieces, dim=1).transpose(1, 2), rows[:, 1:], reduction="none")
+        found[call] = nats[:, SKIPPED:] / math.log(2)
+    scores = [
+        {
+            "call": call,
+            "bits": bits.mean().item(),
+            "mean_change": (bits - found[calls[0]]).abs().mean().item(),
+            "largest_change": (bits - found[calls[0]]).abs().max().item(),
+        }
+        for call, bits in found.items()
+    ]
+    return memory | {"scores": scores}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_subparsers(dest="task", required=True)
@@ -251,6 +280,10 @@ def main() -> None:
     second.add_argument("--tokens", type=int, default=200_000)
     second.add_argument("--seconds", type=float, default=30)
     second.add_argument("--learning-rate", type=float, default=5e-4)
+    third = tasks.add_parser("cuts")
+    third.add_argument("base", type=Path)
+    third.add_argument("--windows", type=int, nargs="+", default=[64, 128])
+    third.add_argument("--calls", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
     tasks.add_parser("show", help="the table and the picture of what was measured")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -258,6 +291,13 @@ def main() -> None:
         return pretrain(args.base, args.steps)
     if args.task == "finetune":
         RESULT.write_text(json.dumps(measure(args), indent=1) + "\n", encoding="utf-8")
+    if args.task == "cuts":
+        pairs = [(mem_len, sinks) for mem_len in args.windows for sinks in (0, 4)]
+        found = [cuts(args.base, mem_len, sinks, args.calls) for mem_len, sinks in pairs]
+        terms = {"pretraining": json.loads((args.base / "pretraining.json").read_text(encoding="utf-8"))}
+        terms |= {"torch": torch.__version__, "processor": processor(), "rows": found}
+        CUTS_RESULT.write_text(json.dumps(terms, indent=1) + "\n", encoding="utf-8")
+        return print(json.dumps(found, indent=1))
     return show(json.loads(RESULT.read_text(encoding="utf-8")))
 
 

@@ -19,7 +19,11 @@ TypicalP = Annotated[
 RepetitionPenalty = Annotated[float | None, Option(help="Above 1, what was written is less likely again.")]
 NoRepeatNgramSize = Annotated[int | None, Option(min=0, help="Never write so many tokens a second time.")]
 TrustRemoteCode = Annotated[
-    bool, Option("--trust-remote-code", help="Run the code that the repository of the base brings: read it before.")
+    bool,
+    Option(
+        "--trust-remote-code",
+        help="Take a base that brings code, of its tokenizer too: read it before.",
+    ),
 ]
 AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markdown.")]
 

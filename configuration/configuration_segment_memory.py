@@ -183,8 +183,7 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     @property
     def same_length(self) -> bool:
-        """Whether every token sees equally far, wherever a text is cut. Sinks stand in front of the window of a call's
-        first token: with them numbers depend a little on the cuts."""
+        """Whether every token sees equally far, wherever a text is cut."""
         return True
 
     @property

@@ -123,40 +123,29 @@ def config_of(model: str, any_kind: bool = False):
 def base_config(model: str, trust_remote_code: bool = False):
     """The config of a language model to fine-tune, of this package or of others.
 
-    Code that it brings is run where `trust_remote_code` says so, and it alone, and transformers has none for its type.
+    Where it brings code, `trust_remote_code` has to say that this is known. For the model transformers' own code runs.
 
     Raises:
-        ValueError: it brings code that is not trusted; or as [`config_of`].
+        ValueError: it brings code that is not trusted, or without which transformers cannot read it; or as [`config_of`].
     """
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     if Path(model).is_dir():
         check_json(Path(model))
     described, _ = PreTrainedConfig.get_config_dict(model)
-    model_type, code = described.get("model_type"), described.get("auto_map")
-    if model_type not in import_models() and code:
+    model_type = described.get("model_type")
+    if model_type not in import_models() and described.get("auto_map"):
         if not trust_remote_code:
             raise ValueError(
                 f"`model.base`={model!r} comes with code of its own (`auto_map`): read it, and add --trust-remote-code to "
                 "run it."
             )
-        if model_type not in CONFIG_MAPPING:
-            _register_code(model, code)
+        if model_type not in list(CONFIG_MAPPING):
+            raise ValueError(
+                f"`model.base`={model!r} is a {model_type!r}, which transformers has no code for, and commands run "
+                "no other: use Python, `add_memory(..., trust_remote_code=True)` and `MemoryTrainer`."
+            )
     return config_of(model, any_kind=True)
-
-
-def _register_code(model: str, auto_map: dict[str, Any]) -> None:
-    """Let the Auto classes of this process know the classes that a repository or folder brings."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-    missing = sorted({"AutoConfig", "AutoModelForCausalLM"} - auto_map.keys())
-    if missing:
-        raise ValueError(f"`model.base`={model!r} brings code without an {missing[0]}: give a language model.")
-    config_class: Any = get_class_from_dynamic_module(auto_map["AutoConfig"], model)
-    model_class: Any = get_class_from_dynamic_module(auto_map["AutoModelForCausalLM"], model)
-    AutoConfig.register(config_class.model_type, config_class)
-    AutoModelForCausalLM.register(config_class, model_class)
 
 
 def change_config(config, changed: dict[str, Any]) -> None:

@@ -6,15 +6,26 @@ from collections.abc import Sequence
 from torch import nn
 
 
-def offer_lora_targets(model_type: str, names: Sequence[str]) -> None:
-    """Let a `LoraConfig` without `target_modules` adapt the modules of these names in models of this type.
+def offer_lora_targets(model_type: str, targets: Sequence[str] | str) -> None:
+    """Let a `LoraConfig` without `target_modules` adapt these modules, names or a pattern, in models of this type.
 
     PEFT looks for them in a table of its own. It is not imported for that, which takes seconds: models that are built after
-    `import peft` are known to it.
+    `import peft` are known to it. Memory around a base is of one type, whatever the base: what was built last counts.
     """
-    table = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
-    if table is not None and names:
-        table.setdefault(model_type, list(names))
+    if (table := _peft_targets()) is not None:
+        table.pop(model_type, None)
+        if targets:
+            table[model_type] = targets if isinstance(targets, str) else list(targets)
+
+
+def lora_targets_of(model_type: str) -> Sequence[str] | str:
+    """What a `LoraConfig` without `target_modules` adapts in models of this type; nothing where PEFT does not know."""
+    return (_peft_targets() or {}).get(model_type, ())
+
+
+def _peft_targets() -> dict[str, list[str] | str] | None:
+    """PEFT's table of what it adapts by types of models, where it is imported."""
+    return getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
 
 
 def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
@@ -42,4 +53,4 @@ def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
     )
 
 
-__all__ = ["check_prompt_learning", "offer_lora_targets"]
+__all__ = ["check_prompt_learning", "lora_targets_of", "offer_lora_targets"]

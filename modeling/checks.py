@@ -17,6 +17,7 @@ REMEDIES = {
     "cache_position": "the memory counts its positions itself, leave it out",
     "head_mask": "no head can be switched off, leave it out",
     "is_causal": "who sees whom belongs to the architecture, leave it out",
+    "output_router_logits": "the loss of a router is not part of this model's (to TRL say `router_aux_loss_coef`=0.0)",
 }
 
 

@@ -7,6 +7,7 @@ https://arxiv.org/abs/2207.06881.
 
 import copy
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.modeling.adapters import lora_targets_of
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -87,9 +88,16 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         return self.layer_memories()
 
     @property
-    def layout(self) -> MemoryLayout:
-        """What the tensors of `mems` are, and their order."""
-        return self.build_memory().layout
+    def base_model(self) -> "SegmentMemoryBackbone":
+        """The model without a head."""
+        return self
+
+    @property
+    def lora_targets(self) -> Sequence[str] | str:  # type: ignore[override]  # of the other models a constant
+        """What PEFT adapts in the base; where it does not know it, the projections that have the usual names."""
+        usual = super().lora_targets
+        has_usual = set(usual) <= {path.rpartition(".")[2] for path, _ in self.backbone.named_modules()}
+        return lora_targets_of(self.backbone.config.model_type) or (usual if has_usual else ())
 
     @property
     def embed_tokens(self) -> nn.Module:
@@ -147,7 +155,20 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> ModelOutput:
-        """Run what of the base gives this model's output."""
+        """Run the base."""
+        has_cache = past_key_values is not None
+        return self.part_of_base()(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            # else a base warns that it takes no cache for layers that run twice; it reads the one that it is given
+            use_cache=has_cache and not (self.training and self.backbone.is_activation_checkpointing),
+            **kwargs,
+        )
+
+    def part_of_base(self) -> nn.Module:
+        """What of the base gives this model's output."""
         raise NotImplementedError
 
     def _run(
@@ -192,16 +213,8 @@ class SegmentMemoryModel(SegmentMemoryBackbone):
     output_class = MemoryModelOutput
     extra_arguments: tuple[str, ...] = ()
 
-    def run_backbone(self, inputs_embeds: torch.Tensor, *args: Any, **kwargs: Any) -> ModelOutput:
-        attention_mask, position_ids, past_key_values = args
-        return self.backbone.get_decoder()(
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-            **kwargs,
-        )
+    def part_of_base(self) -> nn.Module:
+        return self.backbone.get_decoder()
 
 
 @auto_docstring(
@@ -216,20 +229,22 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         return self.config.kind == "tokens"
 
     @property
+    def base_model(self) -> SegmentMemoryModel:
+        """The model without its head, made of the same modules: trainers that compute the loss themselves call it (TRL)."""
+        model = SegmentMemoryModel.__new__(SegmentMemoryModel)
+        nn.Module.__init__(model)
+        # neither hooks, which run around the call of the whole model, nor the `forward` that a trainer put over its own
+        shared = vars(self).keys() - vars(model).keys() - {"forward"} | {"_modules", "training"}
+        vars(model).update({name: vars(self)[name] for name in shared})
+        return model
+
+    @property
     def lm_head(self) -> nn.Module | None:
         """The head of the base."""
         return self.backbone.get_output_embeddings()
 
-    def run_backbone(self, inputs_embeds: torch.Tensor, *args: Any, **kwargs: Any) -> ModelOutput:
-        attention_mask, position_ids, past_key_values = args
-        return self.backbone(
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-            **kwargs,
-        )
+    def part_of_base(self) -> nn.Module:
+        return self.backbone
 
     @can_return_tuple
     @auto_docstring
@@ -307,7 +322,8 @@ def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:
 def add_memory(
     base: str | os.PathLike | PreTrainedModel, kind: str = "window", *, trust_remote_code: bool = False, **memory: Any
 ) -> SegmentMemoryForCausalLM:
-    """Put a memory around a language model of transformers.
+    """Put a memory around a language model of transformers. Its tokenizer stays what it is: load it from the base, and save
+    it beside the model.
 
     ```python
     model = add_memory("HuggingFaceTB/SmolLM2-135M", kind="window", mem_len=1024, num_sinks=4)

@@ -12,11 +12,14 @@ def rotate(features: torch.Tensor, position: int, base: float) -> torch.Tensor:
     return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], dim=-1)
 
 
+STEP = 4  # tokens after which sinks move on
+
+
 def attend(base: LlamaForCausalLM, layer, hidden_states: torch.Tensor, starts: list[int], window: int, sinks: int):
     """The attention of one layer over a text `(batch, length, width)`; `starts`: of each token, where its call begins.
 
-    What a token sees of an earlier call has no gradient. Sinks behind the window stand in front of that of the call's first
-    token.
+    What a token sees of an earlier call has no gradient. Sinks behind the window stand in front of it, or up to `STEP` - 1
+    positions before that.
     """
     attention, config = layer.self_attn, base.config
     theta, groups = config.rope_parameters["rope_theta"], config.num_attention_heads // config.num_key_value_heads
@@ -32,7 +35,7 @@ def attend(base: LlamaForCausalLM, layer, hidden_states: torch.Tensor, starts: l
             is_far_sink = there < sinks and here - there >= window
             if here - there >= window and not is_far_sink:
                 continue
-            place = there + max(start - (window - 1) - sinks, 0) if is_far_sink else there
+            place = there + max((here - (window - 1) - sinks) // STEP, 0) * STEP if is_far_sink else there
             key, value = keys[:, there], values[:, there]
             if starts[there] != start:
                 key, value = key.detach(), value.detach()

@@ -63,17 +63,23 @@ def nearest_of_document(mem_len: int, document_ids: torch.Tensor | None) -> Call
     return sees
 
 
-def nearest_and_sinks(mem_len: int, num_sinks: int, num_before: int, position_ids: torch.Tensor) -> Callable[..., Any]:
-    """Which keys a query sees: the `mem_len` nearest, and of the `num_sinks` first columns those that are not among them.
+def nearest_and_sinks(
+    mem_len: int, num_sinks: int, num_columns: int, num_before: int, position_ids: torch.Tensor, copies: torch.Tensor
+) -> Callable[..., Any]:
+    """Which keys a query sees: the `mem_len` nearest, and of its copy of the sinks those that are not among them.
 
     Args:
+        num_columns: columns of copies of the sinks, in front of all others.
         num_before: columns in front of the segment.
         position_ids: (B, T), which tell how far a sink lies behind.
+        copies: (B, T), the copy that a token sees.
     """
 
     def sees(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
-        far = position_ids[batch_idx, q_idx - num_before] - kv_idx >= mem_len
-        return torch.where(kv_idx < num_sinks, far, q_idx - kv_idx < mem_len)
+        token = q_idx - num_before
+        is_far = position_ids[batch_idx, token] - kv_idx % num_sinks >= mem_len
+        is_own = copies[batch_idx, token] == kv_idx // num_sinks
+        return torch.where(kv_idx < num_columns, is_far & is_own, q_idx - kv_idx < mem_len)
 
     return sees
 

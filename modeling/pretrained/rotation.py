@@ -38,8 +38,10 @@ class Rotation(NamedTuple):
     angles: torch.Tensor
 
     def __call__(self, features: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        """`features` `(batch, heads, columns, dim)` as if their tokens stood `shift` `(batch,)` positions later."""
-        turn = (shift.double()[:, None] * self.angles.to(shift.device))[:, None, None, :].to(features.device)
+        """`features` `(batch, heads, columns, dim)` as if their tokens stood `shift` positions later, `(batch,)` or
+        `(batch, columns)`."""
+        shift = shift.reshape(len(shift), 1, -1, 1).double()
+        turn = (shift * self.angles.to(shift.device)).to(features.device)
         dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
         cos, sin = turn.cos().to(dtype), turn.sin().to(dtype)
         first, second = self.pairs.slices()
@@ -57,7 +59,8 @@ class LayerRotation(NamedTuple):
     values: Rotation | None
 
     def __call__(self, tensors: Sequence[torch.Tensor], shift: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Keys and values `(batch, heads, columns, dim)` as if their tokens stood `shift` `(batch,)` positions later."""
+        """Keys and values `(batch, heads, columns, dim)` as if their tokens stood `shift` positions later, `(batch,)` or
+        `(batch, columns)`."""
         return tuple(
             tensor if rotation is None else rotation(tensor, shift)
             for rotation, tensor in zip(self, tensors, strict=True)

@@ -5,15 +5,15 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
-from transformers_xl.modeling.pretrained.token_bases import check_tokens_base
+from transformers_xl.modeling.pretrained.sinks import farthest
+from transformers_xl.modeling.pretrained.token_bases import check_tokens_base, objection_to_tokens
 
 logger = logging.get_logger(__name__)
 
-TOKENS = "use `kind`='tokens'"
 WINDOWED_LAYERS = {"full_attention", "sliding_attention"}
 WINDOWED_CACHES = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 WINDOWED_ATTENTION = ("eager", "sdpa", "flex_attention")
@@ -34,10 +34,11 @@ def check_config(config: SegmentMemoryConfig) -> None:
     if objection is not None:
         raise ValueError(f"`text_config` is a {base.model_type}, {objection}.")
     trained = getattr(base, "max_position_embeddings", None)
-    if config.kind == "window" and trained is not None and config.mem_len > trained:
+    if config.kind == "window" and trained is not None and farthest(config.num_sinks, config.mem_len) >= trained:
+        sinks = f" with `num_sinks`={config.num_sinks}" if config.num_sinks else ""
         logger.warning(
-            f"`mem_len`={config.mem_len} is longer than what the base was trained for (`max_position_embeddings`="
-            f"{trained}): its predictions get worse until it is fine-tuned with this window."
+            f"`mem_len`={config.mem_len}{sinks} reaches further than what the base was trained for "
+            f"(`max_position_embeddings`={trained}): its predictions get worse until it is fine-tuned with this window."
         )
 
 
@@ -55,23 +56,29 @@ def _is_no_language_model(base: PreTrainedConfig) -> str | None:
     return None
 
 
+def in_place_of_a_window(base: PreTrainedConfig) -> str:
+    """What to do where a base cannot have a window."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(base), None)
+    has_tokens = model_class is None or objection_to_tokens(model_class, base) is None
+    return "use `kind`='tokens'" if has_tokens else "use another base, it cannot have `kind`='tokens' either"
+
+
 def _has_no_window(base: PreTrainedConfig) -> str | None:
     """Why its layers cannot remember a window."""
+    instead = in_place_of_a_window(base)
     others = sorted(set(getattr(base, "layer_types", None) or ()) - WINDOWED_LAYERS)
     if others:
-        return f"whose `layer_types` has {others[0]!r}, which remembers in its own way: {TOKENS}"
+        return f"whose `layer_types` has {others[0]!r}, which remembers in its own way: {instead}"
     if getattr(base, "num_kv_shared_layers", 0):
-        return (
-            f"whose last {base.num_kv_shared_layers} layers read the keys of others (`num_kv_shared_layers`): {TOKENS}"
-        )
+        return f"whose last {base.num_kv_shared_layers} layers read the keys of others (`num_kv_shared_layers`): {instead}"
     unsteady = sorted(set(rope_types(base)) & UNSTEADY_ROPE)
     if unsteady:
         return (
             f"with `rope_type`={unsteady[0]!r}, whose angles change with the longest position that was read, so that keys "
-            f"cannot be kept: set `rope_parameters` to another type, as 'yarn' or 'default', or {TOKENS}"
+            f"cannot be kept: set `rope_parameters` to another type, as 'yarn' or 'default', or {instead}"
         )
     if base.model_type == "bloom" or getattr(base, "alibi", False) is True:
-        return f"whose ALiBi biases follow from a mask of the whole text: {TOKENS}"
+        return f"whose ALiBi biases follow from a mask of the whole text: {instead}"
     return None
 
 
@@ -97,17 +104,18 @@ def check_base(backbone: PreTrainedModel, config: SegmentMemoryConfig) -> None:
         check_tokens_base(backbone, config)
         return
     name, base = backbone.config.model_type, backbone.config
+    instead = in_place_of_a_window(base)
     if getattr(backbone, "_is_stateful", False):
-        raise ValueError(f"`text_config` is a {name}, whose layers carry a state that no window holds: {TOKENS}.")
+        raise ValueError(f"`text_config` is a {name}, whose layers carry a state that no window holds: {instead}.")
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=base).layers} - WINDOWED_CACHES)
     if others:
-        raise ValueError(f"`text_config` is a {name}, whose layers remember in a {others[0]}, no window: {TOKENS}.")
+        raise ValueError(f"`text_config` is a {name}, whose layers remember in a {others[0]}, no window: {instead}.")
     tables = {path: module for path, module in backbone.named_modules() if _is_position_table(path, module)}
     if tables:
         path, table = next(iter(tables.items()))
         raise ValueError(
             f"`text_config` is a {name}, whose learned positions (`{path}`) end at {table.num_embeddings}: a window would "
-            f"leave them, {TOKENS}."
+            f"leave them, {instead}."
         )
     check_attention(base)
 
@@ -121,7 +129,7 @@ def check_attention(base: PreTrainedConfig) -> None:
     if base._attn_implementation not in WINDOWED_ATTENTION:
         raise ValueError(
             f"`attn_implementation`={base._attn_implementation!r} takes no mask of a window: load the base with one of "
-            f"{WINDOWED_ATTENTION}, or {TOKENS}."
+            f"{WINDOWED_ATTENTION}, or {in_place_of_a_window(base)}."
         )
 
 
@@ -153,4 +161,12 @@ class PositionAngles:
                 )
 
 
-__all__ = ["PositionAngles", "check_attention", "check_base", "check_config", "rope_types", "table_of_positions"]
+__all__ = [
+    "PositionAngles",
+    "check_attention",
+    "check_base",
+    "check_config",
+    "in_place_of_a_window",
+    "rope_types",
+    "table_of_positions",
+]

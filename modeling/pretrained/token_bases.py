@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
@@ -15,25 +15,26 @@ logger = logging.get_logger(__name__)
 NUM_MEASURED = 64  # tokens
 
 
+def objection_to_tokens(model_class: type[nn.Module], base: PreTrainedConfig) -> str | None:
+    """Why models of this class cannot read memory tokens, if so."""
+    arguments = inspect.signature(model_class.forward).parameters
+    for argument, lacks in (("inputs_embeds", "reads no embeddings"), ("past_key_values", "has no such cache")):
+        if argument not in arguments:
+            return f"whose `forward` takes no `{argument}` and {lacks}, which `kind`='tokens' needs"
+    if getattr(base, "hidden_size_per_layer_input", 0):
+        return "whose layers also read the ids of tokens, which memory tokens have not"
+    return None
+
+
 def check_tokens_base(backbone: PreTrainedModel, config: SegmentMemoryConfig) -> None:
     """Check that a base can read `[memory tokens; segment; memory tokens]` as embeddings.
 
     Raises:
         ValueError: it cannot, or not so many.
     """
-    name = config.base_config.model_type
-    arguments = inspect.signature(backbone.forward).parameters
-    for argument, lacks in (("inputs_embeds", "reads no embeddings"), ("past_key_values", "has no such cache")):
-        if argument not in arguments:
-            raise ValueError(
-                f"`text_config` is a {name}, whose `forward` takes no `{argument}` and {lacks}: `kind`='tokens' needs a "
-                "base that does, as those with attention layers do."
-            )
-    if getattr(config.text_config, "hidden_size_per_layer_input", 0):
-        raise ValueError(
-            f"`text_config` is a {name}, whose layers also read the ids of tokens, which memory tokens have not: use "
-            "another base."
-        )
+    objection = objection_to_tokens(type(backbone), config.base_config)
+    if objection is not None:
+        raise ValueError(f"`text_config` is a {config.base_config.model_type}, {objection}: use another base.")
     check_length(backbone, config)
 
 
@@ -96,4 +97,4 @@ def measured_start(backbone: PreTrainedModel) -> dict[str, float]:
     }
 
 
-__all__ = ["check_tokens_base", "measured_start"]
+__all__ = ["check_tokens_base", "measured_start", "objection_to_tokens"]

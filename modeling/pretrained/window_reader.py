@@ -2,14 +2,17 @@
 
     | sinks | the last mem_len - 1 positions | segment |
 
-Attention sinks: Xiao et al., 2023, https://arxiv.org/abs/2309.17453. They stand right in front of the window of the first
-token of a call, wherever the text began.
+Attention sinks: Xiao et al., 2023, https://arxiv.org/abs/2309.17453. They stand in front of the window, wherever the text
+began.
 """
 
+import copy
+import sys
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import ModelOutput
 
@@ -24,8 +27,12 @@ from transformers_xl.modeling.pretrained.backbone_cache import BackboneCache, ke
 from transformers_xl.modeling.pretrained.memory_reader import MemoryReader, RunBackbone
 from transformers_xl.modeling.pretrained.places import Places, nearest_and_sinks, nearest_of_document
 from transformers_xl.modeling.pretrained.rotation import LayerRotation, measure_rotations
-from transformers_xl.modeling.pretrained.sinks import SinkPlan, SinkReader, WindowAndSinks
-from transformers_xl.modeling.pretrained.supported_bases import TOKENS, check_attention, table_of_positions
+from transformers_xl.modeling.pretrained.sinks import SinkPlan, SinkReader, WindowAndSinks, farthest, moved_by
+from transformers_xl.modeling.pretrained.supported_bases import (
+    check_attention,
+    in_place_of_a_window,
+    table_of_positions,
+)
 
 LAST_POSITION = 2**15  # float32 angles of later ones are visibly wrong
 KEPT_MASKS = 4
@@ -82,19 +89,25 @@ class WindowReader(MemoryReader):
         key_mask = KeyMask(order=packing.rows(memory.num_seen).order)
         for window in memory.windows:
             window.key_mask = key_mask
+        plan = self.sink_plan(backbone, places)
         readers: list[Any] = [layer.window.read_and_write for layer in memory.layers]
-        sinks_seen = 0
-        num_sinks = cast(int, self.config.num_sinks)
-        if num_sinks > 0:
-            plan = SinkPlan.of(places, num_sinks, self.config.mem_len)
+        if plan is not None:
             rotations = [None] * len(readers) if plan.shift is None else self.measured(backbone)
             readers = [
                 SinkReader(layer, plan, rotation) for layer, rotation in zip(memory.layers, rotations, strict=True)
             ]
-            sinks_seen = num_sinks if plan.are_seen else 0
-        cache = BackboneCache(readers, sinks_seen + memory.num_seen)
-        mask = self.mask(backbone, inputs_embeds, packing, places, sinks_seen, cache)
+        cache = BackboneCache(readers, memory.num_seen + (0 if plan is None else plan.num_columns))
+        mask = self.mask(backbone, inputs_embeds, packing, places, plan, cache)
         return run(inputs_embeds, mask, places.position_ids, cache, **kwargs)
+
+    def sink_plan(self, backbone: nn.Module, places: Places) -> SinkPlan | None:
+        """What a call does with the sinks; None: there are none."""
+        num_sinks = cast(int, self.config.num_sinks)
+        if num_sinks == 0:
+            return None
+        plan = SinkPlan.of(places, num_sinks, self.config.mem_len)
+        turns = plan.shift is None or any(any(rotation) for rotation in self.measured(backbone))
+        return plan if turns else plan.unmoved(num_sinks)
 
     def places(self, backbone: nn.Module, memory: ModelMemory, packing: SegmentPacking) -> Places:
         """Where the tokens stand. Where positions would become too large, the window is moved back to their beginning: what
@@ -106,10 +119,10 @@ class WindowReader(MemoryReader):
                 "call: `reset` of shape (batch,)."
             )
         places = Places.of(memory.own.next_position.read(), packing)
-        behind = self.config.mem_len - 1 + self.config.num_sinks
-        if places.highest + packing.length <= self.last_position(behind + packing.length):
+        memory_of = self.config.num_sinks, self.config.mem_len
+        if places.highest + packing.length <= self.last_position(farthest(*memory_of) + packing.length):
             return places
-        shift = (places.before - behind).clamp(min=0)
+        shift = moved_by(places.before, *memory_of)
         for layer, rotation in zip(memory.layers, self.measured(backbone), strict=True):
             layer.window.turn(rotation, -shift)
         return Places.of(places.before - shift, packing)
@@ -138,44 +151,68 @@ class WindowReader(MemoryReader):
         inputs_embeds: torch.Tensor,
         packing: SegmentPacking,
         places: Places,
-        sinks_seen: int,
+        plan: SinkPlan | None,
         cache: BackboneCache,
     ) -> Any:
         """What the queries of a segment see, as the base takes it; None: all that came before."""
         before, length, mem_len = cache.num_before, packing.length, self.config.mem_len
-        # behind the sinks and a full window all rows are alike
-        is_plain = packing.is_plain and (not sinks_seen or places.lowest >= sinks_seen + mem_len - 1)
-        if is_plain and (length == 1 or (before == 0 and length <= mem_len)):
+        step = 0 if plan is None else plan.alike(places, self.config.num_sinks, mem_len)
+        if not packing.is_plain or step is None:
+            return self.new_mask(backbone, inputs_embeds, packing, places, plan, cache)
+        if (length == 1 and not self.hides_sinks(backbone.config)) or (before == 0 and length <= mem_len):
             return None
-        key = (
-            mem_len,
-            before,
-            length,
-            sinks_seen,
-            inputs_embeds.dtype,
-            inputs_embeds.device,
-            backbone.config._attn_implementation,
-        )
-        if is_plain and key in self.masks:
-            return self.masks[key]
-        rows = packing.rows(before - sinks_seen)
-        some = inputs_embeds[:1] if is_plain else inputs_embeds
-        real = torch.ones(len(some), before + length, dtype=torch.bool, device=some.device)
+        attention = backbone.config._attn_implementation
+        columns = 0 if plan is None else plan.num_columns
+        key = (mem_len, before, length, columns, step, inputs_embeds.dtype, inputs_embeds.device, attention)
+        if key not in self.masks:
+            mask = self.new_mask(backbone, inputs_embeds[:1], packing, places, plan, cache)
+            self.masks = {key: mask} if len(self.masks) >= KEPT_MASKS else self.masks | {key: mask}
+        return self.masks[key]
+
+    def new_mask(
+        self,
+        backbone: Any,
+        inputs_embeds: torch.Tensor,
+        packing: SegmentPacking,
+        places: Places,
+        plan: SinkPlan | None,
+        cache: BackboneCache,
+    ) -> Any:
+        """The mask of a call, as the base takes it; of one row where `inputs_embeds` have one, since all are alike."""
+        before, num_sinks, mem_len = cache.num_before, self.config.num_sinks, self.config.mem_len
+        columns = 0 if plan is None else plan.num_columns
+        rows = packing.rows(before - columns)
+        real = torch.ones(len(inputs_embeds), before + packing.length, dtype=torch.bool, device=inputs_embeds.device)
         if rows.valid is not None:
-            real[:, sinks_seen:] = rows.valid
-        mask = mask_of_base(
+            real[:, columns:] = rows.valid
+        if plan is None or columns == 0:
+            sees = nearest_of_document(mem_len, rows.document_ids)
+        else:
+            sees = nearest_and_sinks(mem_len, num_sinks, columns, before, places.position_ids, plan.copies)
+        return mask_of_base(
             backbone,
-            inputs_embeds=some,
+            config=self.config_of_masks(backbone.config),
+            inputs_embeds=inputs_embeds,
             attention_mask=real,
             past_key_values=cache,
             position_ids=None,
-            and_mask_function=nearest_and_sinks(mem_len, sinks_seen, before, places.position_ids)
-            if sinks_seen
-            else nearest_of_document(mem_len, rows.document_ids),
+            and_mask_function=sees,
         )
-        if is_plain:
-            self.masks = {key: mask} if len(self.masks) >= KEPT_MASKS else self.masks | {key: mask}
-        return mask
+
+    def hides_sinks(self, base: PreTrainedConfig) -> bool:
+        """Whether a window of the base's own is longer than this one and ends before the sinks."""
+        own, mem_len = getattr(base, "sliding_window", None) or 0, cast(int, self.config.mem_len)
+        return mem_len < own <= farthest(cast(int, self.config.num_sinks), mem_len)
+
+    def config_of_masks(self, base: PreTrainedConfig) -> PreTrainedConfig:
+        """What the base makes its masks of, which count columns, and of sinks there are copies: a window of its own that
+        reaches as far as they stand sees them all, and a shorter one none."""
+        own = getattr(base, "sliding_window", None)
+        if own is None or own <= self.config.mem_len or self.config.num_sinks == 0:
+            return base
+        changed = copy.copy(base)
+        changed.sliding_window = self.config.mem_len if self.hides_sinks(base) else sys.maxsize
+        return changed
 
 
 def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
@@ -185,10 +222,11 @@ def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
         ValueError: it makes none.
     """
     check_attention(backbone.config)
-    mask = getattr(backbone, "create_masks_for_generate", create_masks_for_generate)(config=backbone.config, **kwargs)
+    mask = getattr(backbone, "create_masks_for_generate", create_masks_for_generate)(**kwargs)
     if isinstance(mask, torch.Tensor) and mask.dim() == 2:
         raise ValueError(
-            f"`text_config` is a {backbone.config.model_type}, which takes no mask of a window: {TOKENS}."
+            f"`text_config` is a {backbone.config.model_type}, which takes no mask of a window: "
+            f"{in_place_of_a_window(backbone.config)}."
         )
     if isinstance(mask, dict):
         return {name: within_float32(each) for name, each in mask.items()}

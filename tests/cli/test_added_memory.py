@@ -230,27 +230,21 @@ def change_config(folder: Path, **fields: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_code_of_a_base_runs_when_the_command_says_so(places: dict[str, Path], base: Path, tmp_path: Path):
-    """It is refused otherwise, whatever a file says."""
-    coded = shutil.copytree(places["coded"], tmp_path / "coded")
-    assert "--trust-remote-code" in refused("add-memory", coded, "-o", tmp_path / "out")
+def test_a_base_that_brings_code_is_taken_when_the_command_says_so(places: dict[str, Path], tmp_path: Path):
+    """It is refused otherwise, whatever a file says. Its model is that of transformers, or none that commands read."""
+    coded, out = shutil.copytree(places["coded"], tmp_path / "coded"), tmp_path / "out"
     change_config(coded, trust_remote_code=True)
-    assert "--trust-remote-code" in refused("add-memory", coded, "-o", tmp_path / "out")
-    (coded / "mine.py").write_text(
-        "from transformers import LlamaConfig, LlamaForCausalLM\n"
-        "class Config(LlamaConfig):\n    model_type = 'mine'\n"
-        "class Model(LlamaForCausalLM):\n    config_class = Config\n"
-    )
-    code = ("--trust-remote-code", "--memory.kind=window", "--memory.mem_len=16", "--memory.segment_length=8")
-    trained = train(base, tmp_path / "trained", "--model.base", coded, *code)
-    assert "**" in (trained / "README.md").read_text()  # it was scored
-    done(run("add-memory", coded, "-o", tmp_path / "out", "--mem-len=16", "--trust-remote-code"))
-    assert same_names(tmp_path / "out", trained)
-
-
-def same_names(one: Path, other: Path) -> bool:
-    ours, theirs = (load_file(folder / "model.safetensors").keys() for folder in (one, other))
-    return ours == theirs
+    assert "--trust-remote-code" in refused("add-memory", coded, "-o", out)
+    options = ("--model.base", coded, "--memory.kind=window", "--trust-remote-code")
+    for words in (("add-memory", coded, "--trust-remote-code"), ("train", places["text"], *options)):
+        line = refused(*words, "-o", out)
+        assert "a 'mine', which transformers has no code for" in line
+        assert "`add_memory(..., trust_remote_code=True)`" in line
+    assert not out.exists()
+    change_config(coded, model_type="llama")
+    (coded / "mine.py").write_text("from transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n")
+    done(run("add-memory", coded, "-o", out, "--mem-len=16", "--trust-remote-code"))
+    assert load(out).config.mem_len == 16
 
 
 def test_memory_around_unknown_code_is_refused_in_one_sentence(places: dict[str, Path], tmp_path: Path):

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from naive_window import naive_logits
+from naive_window import STEP, naive_logits
 from tiny import read, tokens
 from tiny_bases import FIELDS, read_with_band, tiny_base
 from transformers.masking_utils import create_masks_for_generate
 
 from transformers_xl.modeling.modeling_segment_memory import add_memory
+from transformers_xl.modeling.pretrained import sinks as attention_sinks
 from transformers_xl.modeling.pretrained import window_reader
 from transformers_xl.modeling.pretrained.rotation import measure_rotations
 
@@ -18,6 +19,11 @@ UNREAD = ("gpt2", "bloom", "mamba", "falcon_h1", "qwen3_next")  # what windows r
 FAMILIES = [family for family in FIELDS if family not in UNREAD]
 # the parts of these that compute in float32 whatever the model's type: softmax, routing, scores
 ROUGH = {"gemma2": 1e-5, "mpt": 1e-5, "gptj": 1e-5, "deepseek_v3": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _steps_of_sinks_are_short(monkeypatch):
+    monkeypatch.setattr(attention_sinks, "STEP", STEP)
 
 
 def close_to(family: str) -> dict[str, float]:
@@ -58,12 +64,24 @@ def test_rows_with_padding_and_documents_are_rows_alone(family):
 @pytest.mark.parametrize("use_cache", [None, True])
 @torch.no_grad()
 def test_values_are_those_of_the_naive_loop(sinks, use_cache):
-    base, ids, lengths = tiny_base("llama"), tokens(2, 30), [2, 6, 1, 6, 6, 1, 8]
-    expected = naive_logits(base, ids, lengths, WINDOW, sinks)
-    ours, _ = read(add_memory(base, mem_len=WINDOW, num_sinks=sinks), ids, lengths, use_cache=use_cache)
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    base, ids = tiny_base("llama"), tokens(2, 30)
+    expected = naive_logits(base, ids, [30], WINDOW, sinks)
+    for lengths in ([2, 6, 1, 6, 6, 1, 8], [30]):
+        ours, _ = read(add_memory(base, mem_len=WINDOW, num_sinks=sinks), ids, lengths, use_cache=use_cache)
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
     if sinks:
-        assert not torch.allclose(ours, naive_logits(base, ids, lengths, WINDOW, sinks - 1), atol=1e-2)
+        assert not torch.allclose(ours, naive_logits(base, ids, [30], WINDOW, sinks - 1), atol=1e-2)
+
+
+@pytest.mark.parametrize("own", [12, 32])
+@torch.no_grad()
+def test_a_window_of_the_base_sees_all_sinks_or_none(own):
+    """Wherever a text is cut: it reaches as far as they stand, or it does not."""
+    model, ids = add_memory(tiny_base("mistral", sliding_window=own), mem_len=WINDOW, num_sinks=3), tokens(1, 40)
+    other = {12: {"mem_len": WINDOW}, 32: {"mem_len": WINDOW, "num_sinks": 3}}[own]
+    expected = add_memory(tiny_base("mistral", sliding_window=None), **other)(ids).logits
+    for lengths in ([40], [7, 1, 22, 1, 9]):
+        torch.testing.assert_close(read(model, ids, lengths)[0], expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sinks", [0, 2])
@@ -91,9 +109,9 @@ def test_sinks_of_padded_and_fresh_rows_are_those_of_rows_alone():
     second = model(ids[:, 8:16], reset=reset, **memory)
     ours, _ = read(model, ids[:, 16:], [8, 8], memory={"mems": second.mems, "mems_mask": second.mems_mask})
     for row, begin in enumerate((7, 0, 8)):
-        lengths = [count for count in (1, 3) if count == (1, 3, 0)[row]] + [8, 8, 8]
-        text = torch.cat([ids[row, begin : begin + lengths[0]], ids[row, 8:]]) if row < 2 else ids[row, 8:]
-        alone, _ = read(model, text[None], lengths)
+        count = (1, 3, 0)[row]
+        text = torch.cat([ids[row, begin : begin + count], ids[row, 8:]])
+        alone = model(text[None]).logits
         torch.testing.assert_close(ours[row], alone[0, -16:], atol=1e-5, rtol=1e-5)
 
 
@@ -144,7 +162,9 @@ def test_rows_move_back_each_by_its_own(monkeypatch):
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("sinks", [0, 2])
-def test_gradient_checkpointing_changes_no_number(family, sinks):
+def test_gradient_checkpointing_changes_no_number(family, sinks, monkeypatch):
+    """And nobody says that there is no cache."""
+    monkeypatch.setattr("transformers.utils.generic.logger.warning_once", pytest.fail)
     ids, gradients = tokens(2, 16), []
     for checkpointing in (False, True):
         model = add_memory(tiny_base(family), mem_len=WINDOW, num_sinks=sinks).train()
@@ -186,6 +206,8 @@ def test_a_mask_is_made_once_for_all_calls_of_one_shape(monkeypatch):
     made.clear()
     read(model, tokens(2, 30), [1] * 30, use_cache=True)
     assert made == []  # one token sees all that is kept
+    read(add_memory(tiny_base("llama"), mem_len=WINDOW, num_sinks=2), tokens(2, 64), [8] * 8)
+    assert len(made) == 2  # the second call, whose first tokens have all sinks in their windows, and all behind it
 
 
 @pytest.mark.slow

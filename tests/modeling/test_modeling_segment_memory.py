@@ -61,12 +61,32 @@ def test_a_folder_of_a_base_loads_without_a_missing_key(tmp_path):
     torch.testing.assert_close(add_memory(str(tmp_path), mem_len=4)(ids).logits, model(ids).logits, atol=0, rtol=0)
 
 
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class Config(LlamaConfig):
+    model_type = "of_a_folder"
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
 def test_a_base_that_brings_code_is_refused_unless_it_is_trusted_now(tmp_path):
-    tiny_base("llama").save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "x.Y"}}))
+    """What is saved of a type that transformers does not know is read where its classes are registered."""
+    base, ids = tiny_base("llama").float(), tokens(2, 12)
+    base.save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "code.py").write_text(CODE)
+    path = tmp_path / "base" / "config.json"
+    code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "of_a_folder", "auto_map": code}))
     with pytest.raises(ValueError, match="trust_remote_code=True"):
-        add_memory(str(tmp_path))
+        add_memory(str(path.parent))
+    model = add_memory(str(path.parent), mem_len=4, trust_remote_code=True)
+    torch.testing.assert_close(model(ids).logits, add_memory(base, mem_len=4)(ids).logits)
+    model.save_pretrained(tmp_path / "mine")
+    AutoConfig.register("of_a_folder", type(model.backbone.config))
+    AutoModelForCausalLM.register(type(model.backbone.config), type(model.backbone), exist_ok=True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
 
 
 def test_what_is_no_plain_base_is_refused():
@@ -84,7 +104,7 @@ def test_what_is_no_plain_base_is_refused():
         ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, "learned positions.*`kind`='tokens'"),
         ("bloom", {}, "ALiBi.*`kind`='tokens'"),
         ("falcon", {"alibi": True}, "ALiBi"),
-        ("mamba", {"state_size": 4}, "'linear_attention'"),
+        ("mamba", {"state_size": 4}, "'linear_attention'.*use another base, it cannot have `kind`='tokens' either"),
         ("falcon_h1", {}, "`kind`='tokens'"),
         ("qwen3_next", {}, "`kind`='tokens'"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'.*yarn"),
@@ -125,10 +145,14 @@ def test_a_window_longer_than_the_training_is_warned_of(caplog):
     add_memory(tiny_base("llama"), mem_len=256)
     assert "mem_len" not in caplog.text
     model = add_memory(tiny_base("llama"), mem_len=257)
-    assert "`mem_len`=257 is longer than what the base was trained for" in caplog.text
+    assert "`mem_len`=257 reaches further than what the base was trained for" in caplog.text
     caplog.clear()
     model.resize_memory(300)
     assert "`mem_len`=300" in caplog.text
+    add_memory(tiny_base("llama"), mem_len=221, num_sinks=4)
+    assert "num_sinks" not in caplog.text
+    add_memory(tiny_base("llama"), mem_len=222, num_sinks=4)
+    assert "`mem_len`=222 with `num_sinks`=4 reaches" in caplog.text
 
 
 @pytest.mark.usefixtures("_warnings_propagate")

@@ -66,3 +66,22 @@ def test_an_adapter_is_trained_saved_and_loaded_with_what_the_memory_adds(tmp_pa
         logits = adapted(ids[:, :10]).logits
     with adapted.disable_adapter():
         assert not torch.allclose(adapted(ids[:, :10]).logits, logits, atol=1e-3)
+
+
+TARGETS = {
+    "gpt_neox": {"query_key_value"},
+    "gpt2": {"c_attn"},
+    "phi": {"q_proj", "v_proj", "fc1", "fc2"},
+    "olmo2": {"q_proj", "v_proj"},  # which PEFT does not know
+}
+
+
+def test_default_target_modules_are_those_of_the_base():
+    """Of the base around which a memory was put last: all wrappers are of one type to PEFT."""
+    for family, names in TARGETS.items():
+        model = add_memory(tiny_base(family), "tokens", num_memory_tokens=2, segment_length=8)
+        expected = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in names}
+        assert {*peft.get_peft_model(model, peft.LoraConfig(r=2)).targeted_module_names} == expected
+    model = add_memory(tiny_base("deepseek_v3"), mem_len=8)
+    with pytest.raises(ValueError, match="Please specify `target_modules`"):
+        peft.get_peft_model(model, peft.LoraConfig(r=2))

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from optional_packages import needs
-from tiny import AROUND_BASES, VARIANTS, tiny_model, variants
+from tiny import ROWS, models, tiny_model
+from tiny_bases import tiny_base
 from transformers import AutoModelForCausalLM, Trainer
 
 datasets, peft, trl = map(needs, ("datasets", "peft", "trl"))
-from transformers_xl import ByteTokenizer  # noqa: E402
+from transformers_xl import ByteTokenizer, add_memory  # noqa: E402
 
 TOKENIZER = ByteTokenizer(split_special_tokens=False)  # TRL writes the end of a text as text
 TEXTS = ["The quick fox", "jumps over.", "A lazy dog, and then it sleeps", "x y z", "Who is there?", "Nobody"]
 ADAPTIVE = {"cutoffs": [100, 200], "div_val": 2}
 PLAIN = {"intermediate_losses": "none", "num_targets": 1}
 HEADS = {
-    # TRL's fused loss reads the hidden states of `base_model`, which is all of a base, its head included
-    **{name: (name, {}) for name in variants(causal_lm=True) if name not in AROUND_BASES},
+    **{name: (name, {}) for name in models(causal_lm=True)},
     "clusters": ("transformer_xl", ADAPTIVE),
     "free steps": ("universal_transformer", {"ponder_loss_coef": 0.0}),
     "free spans": ("adaptive_span", {"span_loss_coef": 0.0}),
@@ -48,7 +48,7 @@ class OwnLossTrainer(trl.SFTTrainer):
 
 
 def language_model(model_type: str, **fields):
-    sizes = {"segment_length": 128} | ({} if VARIANTS[model_type].memory == "none" else {"mem_len": 16})
+    sizes = {"segment_length": 128} | ({} if ROWS[model_type].memory == "none" else {"mem_len": 16})
     special = {"vocab_size": 259, "pad_token_id": 256, "eos_token_id": 258}
     return tiny_model(model_type, "causal_lm", torch.float32, **(special | sizes | fields))
 
@@ -85,7 +85,15 @@ def test_the_loss_is_refused_behind_an_adapter(tmp_path: Path):
         trainer_of(model, tmp_path, max_steps=1).train()
 
 
-@pytest.mark.parametrize("model_type", [each for each in variants(causal_lm=True) if each not in AROUND_BASES])
+def test_the_loss_of_a_router_is_refused(tmp_path: Path):
+    base = tiny_base("qwen3_moe", vocab_size=259, pad_token_id=256, eos_token_id=258).float()
+    trainer = trainer_of(add_memory(base, mem_len=16), tmp_path)
+    with pytest.raises(ValueError, match="`output_router_logits` .*`router_aux_loss_coef`=0.0"):
+        trainer.train()
+    trainer_of(add_memory(base, mem_len=16), tmp_path, router_aux_loss_coef=0.0, max_steps=1).train()
+
+
+@pytest.mark.parametrize("model_type", models(causal_lm=True))
 def test_packed_documents_do_not_see_each_other(model_type: str, tmp_path: Path):
     """The loss of a packed row is that of its documents, read alone."""
     trainer_class = OwnLossTrainer if model_type in OWN_LOSS else trl.SFTTrainer
