@@ -103,6 +103,7 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
                 f"`data.{name}`={getattr(section, name)} is for a text that is one stream: leave out `data.documents` and "
                 "`data.streaming`."
             )
+    check_paths(section)
     paths, found = _paths(section)
     section = replace(section, path=paths, eval_path=section.eval_path or found)
     reader = _Reader(section, tokenizer, progress)
@@ -115,6 +116,17 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
             "`data.streaming`=True reads datasets, JSON lines and Parquet: a text file is read at once, leave it out."
         )
     return reader.of_documents() if section.documents else reader.of_text()
+
+
+def check_paths(section: DataSection) -> None:
+    """Raise a `ValueError` where a file or folder that the section names is not there."""
+    for name, paths in (("path", section.path), ("eval_path", section.eval_path)):
+        missing = [path for path in paths if not Path(path.partition(MEMBER)[0]).exists()]
+        if missing:
+            raise ValueError(
+                f"`data.{name}`: there is no {missing[0]!r} here: give text files, or a folder of them (`transformers-xl "
+                "prepare` writes those of the recipes)."
+            )
 
 
 def text_folder(section: DataSection) -> Path | None:
@@ -266,8 +278,6 @@ def _paths(section: DataSection) -> tuple[list[str], list[str]]:
 def _files_of(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
-        if not Path(path.partition(MEMBER)[0]).is_file():
-            raise ValueError(f"`data.path`: {path!r} is not a file that can be read.")
         return [path]
     files = sorted(str(file) for file in folder.rglob("*") if file.is_file() and _kind(file.name) in IN_FOLDERS)
     if not files:
@@ -280,4 +290,4 @@ def _split(file: str) -> str:
     return re.split(r"[-_.]", Path(file).name)[0]
 
 
-__all__ = ["HeldOut", "RunData", "read_data", "text_folder"]
+__all__ = ["HeldOut", "RunData", "check_paths", "read_data", "text_folder"]

@@ -188,7 +188,13 @@ def test_generate_streams_what_it_writes_at_once(model_folder: Path):
     [
         (("generate", "{model}", "-p", "a", "--stream", "--num-samples", "2"), "`stream`=True"),
         (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-p", "0.5"), "`top_p`=0.5"),
+        (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-k", "5"), "`top_k`=5"),
         (("evaluate", "{model}", "--text", "{text}", "--mem-len", "0"), "`mem_len`=0"),
+        (("evaluate", "{model}", "--text", "{text}", "--clamp-len", "0"), "`clamp_len`=0"),
+        (("evaluate", "{model}", "--text", "{text}", "--json", "--markdown"), "`markdown`=True"),
+        (("train", "{text}", "-o", "{out}", "--recpie", "small-bytes"), "Did you mean --recipe?"),
+        (("train", "{text}", "-o", "{out}", "--data.eval_path", "missing.txt"), "`data.eval_path`"),
+        (("train", "{text}", "-o", "{out}", "--tokenizer.path", "no/where"), "`tokenizer.path`='no/where'"),
         (("train", "{text}", "-o", "{out}", "--model.variant", "transformer_xxl"), "transformer_xl"),
         (
             ("train", "{text}", "-o", "{out}", *["--training.max_steps", "3", "--training.num_train_epochs", "1"]),
