@@ -3,6 +3,8 @@
 Commands import torch and transformers when they run, not when they are listed: `--help` answers at once.
 """
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -45,6 +47,8 @@ def options(
 ) -> None:
     """Options of all commands; [`Commands`] reads them."""
     keep_freed_memory()
+    if not sys.stderr.isatty():  # the bars of what is imported later
+        os.environ |= dict.fromkeys(("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"), "1")
 
 
 # options of sections are left to the command, which knows the fields of the chosen variant

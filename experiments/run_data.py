@@ -1,7 +1,6 @@
 """The texts of a run: read from what its `data` section names, tokenised once, and parted into streams."""
 
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,8 +262,6 @@ def _load(path: str, split: str, streaming: bool, **options: Any) -> Any:
         raise ValueError(
             f"`data.dataset`, JSON lines and Parquet need the package datasets: {pip_install('datasets')}."
         ) from error
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
     with blamed(Path(options.get("data_files", [path])[0])):
         return datasets.load_dataset(path, split=split, streaming=streaming, **options)
 

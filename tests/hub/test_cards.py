@@ -365,11 +365,6 @@ def test_evaluate_records_beside_what_is_known(trained: Path, tmp_path: Path):
     run("evaluate", folder, "--text", text, *options)
     assert len(read_measurements(folder).evaluations) == 4  # the same text in the same way: one figure
 
-    run("evaluate", folder, "--text", text, *options, "--moving-window")
-    window = read_measurements(folder).evaluations[4]
-    assert (window.lengths.mem_len, window.lengths.segment_length, window.lengths.overlap) == (0, 4, 3)
-    assert "--moving-window --record" in (folder / "README.md").read_text()
-
     for wrong, message in ((("--dataset", "a/b"), "add --record"), (("--record", "--task-id", "x"), "add --dataset")):
         result = run("evaluate", folder, "--text", text, *wrong)
         assert result.exit_code == 2
