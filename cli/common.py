@@ -1,11 +1,14 @@
 """What the commands share: how a text is generated, what is shown, and what refuses a folder."""
 
+import difflib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Option
+from typer.core import TyperCommand
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
@@ -28,6 +31,26 @@ TrustRemoteCode = Annotated[
 AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markdown.")]
 
 
+class OneForm(TyperCommand):
+    """A command that prints its result in one form."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.params.get("as_json") and ctx.params.get("as_markdown"):
+            raise ValueError("`markdown`=True has no effect beside --json: give one of them.")
+        return super().invoke(ctx)
+
+
+def check_spelling(ctx: typer.Context, words: Iterable[str]) -> None:
+    """Raise a `ValueError` where a word that the command does not know, and that is of no section, is nearly one of its
+    options."""
+    known = [name for parameter in ctx.command.params for name in parameter.opts if name.startswith("--")]
+    for word in words:
+        name = word.partition("=")[0]
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        if name.startswith("--") and "." not in name and close:
+            raise ValueError(f"no such option: {name!r}. Did you mean {close[0]}?")
+
+
 def is_main_process() -> bool:
     """Whether this is the process that speaks for all that a launcher started; known before torch is imported."""
     return int(os.environ.get("RANK", 0)) == 0
@@ -42,7 +65,8 @@ def generation_options(temperature: float, top_k: int, **others: float | None) -
     given = {name: value for name, value in others.items() if value is not None}
     if temperature:
         return {"do_sample": True, "temperature": temperature, "top_k": top_k} | given
-    without_effect = [name for name in ("top_p", "min_p", "typical_p") if name in given]
+    given = ({"top_k": top_k} if top_k else {}) | given
+    without_effect = [name for name in ("top_k", "top_p", "min_p", "typical_p") if name in given]
     if without_effect:
         name = without_effect[0]
         raise ValueError(
@@ -103,6 +127,7 @@ __all__ = [
     "AsMarkdown",
     "MinP",
     "NoRepeatNgramSize",
+    "OneForm",
     "RepetitionPenalty",
     "Temperature",
     "TopK",
@@ -110,6 +135,7 @@ __all__ = [
     "TrustRemoteCode",
     "TypicalP",
     "check_output",
+    "check_spelling",
     "generation_options",
     "is_main_process",
     "show",

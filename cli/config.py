@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsJson, TrustRemoteCode
+from transformers_xl.cli.common import AsJson, TrustRemoteCode, check_spelling
 from transformers_xl.experiments.loading import import_models
 
 
 def config(
+    ctx: typer.Context,
     words: Annotated[
         list[str] | None,
         Argument(metavar="[RECIPE|FILE.yaml]... [--SECTION.FIELD VALUE]...", help="A recipe, or YAML files."),
@@ -24,9 +25,11 @@ def config(
     as_json: AsJson = False,
 ) -> None:
     """Print the whole run that a recipe, YAML files and options make: what `train --config` reads."""
-    import_models()
+    check_spelling(ctx, words or [])
+    variants = import_models()
     from transformers_xl.experiments.run_config import recipe_names
-    from transformers_xl.experiments.run_options import read_config, section_help, split_options
+    from transformers_xl.experiments.run_options import read_config, split_options
+    from transformers_xl.experiments.section_fields import section_help
 
     if recipes:
         typer.echo(json.dumps(recipe_names()) if as_json else "\n".join(recipe_names()))
@@ -37,13 +40,12 @@ def config(
     if len(chosen) > 1:
         raise ValueError(f"`recipe`={', '.join(chosen)}: give one recipe, and files that end in .yaml.")
     run = read_config(options, files, chosen[0] if chosen else None, trust_remote_code)
+    described = section_help(fields, variants[run.model.variant].config_class) if fields else None
     if as_json:
         values = run.to_dict()
-        if fields is not None and fields not in values:
-            section_help(fields, run)  # refuses it
         typer.echo(json.dumps(values[fields] if fields else values, indent=1))
         return
-    typer.echo(section_help(fields, run) if fields else run.to_yaml(), nl=False)
+    typer.echo(described or run.to_yaml(), nl=False)
 
 
 __all__ = ["config"]

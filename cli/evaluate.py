@@ -78,27 +78,33 @@ def evaluate(
     change_config(model.config, changed)
     ids, counts = read_predicted(text, tokenizer, not as_json)
     scores = score_ways(model, ids, segment_length, batch_size, counts, not as_json, overlap)
-    if record:
-        data = text_of_files(text, len(ids), claims)
-        options = {"batch_size": batch_size, "segment_length": segment_length, "overlap": overlap or None}
-        command = _command(text, options | changed, claims)
-        evaluations = [
-            evaluation_of(model, score, data, batch_size, name == "with memory", command, segment_length, overlap)
-            for name, score in scores.items()
-        ]
-        record_evaluations(model, model_dir, evaluations)
     if moving_window:
         score = score_moving_window(model, ids, segment_length, num_bytes=counts.bytes, progress=not as_json)
         scores["moving window"] = counted(score, counts)
+    if record:
+        data = text_of_files(text, len(ids), claims)
+        options = {"batch_size": batch_size, "segment_length": segment_length, "overlap": overlap or None}
+        command = _command(text, options | changed, claims, moving_window)
+        # a window that moves by one token shares all others with the one before
+        shared = (segment_length or model.config.segment_length) - 1
+        read = dict.fromkeys(scores, (batch_size, overlap)) | {"moving window": (1, shared)}
+        evaluations = [
+            evaluation_of(
+                model, score, data, read[name][0], name == "with memory", command, segment_length, read[name][1]
+            )
+            for name, score in scores.items()
+        ]
+        record_evaluations(model, model_dir, evaluations)
     result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
     header, *rows = score_table(scores)
     tell(result, model_dir.name, header, rows, as_json, as_markdown)
 
 
-def _command(text: list[Path], options: dict[str, Any], claims: tuple) -> str:
+def _command(text: list[Path], options: dict[str, Any], claims: tuple, moving_window: bool) -> str:
     options |= dict(zip(("dataset", "dataset_revision", "task_id"), claims, strict=True))
     if (same_length := options.pop("same_length", None)) is not None:
         options["same_length" if same_length else "no_same_length"] = ""
+    options |= {"moving_window": ""} if moving_window else {}
     words = [word for path in text for word in ("--text", path.name)]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", *([str(value)] if value != "" else [])]

@@ -3,6 +3,8 @@
 Commands import torch and transformers when they run, not when they are listed: `--help` answers at once.
 """
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +13,7 @@ from typer import Option
 from transformers_xl.cli.add_memory import add_memory
 from transformers_xl.cli.card import card
 from transformers_xl.cli.chat import chat
+from transformers_xl.cli.common import OneForm
 from transformers_xl.cli.compare import compare
 from transformers_xl.cli.config import config
 from transformers_xl.cli.convert import convert
@@ -44,11 +47,13 @@ def options(
 ) -> None:
     """Options of all commands; [`Commands`] reads them."""
     keep_freed_memory()
+    if not sys.stderr.isatty():  # the bars of what is imported later
+        os.environ |= dict.fromkeys(("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"), "1")
 
 
 # options of sections are left to the command, which knows the fields of the chosen variant
 SECTIONED = {"ignore_unknown_options": True}
-app.command(no_args_is_help=True, context_settings=SECTIONED, epilog=SECTIONS)(train)
+app.command(cls=OneForm, no_args_is_help=True, context_settings=SECTIONED, epilog=SECTIONS)(train)
 app.command(context_settings=SECTIONED)(config)
 for command in (
     add_memory,
@@ -66,7 +71,7 @@ for command in (
     chat,
     serve,
 ):
-    app.command(no_args_is_help=True)(command)
+    app.command(cls=OneForm, no_args_is_help=True)(command)
 app.add_typer(tokenizer, name="tokenizer")
 
 if __name__ == "__main__":

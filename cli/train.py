@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsMarkdown, TrustRemoteCode, check_output, is_main_process
+from transformers_xl.cli.common import AsMarkdown, TrustRemoteCode, check_output, check_spelling, is_main_process
 from transformers_xl.cli.measuring import tell
 from transformers_xl.experiments.loading import import_models
 
@@ -32,6 +32,7 @@ Every field of a run can be given as an option, and in a YAML file under its sec
 
 
 def train(
+    ctx: typer.Context,
     words: Annotated[
         list[str] | None, Argument(metavar="[TEXTS]... [--SECTION.FIELD VALUE]...", help="Text files or folders.")
     ] = None,
@@ -60,6 +61,7 @@ def train(
     A part of the text is held out, and scored with and without the model's memory. On several devices:
     torchrun --nproc_per_node N -m transformers_xl.cli train ..., or accelerate launch -m transformers_xl.cli train ...
     """
+    check_spelling(ctx, words or [])
     if output is None:
         raise ValueError("`output`=None: name the folder to write, with -o.")
     if is_main_process():

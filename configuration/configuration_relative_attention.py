@@ -26,5 +26,10 @@ class RelativeAttentionConfig(MemoryConfig):
     share_relative_bias: bool = True
     recompute_attention: bool = False
 
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        if self.clamp_len < 1 and self.clamp_len != -1:
+            raise ValueError(f"`clamp_len`={self.clamp_len} must be at least 1, or -1, which turns it off.")
+
 
 __all__ = ["RelativeAttentionConfig"]

@@ -36,7 +36,7 @@ class TextScore:
         losses_by_position: sum of nats at each position of a segment `(segment_length,)`, float64.
         tokens_by_position: tokens predicted at each position of a segment `(segment_length,)`.
         bytes: bytes that the predicted tokens stand for.
-        seconds: how long [`score_text`] took; None where it was not measured.
+        seconds: how long [`score_text`] or [`score_moving_window`] took; None where it was not measured.
         characters: characters that the predicted tokens stand for; None where it is not known.
         words: words of the text, parted by white space; None where it is not known.
     """
@@ -214,6 +214,7 @@ def score_moving_window(
         if value is not None and value < 1:
             raise ValueError(f"`{name}`={value} must be at least 1.")
     TextStream(ids, 1, keep_tail=True)  # refuses what is no text
+    start_time = time.perf_counter()
     tokens = torch.as_tensor(ids).long()
     # the first windows are padded on the left, with any token
     contexts = F.pad(tokens[:-1], (window - 1, 0)).unfold(0, window, 1)
@@ -227,7 +228,7 @@ def score_moving_window(
             outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
             targets = tokens[1:][here].to(model.device)
             sums.add(outputs.logits, targets[:, None])
-    return sums.score(num_bytes)
+    return replace(sums.score(num_bytes), seconds=time.perf_counter() - start_time)
 
 
 def bits_per_byte(model: PreTrainedModel, ids: np.ndarray | torch.Tensor, **kwargs) -> float:

@@ -1,10 +1,13 @@
 """A folder of a saved model, read by a command: what is damaged in it is named before anything large is allocated."""
 
 import copy
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers_xl.files.blaming import blamed
+from transformers_xl.files.blaming import blamed, sentence
 
 # what transformers reads of a folder beside the weights
 JSON_FILES = (
@@ -99,6 +102,20 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code or None)
 
 
+@contextmanager
+def to_be_had(field: str, name: str, remedy: str = "give a folder, or a repository of the Hub") -> Iterator[None]:
+    """Make the error of a library that looks for `name` on the Hub a `ValueError` that names the field of a run."""
+    try:
+        yield
+    except OSError as error:
+        if Path(name).is_dir():
+            raise
+        said = textwrap.shorten(sentence(error), 300)
+        raise ValueError(
+            f"`{field}`={name!r} is no folder here, and the Hub does not give it: {remedy}. ({said})"
+        ) from error
+
+
 def config_of(model: str, any_kind: bool = False):
     """The config of a folder or repository: one of this package, or `any_kind`.
 
@@ -132,7 +149,8 @@ def base_config(model: str, trust_remote_code: bool = False):
 
     if Path(model).is_dir():
         check_json(Path(model))
-    described, _ = PreTrainedConfig.get_config_dict(model)
+    with to_be_had("model.base", model):
+        described, _ = PreTrainedConfig.get_config_dict(model)
     model_type = described.get("model_type")
     if model_type not in import_models() and described.get("auto_map"):
         if not trust_remote_code:
@@ -258,4 +276,5 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "shapes_of",
+    "to_be_had",
 ]

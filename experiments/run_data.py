@@ -11,6 +11,7 @@ from huggingface_hub.constants import HF_HOME
 from torch.utils.data import Dataset
 
 from transformers_xl.experiments.run_config import DataSection
+from transformers_xl.files.blaming import blamed
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.streams.document_stream import DocumentStream
 from transformers_xl.streams.documents import dataset_documents, held_out_places, tokenize_dataset
@@ -97,24 +98,32 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
     """
     if not section.path and section.dataset is None:
         raise ValueError("`data.path` is empty: give text files, or `data.dataset`, the name of a dataset on the Hub.")
-    for name in ("overlap", "vary_lengths", "roll"):
-        if getattr(section, name) and (section.documents or section.streaming):
-            raise ValueError(
-                f"`data.{name}`={getattr(section, name)} is for a text that is one stream: leave out `data.documents` and "
-                "`data.streaming`."
-            )
     paths, found = _paths(section)
     section = replace(section, path=paths, eval_path=section.eval_path or found)
+    is_text = {_kind(path) not in TABLES for path in (*section.path, *section.eval_path)}
+    if len(is_text) > 1:
+        raise ValueError(
+            "`data.path` and `data.eval_path` mix text with JSON lines or Parquet: give files of one kind."
+        )
+    _check_effects(section, is_text == {True})
+    check_paths(section)
     reader = _Reader(section, tokenizer, progress)
     if not section.path:
         return reader.of_hub()
-    if any(_kind(path) in TABLES for path in section.path):
+    if is_text == {False}:
         return reader.of_tables()
-    if section.streaming:
-        raise ValueError(
-            "`data.streaming`=True reads datasets, JSON lines and Parquet: a text file is read at once, leave it out."
-        )
     return reader.of_documents() if section.documents else reader.of_text()
+
+
+def check_paths(section: DataSection) -> None:
+    """Raise a `ValueError` where a file or folder that the section names is not there."""
+    for name, paths in (("path", section.path), ("eval_path", section.eval_path)):
+        missing = [path for path in paths if not Path(path.partition(MEMBER)[0]).exists()]
+        if missing:
+            raise ValueError(
+                f"`data.{name}`: there is no {missing[0]!r} here: give text files, or a folder of them (`transformers-xl "
+                "prepare` writes those of the recipes)."
+            )
 
 
 def text_folder(section: DataSection) -> Path | None:
@@ -218,18 +227,47 @@ class _Reader:
         return RunData(rows, held_out, self.section, self.names, self.eval_names or self.names, shared)
 
 
-def _load(name: str, split: str, streaming: bool, **options: Any) -> Any:
+def _check_effects(section: DataSection, is_text: bool) -> None:
+    """Refuse what would be passed over without a word."""
+    if not 0 < section.eval_fraction < 1:
+        raise ValueError(f"`data.eval_fraction`={section.eval_fraction} must lie between 0 and 1, for example 0.1.")
+    one_stream = (
+        section.documents or section.streaming,
+        "is for a text that is one stream: leave out `data.documents` and `data.streaming`",
+    )
+    of_dataset = (bool(section.path), "is of a dataset that is read, but `data.path` is: leave one of them out")
+    without_effect = {
+        "overlap": one_stream,
+        "vary_lengths": one_stream,
+        "roll": one_stream,
+        "streaming": (is_text, "reads datasets, JSON lines and Parquet: a text file is read at once, leave it out"),
+        "text_field": (is_text, "is a field of JSON lines or Parquet, but text files are read: leave it out"),
+        "append_eos": (is_text and not section.documents, "ends documents: add `data.documents`, or leave it out"),
+        "separator": (not section.documents or not is_text, "parts text files into `data.documents`: leave it out"),
+        "dataset_config": of_dataset,
+        "split": of_dataset,
+        "eval_split": of_dataset,
+        "eval_path": (not section.path, "is read beside `data.path`: of a dataset, give `data.eval_split`"),
+    }
+    defaults = DataSection()
+    for name, (has_none, why) in without_effect.items():
+        if has_none and getattr(section, name) != getattr(defaults, name):
+            raise ValueError(f"`data.{name}`={getattr(section, name)!r} {why}.")
+
+
+def _load(path: str, split: str, streaming: bool, **options: Any) -> Any:
     try:
         import datasets
     except ImportError as error:
         raise ValueError(
             f"`data.dataset`, JSON lines and Parquet need the package datasets: {pip_install('datasets')}."
         ) from error
-    return datasets.load_dataset(name, split=split, streaming=streaming, **options)
+    with blamed(Path(options.get("data_files", [path])[0])):
+        return datasets.load_dataset(path, split=split, streaming=streaming, **options)
 
 
 def _load_files(paths: list[str] | str, streaming: bool) -> Any:
-    kinds = {TABLES.get(_kind(path), "text") for path in paths}
+    kinds = {TABLES[_kind(path)] for path in paths}
     if len(kinds) > 1:
         raise ValueError(f"`data.path` mixes files of {' and '.join(sorted(kinds))}: give files of one kind.")
     return _load(kinds.pop(), "train", streaming, data_files=paths)
@@ -266,8 +304,6 @@ def _paths(section: DataSection) -> tuple[list[str], list[str]]:
 def _files_of(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
-        if not Path(path.partition(MEMBER)[0]).is_file():
-            raise ValueError(f"`data.path`: {path!r} is not a file that can be read.")
         return [path]
     files = sorted(str(file) for file in folder.rglob("*") if file.is_file() and _kind(file.name) in IN_FOLDERS)
     if not files:
@@ -280,4 +316,4 @@ def _split(file: str) -> str:
     return re.split(r"[-_.]", Path(file).name)[0]
 
 
-__all__ = ["HeldOut", "RunData", "read_data", "text_folder"]
+__all__ = ["HeldOut", "RunData", "check_paths", "read_data", "text_folder"]

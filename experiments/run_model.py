@@ -22,6 +22,7 @@ from transformers_xl.experiments.loading import (
     config_of,
     import_models,
     load_tokenizer,
+    to_be_had,
 )
 from transformers_xl.experiments.run_config import LoraSection, RunConfig, config_fields, memory_fields
 from transformers_xl.experiments.run_data import text_folder
@@ -48,12 +49,15 @@ def run_tokenizer(config: RunConfig, trust_remote_code: bool = False) -> Any:
         if size not in (None, len(ByteTokenizer())):
             raise ValueError(
                 f"`model.vocab_size`={size} is not that of bytes, {len(ByteTokenizer())}: name the tokenizer with "
-                "`tokenizer.path`, or leave `vocab_size` out."
+                "`tokenizer.path`, or take that of bytes with `model.vocab_size=null`."
             )
         return ByteTokenizer()
     if Path(path).is_dir():
         return load_tokenizer(Path(path), trust_remote_code)
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code or None)
+    with to_be_had(
+        "tokenizer.path", path, "write it with `transformers-xl prepare` or `transformers-xl tokenizer train`"
+    ):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code or None)
 
 
 def run_model(config: RunConfig, tokenizer: Any, trust_remote_code: bool = False) -> Any:

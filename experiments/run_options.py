@@ -6,8 +6,10 @@ and it reads what YAML gave by their types. transformers' HfArgumentParser has o
 
 import dataclasses
 import difflib
-from argparse import SUPPRESS, ArgumentError
+import re
+from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,21 +22,17 @@ from transformers_xl.experiments.loading import base_config, import_models
 from transformers_xl.experiments.run_config import (
     CONFIG_FILE,
     SET_BY_OPTIONS,
-    DataSection,
-    LoraSection,
     RunConfig,
-    TokenizerSection,
     memory_fields,
     memory_section,
     model_section,
     recipe_path,
 )
+from transformers_xl.experiments.section_fields import SECTIONS, section_classes, type_name
 from transformers_xl.files.blaming import blamed
-from transformers_xl.training.arguments import MemoryTrainingArguments
 
 DEFAULT_RECIPE = "small-bytes"
 RECIPES_OF_KIND = {"window": "add-memory-window", "tokens": "add-memory-tokens"}
-SECTIONS = ("model", "memory", "tokenizer", "data", "training", "lora")
 # what says which model to take, and which memory it gets
 CHOICES = (
     *("model.base", "model.variant"),
@@ -96,10 +94,8 @@ def read_config(
         shipped.pop("tokenizer", None)  # that of the recipe's own texts
     parser = config_parser(config_class, base.config if base else None)
     layers = dict(zip([recipe, *map(str, files)], [shipped, *given], strict=True))
-    try:
+    with _said(config_class):
         run = RunConfig(**vars(parser.instantiate(_merged(parser, layers, options))))
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
     if base and isinstance(base.config, SegmentMemoryConfig):
         SegmentMemoryConfig(text_config=base.config.text_config, **memory_fields(run.memory))  # refuses what cannot be
         if run.model.vocab_size is not None:
@@ -171,13 +167,33 @@ def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence
     for where, layer in layers.items():
         given = {f"{section}.{name}" for section, fields in layer.items() for name in fields}
         _check_names(given | {*layer}, known, f"{where}: ")
-        found = parser.parse_object(layer, namespace=_effective(found, given))
+        try:
+            found = parser.parse_object(layer, namespace=_effective(found, given))
+        except ArgumentError as error:
+            raise ArgumentError(None, f"{where}: {error}") from error
     given = {option.removeprefix("--").partition("=")[0] for option in options}
     _check_names(given, known, "")
     both = [(name, other) for name, (other, _) in INSTEAD.items() if {name, other} <= given]
     if both:
         raise ValueError(f"`{both[0][0]}` has no effect beside `{both[0][1]}`: give one of them.")
     return parser.parse_args(list(options), namespace=_effective(found, given))
+
+
+@contextmanager
+def _said(config_class: type[AnyConfig]) -> Iterator[None]:
+    """Make what jsonargparse says of a value a sentence that names the field, the value, and its type."""
+    try:
+        yield
+    except ArgumentError as error:
+        said = " ".join(str(error).split())
+        found = re.fullmatch(r'(.*)Parser key "(\w+)\.(\w+)": .*(?:Got|Given) value: (.*)', said)
+        if found is None:
+            raise ValueError(said) from error
+        where, section, name, value = found.groups()
+        fields = {
+            each.name: each.type for each in dataclasses.fields(cast(Any, section_classes(config_class)[section]))
+        }
+        raise ValueError(f"{where}`{section}.{name}`={value} must be of type {type_name(fields[name])}.") from error
 
 
 def read_run(
@@ -209,24 +225,12 @@ def read_run(
     return read_config(options, files, recipe, trust_remote_code)
 
 
-def section_help(section: str, run: RunConfig) -> str:
-    """The fields of a section with their types and defaults, for the variant of `run`.
-
-    Raises:
-        ValueError: there is no such section.
-    """
-    if section not in SECTIONS:
-        raise ValueError(f"`fields`={section!r} is no section: give one of {', '.join(SECTIONS)}.")
-    parser = ArgumentParser(prog="", usage=SUPPRESS, add_help=False)
-    _add_section(parser, section, import_models()[run.model.variant].config_class)
-    return parser.format_help()
-
-
 def config_parser(config_class: type[AnyConfig], base: AnyConfig | None = None) -> ArgumentParser:
     """The parser of all sections, or of the model of `base`, whose values are the defaults then."""
     parser = ArgumentParser(exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False)
-    for section in SECTIONS:
-        _add_section(parser, section, config_class)
+    for section, section_class in section_classes(config_class).items():
+        skipped = set(SET_BY_OPTIONS) if section == "training" else None
+        parser.add_class_arguments(section_class, section, skip=skipped)
     if base is not None:
         parser.set_defaults(_values_of(base))
     return parser
@@ -243,19 +247,6 @@ def _values_of(base: AnyConfig) -> dict[str, Any]:
     return {f"memory.{name}": getattr(base, name) for name in names}
 
 
-def _add_section(parser: ArgumentParser, section: str, config_class: type[AnyConfig]) -> None:
-    classes: dict[str, Any] = {
-        "model": model_section(config_class),
-        "memory": memory_section(),
-        "tokenizer": TokenizerSection,
-        "data": DataSection,
-        "training": MemoryTrainingArguments,
-        "lora": LoraSection,
-    }
-    skipped = set(SET_BY_OPTIONS) if section == "training" else None
-    parser.add_class_arguments(classes[section], section, skip=skipped)
-
-
 def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """What a command line says in dotted options, each with its value, and its other words.
 
@@ -269,6 +260,8 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         name, equals, rest = word[2:].partition("=")
         name = name.replace("-", "_")
+        if name in SECTIONS:
+            raise ValueError(f"`--{name}` is a section: write --{name}.FIELD VALUE, or a file, --config FILE.yaml.")
         if "." not in name:
             raise ValueError(f"no such option: {word.partition('=')[0]!r}.{_nearest(name, _all_names())}")
         value = rest if equals else next(left, None)
@@ -373,4 +366,4 @@ def _nearest(name: str, known: Any) -> str:
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
-__all__ = ["SECTIONS", "read_config", "read_run", "section_help", "split_options"]
+__all__ = ["read_config", "read_run", "split_options"]

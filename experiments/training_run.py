@@ -18,7 +18,7 @@ from transformers_xl.experiments.fitting import prepare_for_inference, processes
 from transformers_xl.experiments.loading import load_model
 from transformers_xl.experiments.recording import check_claims, evaluation_of, text_of_rows
 from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
-from transformers_xl.experiments.run_data import read_data
+from transformers_xl.experiments.run_data import check_paths, read_data
 from transformers_xl.experiments.run_model import run_model, run_tokenizer
 from transformers_xl.files.atomic_write import move_files, run_folder, write_text
 from transformers_xl.files.blaming import sentence
@@ -176,6 +176,7 @@ class TrainingRun:
 
 
 def _check(config: RunConfig) -> None:
+    check_paths(config.data)
     args = config.training
     for name in ("learning_rate", "num_train_epochs"):
         if getattr(args, name) <= 0:

@@ -120,7 +120,8 @@ def held_out_places(lengths: Sequence[int], fraction: float, seed: int = 0) -> s
     count = int(np.abs(sums - fraction * sums[-1]).argmin())
     if not 0 < count < len(lengths):
         raise ValueError(
-            f"`fraction`={fraction} of {len(lengths)} `documents` leaves a part empty: use more documents."
+            f"`fraction`={fraction} of {len(lengths)} document{'s' * (len(lengths) != 1)} leaves a part empty: use more "
+            "documents, or a `separator` that stands between them."
         )
     return set(order[:count].tolist())
 

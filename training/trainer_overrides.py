@@ -69,6 +69,12 @@ class TrainerOverrides(Trainer):
             self.memory.pop("train", None)  # whether the dataset says `reset` or not
         super()._run_epoch(*args, **kwargs)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Why: a file holds tied weights once, and the library calls the others missing, each time that it resumes."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def _load_best_model(self) -> None:
         """Why: the library would load a damaged checkpoint."""
         best = Path(str(self.state.best_model_checkpoint))

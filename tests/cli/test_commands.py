@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_xl.cli.main import app
 from transformers_xl.files.atomic_write import output_folder
+from transformers_xl.hub.measurements import read_measurements
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = (
@@ -121,15 +123,21 @@ def test_evaluate_with_segments_that_overlap(model_folder: Path, text_file: Path
     assert "`overlap`=6 would be read twice" in run(*words, "--overlap", 6).output
 
 
-def test_evaluate_by_a_moving_window(model_folder: Path, text_file: Path):
-    short = text_file.parent / "short.txt"
+def test_evaluate_by_a_moving_window(model_folder: Path, tmp_path: Path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    short = tmp_path / "short.txt"
     short.write_text(TEXT[:60])
-    result = run("evaluate", model_folder, "--text", short, "--moving-window", "--json")
+    result = run("evaluate", folder, "--text", short, "--moving-window", "--json", "--record")
     assert result.exit_code == 0, result.output
     scores = json.loads(result.output)
     assert list(scores) == ["with_memory", "without_memory", "moving_window"]
     assert scores["moving_window"]["tokens"] == 59
     assert scores["moving_window"]["bits_per_byte"] != scores["without_memory"]["bits_per_byte"]
+    recorded = read_measurements(folder).evaluations[-1]
+    assert recorded.bits_per_byte == scores["moving_window"]["bits_per_byte"]
+    # a window shares all its tokens but one with the window before
+    assert (recorded.lengths.mem_len, recorded.lengths.overlap) == (0, recorded.lengths.segment_length - 1)
+    assert "--moving-window --record" in (folder / "README.md").read_text()
 
 
 def test_a_model_without_memory_is_trained_and_measured_once(text_file: Path, tmp_path: Path):
@@ -188,7 +196,13 @@ def test_generate_streams_what_it_writes_at_once(model_folder: Path):
     [
         (("generate", "{model}", "-p", "a", "--stream", "--num-samples", "2"), "`stream`=True"),
         (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-p", "0.5"), "`top_p`=0.5"),
+        (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-k", "5"), "`top_k`=5"),
         (("evaluate", "{model}", "--text", "{text}", "--mem-len", "0"), "`mem_len`=0"),
+        (("evaluate", "{model}", "--text", "{text}", "--clamp-len", "0"), "`clamp_len`=0"),
+        (("evaluate", "{model}", "--text", "{text}", "--json", "--markdown"), "`markdown`=True"),
+        (("train", "{text}", "-o", "{out}", "--recpie", "small-bytes"), "Did you mean --recipe?"),
+        (("train", "{text}", "-o", "{out}", "--data.eval_path", "missing.txt"), "`data.eval_path`"),
+        (("train", "{text}", "-o", "{out}", "--tokenizer.path", "no/where"), "`tokenizer.path`='no/where'"),
         (("train", "{text}", "-o", "{out}", "--model.variant", "transformer_xxl"), "transformer_xl"),
         (
             ("train", "{text}", "-o", "{out}", *["--training.max_steps", "3", "--training.num_train_epochs", "1"]),
@@ -234,6 +248,14 @@ def test_two_commands_do_not_write_one_folder(text_file: Path, tmp_path: Path):
     assert result.exit_code == 2, result.output
     assert f"process {os.getpid()} on host" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_bars_of_libraries_are_off_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch):
+    names = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+    for name in names:
+        monkeypatch.setenv(name, "0")
+    assert run("config", "--recipes").exit_code == 0
+    assert [os.environ[name] for name in names] == ["1", "1"]
 
 
 def test_help_answers_without_importing_torch():

@@ -143,6 +143,21 @@ def test_rows_are_streamed(tmp_path: Path):
     assert spelled(read.held_out.rows) == ["".join(ROWS)]
 
 
+def test_a_dataset_is_read_by_its_name_and_splits(tmp_path: Path, monkeypatch):
+    datasets = needs("datasets")
+    for split, rows in (("train", ROWS[:3]), ("test", ROWS[3:])):
+        datasets.Dataset.from_dict({"body": rows}).to_parquet(tmp_path / "rows" / f"{split}.parquet")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    fields = {"dataset": str(tmp_path / "rows"), "eval_split": "test", "text_field": "body"}
+    for streaming in (False, True):
+        read = read_data(section(streaming=streaming, **fields), ByteTokenizer(), progress=False)
+        assert spelled(read.held_out.rows) == [ROWS[3]]
+        first = next(iter(read.stream(4, 1)))["input_ids"]
+        assert spelled([np.asarray(first)]) == [ROWS[0][:4]]
+    with pytest.raises((ValueError, OSError), match="'no/where'"):
+        read_data(section(dataset="no/where"), ByteTokenizer(), progress=False)
+
+
 def test_texts_of_documents(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_text("\n--\n".join(ROWS))
@@ -181,16 +196,28 @@ def test_documents_and_what_is_streamed_are_not_cut_so(cut: dict, fields: dict):
         ({"path": ["{folder}"]}, "has no file that ends in"),
         ({"path": ["{text}"], "streaming": True}, "streaming"),
         ({"path": ["{text}"], "eval_fraction": 1.5}, "fraction"),
-        ({"path": ["{text}", "{table}"]}, "mixes"),
+        ({"path": ["{text}", "{broken}"]}, "mix text with"),
+        ({"path": ["{broken}"]}, "broken.jsonl' cannot be read"),
+        ({"path": ["{text}"], "eval_path": ["{table}"]}, "mix text with"),
+        ({"path": ["{text}"], "eval_path": ["missing.txt"]}, "`data.eval_path`.*missing.txt"),
+        ({"path": ["{text}"], "text_field": "body"}, "`data.text_field`='body' is a field"),
+        ({"path": ["{text}"], "append_eos": True}, "`data.append_eos`=True ends documents"),
+        ({"path": ["{text}"], "separator": "\n"}, "`data.separator`='.n' parts"),
+        ({"path": ["{table}"], "separator": "\n", "documents": True}, "`data.separator`='.n' parts"),
+        ({"path": ["{text}"], "eval_split": "test"}, "`data.eval_split`='test' is of a dataset"),
+        ({"dataset": "a/b", "eval_path": ["{text}"]}, "`data.eval_path`=.* give `data.eval_split`"),
+        ({"path": ["{text}"], "documents": True}, "1 document"),
         ({"path": ["{table}"], "text_field": "body"}, "its columns are"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, fields: dict, message: str):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text(TEXT)
-    names = {"folder": tmp_path / "empty", "text": tmp_path / "a.txt"}
-    if "{table}" in fields.get("path", []):
+    (tmp_path / "broken.jsonl").write_text('{"text": ')
+    names = {"folder": tmp_path / "empty", "text": tmp_path / "a.txt", "broken": tmp_path / "broken.jsonl"}
+    paths = {name: fields.get(name, []) for name in ("path", "eval_path")}
+    if ["{table}"] in paths.values():
         names["table"] = tables(tmp_path, "jsonl")
-    fields = fields | {"path": [path.format(**names) for path in fields.get("path", [])]}
+    fields |= {name: [path.format(**names) for path in given] for name, given in paths.items()}
     with pytest.raises(ValueError, match=message):
         read_data(DataSection(**fields), ByteTokenizer(), progress=False)

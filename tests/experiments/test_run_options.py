@@ -17,7 +17,8 @@ from transformers_xl.experiments.run_config import (
     recipe_names,
     recipe_path,
 )
-from transformers_xl.experiments.run_options import SECTIONS, read_config, read_run, split_options
+from transformers_xl.experiments.run_options import read_config, read_run, split_options
+from transformers_xl.experiments.section_fields import SECTIONS, section_help
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
@@ -89,8 +90,11 @@ def test_python_says_the_same():
         ("--trainin.seed 3", "Did you mean `training`"),
         ("--learning-rate 3", "Did you mean `training.learning_rate`"),
         ("--steps 3", "Did you mean `training.max_steps`"),
-        ("--training.learning_rate abc", "training.learning_rate"),
-        ("--model.mem_len 1.5", "model.mem_len"),
+        ("--training.learning_rate abc", "^`training.learning_rate`=abc must be of type float"),
+        ("--model.mem_len 1.5", "^`model.mem_len`=1.5 must be of type int"),
+        ("--data.batch_size a", r"^`data.batch_size`=a must be of type int \| None"),
+        ("--data other.yaml", "`--data` is a section"),
+        ("--model.base no/where", "^`model.base`='no/where' is no folder"),
         ("--model.variant transformer_xxl", "known are transformer_xl"),
         ("--model.variant star_transformer", "known are transformer_xl"),
         ("--training.output_dir x", "--output"),
@@ -111,7 +115,7 @@ def test_what_cannot_be_meant_is_refused(words: str, message: str):
         ("xmodel: {hidden_size: 3}", "run.yaml.*Did you mean `model`"),
         ("training: 5", "no section"),
         ("- 5", "no section"),
-        ("training: {learning_rate: fast}", "training.learning_rate"),
+        ("training: {learning_rate: fast}", "run.yaml: `training.learning_rate`=fast must be"),
         ("training: {eval_strategy: no}", "training.eval_strategy"),  # a boolean in YAML
         ("training: !!python/object/apply:os.getcwd []", "run.yaml"),
         ("model: [", "run.yaml"),
@@ -172,6 +176,24 @@ def test_the_command_prints_the_whole_run(tmp_path: Path):
     unknown = run("config", "enwik9")
     assert unknown.exit_code == 2
     assert "small-bytes" in unknown.output
+
+
+@pytest.mark.parametrize("variant", CAUSAL)
+def test_the_meaning_of_every_field_of_this_package_is_shown(variant: str):
+    library = ("--model.pad_token_id", "--model.bos_token_id", "--model.eos_token_id", "--training")
+    for section in SECTIONS:
+        lines = section_help(section, VARIANTS[variant].config_class).splitlines()
+        heads = [line for line, below in zip(lines, [*lines[1:], "--"], strict=True) if below.startswith("--")]
+        assert [line for line in heads if line.startswith("--") and not line.startswith(library)] == []
+
+
+def test_fields_have_their_types_defaults_and_meanings():
+    data, training = (section_help(name, TransformerXLConfig) for name in ("data", "training"))
+    assert "--data.path  (list[str] | str, default [])\n    files, or folders of them: text" in data
+    assert "--data.eval_split  (str | None, default null)\n    its splits to learn from" in data
+    assert "--training.lr_scheduler_type  (SchedulerType | str, default linear)\n    The learning rate" in training
+    assert "--training.early_stopping_patience  (int | None, default null)\n    stop when" in training
+    assert "training.output_dir" not in training
 
 
 def test_no_token_is_written():

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 # method -> the parameters that our method takes by name or passes on
 OVERRIDDEN = {
     "_get_dataloader": ["dataset", "description", "batch_size", "is_training"],
+    "_issue_warnings_after_load": ["load_result"],
     "_load_best_model": [],
     "_run_epoch": ["epoch", "epochs_trained", "steps_trained_in_current_epoch"],
     "_save_checkpoint": ["model", "trial"],
