@@ -45,6 +45,7 @@ HEADS = [
 IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # what makes a small model show what its paper adds
 FIELDS = {
+    "block_recurrent": {"block_length": 3, "num_states": 4},
     "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
     "universal_transformer": {"halting_threshold": 0.8},  # so that positions halt at every step
     "depth_adaptive_transformer": {"confidence_thresholds": 0.4},  # so that tokens leave after every layer

@@ -50,7 +50,7 @@ class Memory(ABC):
 
     @abstractmethod
     def value(self, packing: SegmentPacking | None) -> Tensors:
-        """The value after the segment of `packing`, detached; None: no segment was read since `load`."""
+        """The value after the segment of `packing`, with its graph; None: no segment was read since `load`."""
 
     @abstractmethod
     def close(self, packing: SegmentPacking) -> None:

@@ -113,9 +113,10 @@ class ModelMemory:
         self.packing = SegmentPacking(batch, length, inputs.device, memory_mask, segment_mask, document_ids)
         return self.packing
 
-    def value(self) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """`mems` and `mems_mask` after the segment, if one was read."""
+    def value(self, detach: bool = True) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+        """`mems` and `mems_mask` after the segment, if one was read; gradients end there, unless the call goes on."""
         mems = self.layout.join([memory.value(self.packing) for memory in self.memories])
+        mems = tuple(each.detach() for each in mems) if detach else mems
         if self.packing is None or not self.windows:
             return mems, self.mask
         lengths = [memory.shape[1] for memory in self.layout.windows(mems)]

@@ -76,12 +76,12 @@ class RecurrentMemory(Memory):
         assert self.state is not None, "start() or load() comes first"
         if self.new is None:
             return (self.state,) if self.begun is None else (self.state, self.begun)
-        state = self.new.detach().to(self.state.dtype).contiguous()
+        state = self.new.to(self.state.dtype).contiguous()
         return (state,) if self.begun is None else (state, rows_begun(self.begun, packing))
 
     def close(self, packing: SegmentPacking) -> None:
         if self.new is not None:
-            self.load(self.value(packing), self.state)
+            self.load(tuple(each.detach() for each in self.value(packing)), self.state)
 
     def reset_rows(self, reset: torch.Tensor) -> None:
         self.kept_projection = ()

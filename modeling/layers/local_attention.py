@@ -1,0 +1,96 @@
+"""The local attention of Google's meliad, on which Block-Recurrent (https://arxiv.org/abs/2203.07852) and Memorizing
+Transformers (https://arxiv.org/abs/2203.08913) are built: queries and keys of length one, and T5's position bias."""
+
+import math
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from transformers_xl.configuration.configuration_local_attention import LocalAttentionConfig
+from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+
+
+# B batch, T segment length, K = memory + T, H heads, D head dim
+class HeadScale(nn.Module):
+    """A learned positive number per head, which starts at 1: it multiplies `(..., H, length, width)`."""
+
+    def __init__(self, config: LocalAttentionConfig):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_attention_heads))
+
+    def init_weights(self, config: LocalAttentionConfig) -> None:
+        init.ones_(self.weight)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states * self.weight.abs().to(states.dtype)[:, None, None]
+
+
+class CosineAttention(MemoryAttention):
+    """Attention by the cosine of query and key: Henry et al., 2020, https://arxiv.org/abs/2010.04245.
+
+        score[i, j] = |s| (q_i . k_j) / (|q_i| |k_j|)        s: a number per head
+    """
+
+    def __init__(self, config: LocalAttentionConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.scaling = 1.0
+        self.attention_scale = HeadScale(config)
+
+    def queries(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.attention_scale(unit_vectors(super().queries(hidden_states)))
+
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        key, value = super().project(hidden_states)
+        return unit_vectors(key), value
+
+
+class LocalAttention(CosineAttention):
+    """That, with a learned bias of every distance, which the scale multiplies too: Raffel et al., 2019,
+    https://arxiv.org/abs/1910.10683, section 2.1.
+
+        score[i, j] = |s| (cos(q_i, k_j) + b[bucket(i - j)])
+
+    With `attend_to_self=False` a token does not see itself.
+    """
+
+    def __init__(self, config: LocalAttentionConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.num_buckets = config.relative_attention_num_buckets
+        self.max_distance = config.relative_attention_max_distance
+        self.attend_to_self = config.attend_to_self
+        self.relative_attention_bias = nn.Embedding(self.num_buckets, config.num_attention_heads)
+
+    def score_terms(
+        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return query, self.position_bias(query.shape[-2], num_keys).to(query.dtype)
+
+    def position_bias(self, length: int, num_keys: int) -> torch.Tensor:
+        """b, scaled, of the last `length` columns as queries and all as keys, `(1, H, T, K)`."""
+        columns = torch.arange(num_keys, device=self.relative_attention_bias.weight.device)
+        by_distance = self.relative_attention_bias(distance_buckets(columns, self.num_buckets, self.max_distance))
+        by_distance = self.attention_scale(by_distance.T[:, None])[:, 0]
+        if not self.attend_to_self:
+            by_distance = by_distance.masked_fill(columns == 0, -torch.inf)
+        distance = columns[num_keys - length :, None] - columns
+        return by_distance[:, distance.clamp(min=0)][None]
+
+
+def unit_vectors(states: torch.Tensor) -> torch.Tensor:
+    """`states` `(..., D)` divided by their lengths; zeros stay zeros."""
+    return states * (states.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def distance_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
+    """The bucket of each `distance` (integers from 0 on): the distance itself in the first half of the buckets; the others
+    divide what lies before `max_distance` evenly by its logarithm."""
+    exact = num_buckets // 2
+    share = (distance.clamp(min=1) / exact).log() / math.log(max_distance / exact)
+    far = exact + (share * (num_buckets - exact)).long()
+    return torch.where(distance < exact, distance, far.clamp(max=num_buckets - 1))
+
+
+__all__ = ["CosineAttention", "HeadScale", "LocalAttention", "unit_vectors"]
