@@ -32,7 +32,7 @@ class BlockRecurrentConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
             `"dual"`: attention and feed-forward, each with a gate; `"single"`: both behind one gate; `"skip"`: no
             feed-forward.
         feedback (`bool`, *optional*, defaults to `False`):
-            Whether the other layers read the state too (that of the last of `recurrent_layers`). The model then runs block by
+            Whether the other layers read the state too, that of the last of `recurrent_layers`. A call is then run block by
             block.
         segment_length (`int`, *optional*, defaults to 4096):
             As in [`MemoryConfig`]. What is written learns from the tokens of the same segment that read it: a segment wants

@@ -9,7 +9,8 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 @strict
 class LocalAttentionConfig(MemoryConfig):
     r"""
-    Base configuration of these models. Further fields are those of [`MemoryConfig`].
+    Base configuration of these models. Further fields are those of [`MemoryConfig`]. The attention has a window, however a
+    text is cut: `same_length` changes nothing.
 
     Args:
         relative_attention_num_buckets (`int`, *optional*, defaults to 32):
@@ -39,11 +40,8 @@ class LocalAttentionConfig(MemoryConfig):
                 f"`relative_attention_num_buckets`={self.relative_attention_num_buckets}: so many distances have a bucket "
                 "of their own."
             )
-        if not self.same_length:
-            raise ValueError(
-                "`same_length`=False lets a token see all of its call, but this attention has a window: leave it out, and "
-                "set `mem_len`."
-            )
+        if self.mem_len < 1:
+            raise ValueError(f"`mem_len`={self.mem_len} must be at least 1: it is the window of the attention.")
 
     @property
     def sliding_window(self) -> int:

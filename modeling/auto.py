@@ -220,7 +220,7 @@ VARIANTS: dict[str, Variant] = {
             authors="Hutchins et al.",
             year=2022,
             url="https://arxiv.org/abs/2203.07852",
-            idea="Some layers have a state of many vectors, which a block's tokens read, and which is written once behind it.",
+            idea="A layer has a state of many vectors, which the tokens of a block read, and which the block writes once.",
             croppable=False,
             recurrent=True,
         ),

@@ -21,14 +21,13 @@ from transformers_xl.modeling.layers.block_recurrence import (
     BlockState,
     StateReadingAttention,
 )
-from transformers_xl.modeling.layers.local_attention import LocalAttention
-from transformers_xl.modeling.layers.normalization import SublayerRMSNorm
+from transformers_xl.modeling.layers.local_attention import LocalLayer
 from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.token_memory import WrittenMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory, BlockWindowMemory
+from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.block_ends import TextPiece, block_ends, join_pieces, pieces_of_blocks
 from transformers_xl.modeling.ops.token_order import TokenOrder
@@ -36,15 +35,12 @@ from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
-class BlockRecurrentLayer(MemoryLayer):
+class BlockRecurrentLayer(LocalLayer):
     """Local attention and a feed-forward: the layers without a state.
 
     Differs from the original: a token sees itself (`attend_to_self=False`: it does not), and an empty memory is not seen
     (`initial_memory="zeros"`: it is). The feed-forward has biases.
     """
-
-    attention_class = LocalAttention
-    norm_class = SublayerRMSNorm
 
 
 class FeedbackLayer(BlockRecurrentLayer):
@@ -165,7 +161,9 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         last = join_pieces(pieces, [each.last_hidden_state for each in outputs], length)
         output = self.output_in_order(order, last_hidden_state=last)
         if outputs[0].hidden_states is not None:
-            layers = [join_pieces(pieces, each, length) for each in zip(*(o.hidden_states for o in outputs), strict=True)]
+            layers = [
+                join_pieces(pieces, each, length) for each in zip(*(o.hidden_states for o in outputs), strict=True)
+            ]
             output.hidden_states = tuple(gather_columns(each, order.unpack) for each in layers)
         return output
 

@@ -229,9 +229,9 @@ def reach_of_states(model) -> int:
     return getattr(model.config, "num_local_rnns", 0) * (getattr(model.config, "local_window", 1) - 1)
 
 
-def compresses(model_type: str) -> bool:
-    """Whether what leaves the window goes in blocks, to be compressed."""
-    return hasattr(tiny_config(model_type), "compression_rate")
+def keeps_blocks(model_type: str) -> bool:
+    """Whether a layer keeps what has left its window until a block of it is whole, to be compressed or read by a state."""
+    return any(hasattr(tiny_config(model_type), name) for name in ("compression_rate", "block_length"))
 
 
 def num_remembered(model, read: int, length: int | None = None) -> int:

@@ -145,8 +145,8 @@ class GatedFeedForward(nn.Module):
 class BlockState(nn.Module):
     """The state of a layer, `(B, S, E)`: what fresh rows start from, and how it is written. Figure 2, right.
 
-        c = gate(c, o_proj [self-attention of c; attention of c to the tokens of a block and of the window before it])
-        c = gate(c, feed-forward(norm(c)))        "dual"; with "single" one gate behind both, with "skip" only the first
+    c = gate(c, o_proj [self-attention of c; attention of c to the tokens of a block and of the window before it])
+    c = gate(c, feed-forward(norm(c)))        "dual"; with "single" one gate behind both, with "skip" only the first
     """
 
     def __init__(self, config: BlockRecurrentConfig, layer_idx: int):
@@ -204,6 +204,9 @@ class BlockState(nn.Module):
         """
         start, (_, begun) = self.start(), memory.read_rows()
         state, own = memory.read(start), self.read(memory)
+        if self.training and blocks.num_read == 1:
+            # nothing that is written is read: processes that train together want a gradient of every weight in every step
+            own = (own[0] + 0 * self(state, own, (key, value), None).mean(), own[1])
         read = [own]
         for index, (columns, visible, ended, document_begins) in enumerate(blocks.ends, start=1):
             tokens = tuple(gather_columns(each, columns.expand(len(each), -1), dim=2) for each in (key, value))

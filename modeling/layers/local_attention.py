@@ -9,8 +9,12 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_local_attention import LocalAttentionConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.normalization import SublayerRMSNorm
 from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.layer_memory import LayerMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory, WindowMemory
 
 
 # B batch, T segment length, K = memory + T, H heads, D head dim
@@ -31,7 +35,7 @@ class HeadScale(nn.Module):
 class CosineAttention(MemoryAttention):
     """Attention by the cosine of query and key: Henry et al., 2020, https://arxiv.org/abs/2010.04245.
 
-        score[i, j] = |s| (q_i . k_j) / (|q_i| |k_j|)        s: a number per head
+    score[i, j] = |s| (q_i . k_j) / (|q_i| |k_j|)        s: a number per head
     """
 
     def __init__(self, config: LocalAttentionConfig, layer_idx: int):
@@ -79,6 +83,18 @@ class LocalAttention(CosineAttention):
         return by_distance[:, distance.clamp(min=0)][None]
 
 
+class LocalLayer(MemoryLayer):
+    """That attention and a feed-forward, each behind an RMS norm. Its window slides, also with `same_length=False`."""
+
+    attention_class = LocalAttention
+    norm_class = SublayerRMSNorm
+
+    def memories(self) -> LayerMemory:
+        config = self.self_attn.config
+        zeros = config.initial_memory == "zeros"
+        return AttentionMemory(WindowMemory(config.mem_len, config.hidden_size, config.sliding_window, True, zeros))
+
+
 def unit_vectors(states: torch.Tensor) -> torch.Tensor:
     """`states` `(..., D)` divided by their lengths; zeros stay zeros."""
     return states * (states.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
@@ -93,4 +109,4 @@ def distance_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int
     return torch.where(distance < exact, distance, far.clamp(max=num_buckets - 1))
 
 
-__all__ = ["CosineAttention", "HeadScale", "LocalAttention", "unit_vectors"]
+__all__ = ["CosineAttention", "HeadScale", "LocalAttention", "LocalLayer", "unit_vectors"]

@@ -52,7 +52,7 @@ class RecurrentMemory(Memory):
 
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:
         self.state, self.new, self.kept_projection = tensors[0].to(self.dtype or like.dtype), None, ()
-        self.begun = tensors[1] if self.has_learned_start else None
+        self.begun = tensors[1].bool() if self.has_learned_start else None
 
     def read(self, start: torch.Tensor | None = None) -> torch.Tensor:
         """The state before the segment; `start` `(*shape,)` in fresh rows, where it is learned."""

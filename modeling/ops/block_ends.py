@@ -47,15 +47,12 @@ class BlockEnds(DeviceMovable):
     Args:
         ends: in their order.
         number: `(B or 1, T)`, how many of them stand before each token; None: none stands before any.
+        num_read: how many states the tokens of the call read.
     """
 
     ends: tuple[BlockEnd, ...] = ()
     number: torch.Tensor | None = None
-
-    @property
-    def num_read(self) -> int:
-        """How many states the tokens of the call read."""
-        return 1 if self.number is None else int(self.number.max()) + 1
+    num_read: int = 1
 
 
 def block_ends(
@@ -70,32 +67,31 @@ def block_ends(
         block_length: tokens of a block.
         window: columns before a block that its state reads too.
     """
-    length = packing.length
-    if packing.is_plain and int(position.max()) + length < block_length:  # most generated tokens
+    length, can_look = packing.length, packing.is_plain and not torch.compiler.is_compiling()
+    if can_look and int(position.max()) + length < block_length:  # most generated tokens
         return BlockEnds(), position + length
-    is_one = packing.is_plain and bool((position == position[0]).all())
+    is_one = can_look and bool((position == position[0]).all())
     ends, begins, position = token_places(packing, position[:1] if is_one else position, block_length)
     changes = F.pad(begins, (0, 1)) | F.pad(ends, (1, 0))  # before token t; the last one: behind all of them
     number = changes.cumsum(1)
-    found, rows = [], packing.rows(before)
-    for index in range(1, int(number[:, -1].max()) + 1):
-        column = (number < index).sum(1, keepdim=True)  # of the token behind the end; length + 1: there is none
-        ended = F.pad(ends, (1, 1)).gather(1, column)
-        begun = F.pad(begins, (0, 2)).gather(1, column)
-        last = before + column - 1
-        columns = last + torch.arange(1 - window - block_length, 1, device=position.device)
-        visible = columns_of_text(rows, columns.clamp(0, before + length - 1), last.clamp(max=before + length - 1))
-        visible = (columns >= 0 if visible is None else visible & (columns >= 0)) | ~ended
-        found.append(
-            BlockEnd(
-                columns.clamp(0, before + length - 1),
-                None if drop_full_mask(visible) is None else visible[:, None, None],
-                ended[:, 0],
-                begun[:, 0] if packing.document_ids is not None else None,
-            )
-        )
-    number = number[:, :-1]
-    return BlockEnds(tuple(found), number if bool(number.any()) else None), position.expand(packing.batch)
+    if not torch.compiler.is_compiling():
+        count, num_read = int(number[:, -1].max()), int(number[:, -2].max()) + 1
+    elif packing.document_ids is None:  # a graph holds for any place in a block
+        count, num_read = length // block_length + 1, (length + block_length - 2) // block_length + 1
+    else:
+        count = num_read = length + 1
+    reach = torch.arange(1 - window - block_length, 1, device=position.device)
+    found = []
+    for index in range(1, count + 1):
+        behind = (number < index).sum(1, keepdim=True)  # the token behind the end; length + 1: there is none
+        ended = F.pad(ends, (1, 1)).gather(1, behind)[:, 0]
+        begun = None if packing.document_ids is None else F.pad(begins, (0, 2)).gather(1, behind)[:, 0]
+        columns = before + behind - 1 + reach
+        visible = columns_of_block(packing.rows(before), columns) | ~ended[:, None]
+        visible = None if drop_full_mask(visible) is None else visible[:, None, None]
+        found.append(BlockEnd(columns.clamp(0, before + length - 1), visible, ended, begun))
+    blocks = BlockEnds(tuple(found), number[:, :-1] if num_read > 1 else None, num_read)
+    return blocks, position.expand(packing.batch)
 
 
 def token_places(
@@ -113,14 +109,14 @@ def token_places(
     return real & (place % block_length == block_length - 1), begins, (place[:, -1] + 1) % block_length
 
 
-def columns_of_text(rows: PackedRows, columns: torch.Tensor, last: torch.Tensor) -> torch.Tensor | None:
-    """Which of these packed `columns` (B, C) hold tokens of the document of column `last` (B, 1); None: all."""
-    visible = None
-    if rows.valid is not None:
-        visible = gather_columns(rows.valid, columns)
-    if rows.document_ids is not None:
-        of_document = gather_columns(rows.document_ids, columns) == gather_columns(rows.document_ids, last)
-        visible = of_document if visible is None else visible & of_document
+def columns_of_block(rows: PackedRows, columns: torch.Tensor) -> torch.Tensor:
+    """Which of these packed `columns` (B or 1, C) are there, and hold tokens of the document of the last one."""
+    visible = columns >= 0
+    columns = columns.clamp(min=0)
+    for of_column in (rows.valid, rows.document_ids):
+        if of_column is not None:
+            here = gather_columns(of_column, columns.clamp(max=of_column.shape[1] - 1))
+            visible = visible & (here == here[:, -1:])
     return visible
 
 
@@ -167,7 +163,7 @@ def pieces_of_blocks(
 
 
 def join_pieces(pieces: Sequence[TextPiece], states: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-    """`states` `(B, P, E)` of all pieces as those of the call, `(B, length, E)`; those of its padding are the first ones."""
+    """`states` `(B, P, E)` of all pieces as those of the call, `(B, length, E)`; those of padding mean nothing."""
     columns = torch.cat([piece.columns for piece in pieces], dim=1)
     places = torch.arange(columns.shape[1], device=columns.device).expand_as(columns)
     order = columns.new_zeros(len(columns), length + 1).scatter(1, columns, places)
