@@ -4,6 +4,8 @@ Some layers have a state of many vectors, which all tokens of a block read, and 
 attention to its tokens: a recurrent network whose step is a block and whose cell is a layer of a Transformer.
 """
 
+from typing import cast
+
 import torch
 from torch import nn
 from transformers.utils import auto_docstring
@@ -21,7 +23,7 @@ from transformers_xl.modeling.layers.block_recurrence import (
     BlockState,
     StateReadingAttention,
 )
-from transformers_xl.modeling.layers.local_attention import LocalLayer
+from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
@@ -78,7 +80,7 @@ class RecurrentLayer(BlockRecurrentLayer):
         memory.inputs.write(hidden_states)
         before = None if past is None else self.self_attn.project(self.attention_input(past))
         projected = memory.inputs.extend(self.self_attn.project(normed), before)
-        states = self.state.run(memory.state, *projected, segment.blocks)
+        states = self.state.run(memory.state, projected, segment.blocks)
         attn_output, _ = self.self_attn(
             normed, None, memory.inputs, segment, states=states, projected=projected, **kwargs
         )
@@ -90,7 +92,8 @@ class BlockRecurrentPreTrainedModel(MemoryPreTrainedModel):
     config: BlockRecurrentConfig
     _no_split_modules = ["BlockRecurrentLayer", "FeedbackLayer", "RecurrentLayer"]
     _is_stateful = True
-    _can_compile_fullgraph = False  # how many blocks end in a call is known when it runs
+    _can_compile_fullgraph = False  # a static cache has no place for a state
+    _can_record_outputs = {**MemoryPreTrainedModel._can_record_outputs, "attentions": LocalAttention}  # not of states
 
 
 @auto_docstring(custom_intro="The Block-Recurrent Transformer without a head.")
@@ -121,7 +124,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
             visible = (blocks.number[..., None] == number)[:, None]
         if config.feedback:
             last = max(config.recurrent_layers)
-            fed_back = self.layers[last].state.read(memory.layers[last].state)
+            fed_back = cast(RecurrentLayer, self.layers[last]).state.read(memory.layers[last].state)
         return BlockContext(**vars(segment), blocks=blocks, visible_states=visible, fed_back=fed_back)
 
     def _run(

@@ -57,10 +57,9 @@ class CrossAttention(CosineAttention):
         self.cross_attention_scale = HeadScale(config)
         self.o_proj = nn.Linear(2 * inner_size, config.hidden_size, bias=config.attention_bias)
 
-    def cross_attend(
-        self, hidden_states: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None
-    ) -> torch.Tensor:
+    def cross_attend(self, hidden_states: torch.Tensor, other: Tensors, visible: torch.Tensor | None) -> torch.Tensor:
         """What `(B, T, E)` find in keys and values of the other side, `(B, T, H, D)`."""
+        key, value = other
         query = self.cross_attention_scale(unit_vectors(self.split_heads(self.cross_q_proj(hidden_states))))
         return self.attend_with_bias(query, key, value, None, visible)[0]
 
@@ -70,8 +69,8 @@ class StateReadingAttention(LocalAttention, CrossAttention):
     layers, where the layer gives none."""
 
     def forward(self, hidden_states, past=None, memory=None, segment=PLAIN_SEGMENT, states=None, **kwargs):
-        key, value = segment.fed_back if states is None else states
-        found = self.cross_attend(hidden_states, key, value, segment.visible_states)
+        states = segment.fed_back if states is None else states
+        found = self.cross_attend(hidden_states, states, segment.visible_states)
         return super().forward(hidden_states, past, memory, segment, found=found, **kwargs)
 
     def attend(self, query, key, value, memory, segment, found=None, **kwargs):
@@ -181,9 +180,9 @@ class BlockState(nn.Module):
         self, state: torch.Tensor, own: Tensors, tokens: Tensors, visible: torch.Tensor | None
     ) -> torch.Tensor:
         """The state after a block, from `own` keys and values and those of the tokens."""
-        inputs = self.inputs(state)
-        found, _ = self.attn.attend_with_bias(self.attn.queries(inputs), *own, None, None)
-        found = torch.cat([found, self.attn.cross_attend(inputs, *tokens, visible)], dim=2).flatten(2)
+        inputs, (key, value) = self.inputs(state), own
+        found, _ = self.attn.attend_with_bias(self.attn.queries(inputs), key, value, None, None)
+        found = torch.cat([found, self.attn.cross_attend(inputs, tokens, visible)], dim=2).flatten(2)
         if self.attn_gate is not None:
             state = self.attn_gate(state, self.attn.o_proj(found), found)
         if self.mlp is None:
@@ -194,23 +193,24 @@ class BlockState(nn.Module):
         """Keys and values of the state before the segment."""
         return memory.projected(self.project, self.start())
 
-    def run(self, memory: WrittenMemory, key: torch.Tensor, value: torch.Tensor, blocks: BlockEnds) -> Tensors:
+    def run(self, memory: WrittenMemory, tokens: Tensors, blocks: BlockEnds) -> Tensors:
         """Write the state at every end of a block; keys and values of all states that tokens read, side by side.
 
         Args:
             memory: the state before the segment; it takes that after it.
-            key, value: those of `[memory; segment]`, `(B, H, K, D)`, packed.
+            tokens: keys and values of `[memory; segment]`, `(B, H, K, D)`, packed.
             blocks: what ends in the segment.
         """
         start, (_, begun) = self.start(), memory.read_rows()
         state, own = memory.read(start), self.read(memory)
         if self.training and blocks.num_read == 1:
             # nothing that is written is read: processes that train together want a gradient of every weight in every step
-            own = (own[0] + 0 * self(state, own, (key, value), None).mean(), own[1])
+            written = self(state, own, tuple(each[:, :, -1:] for each in tokens), None)
+            own = (own[0] + 0 * written.mean(), own[1])
         read = [own]
         for index, (columns, visible, ended, document_begins) in enumerate(blocks.ends, start=1):
-            tokens = tuple(gather_columns(each, columns.expand(len(each), -1), dim=2) for each in (key, value))
-            state = torch.where(ended[:, None, None], self(state, own, tokens, visible), state)
+            here = tuple(gather_columns(each, columns.expand(len(each), -1), dim=2) for each in tokens)
+            state = torch.where(ended[:, None, None], self(state, own, here, visible), state)
             begun = begun | ended
             if document_begins is not None:
                 state = torch.where(document_begins[:, None, None], start.to(state.dtype), state)

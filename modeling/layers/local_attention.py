@@ -70,16 +70,16 @@ class LocalAttention(CosineAttention):
     def score_terms(
         self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return query, self.position_bias(query.shape[-2], num_keys).to(query.dtype)
+        columns = torch.arange(num_keys, device=query.device)
+        return query, self.position_bias(columns, query.shape[-2]).to(query.dtype)
 
-    def position_bias(self, length: int, num_keys: int) -> torch.Tensor:
-        """b, scaled, of the last `length` columns as queries and all as keys, `(1, H, T, K)`."""
-        columns = torch.arange(num_keys, device=self.relative_attention_bias.weight.device)
+    def position_bias(self, columns: torch.Tensor, length: int) -> torch.Tensor:
+        """b, scaled, of the last `length` of `columns` (0 .. K-1) as queries and all as keys, `(1, H, T, K)`."""
         by_distance = self.relative_attention_bias(distance_buckets(columns, self.num_buckets, self.max_distance))
         by_distance = self.attention_scale(by_distance.T[:, None])[:, 0]
         if not self.attend_to_self:
             by_distance = by_distance.masked_fill(columns == 0, -torch.inf)
-        distance = columns[num_keys - length :, None] - columns
+        distance = columns[len(columns) - length :, None] - columns
         return by_distance[:, distance.clamp(min=0)][None]
 
 

@@ -88,8 +88,8 @@ def block_ends(
         begun = None if packing.document_ids is None else F.pad(begins, (0, 2)).gather(1, behind)[:, 0]
         columns = before + behind - 1 + reach
         visible = columns_of_block(packing.rows(before), columns) | ~ended[:, None]
-        visible = None if drop_full_mask(visible) is None else visible[:, None, None]
-        found.append(BlockEnd(columns.clamp(0, before + length - 1), visible, ended, begun))
+        of_queries = None if drop_full_mask(visible) is None else visible[:, None, None]
+        found.append(BlockEnd(columns.clamp(0, before + length - 1), of_queries, ended, begun))
     blocks = BlockEnds(tuple(found), number[:, :-1] if num_read > 1 else None, num_read)
     return blocks, position.expand(packing.batch)
 

@@ -111,6 +111,15 @@ def test_the_start_learns_in_every_row_that_has_not_written():
         assert bool(gradient.any()) == learns
 
 
+@pytest.mark.parametrize("length", [2, 6], ids=["none ends", "the last one is not read"])
+def test_all_weights_have_a_gradient_whatever_ends_in_a_segment(length):
+    """As processes want that train together, in every step."""
+    model, ids = language_model(block_length=6, state_update="dual").train(), tokens(2, length)
+    model(ids).logits.sum().backward()
+    without = [name for name, weight in model.named_parameters() if weight.grad is None]
+    assert without == []
+
+
 @pytest.mark.parametrize("mem_len", [2, 7])
 def test_another_window_leaves_the_state_and_the_open_block(mem_len):
     model, ids = language_model(), tokens(1, 14)
