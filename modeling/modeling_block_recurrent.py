@@ -159,7 +159,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
             if is_copy:
                 memory.load(*here.value(detach=False), hidden_states)
             elif index < len(pieces):
-                memory.close()
+                memory.close(detach=False)
         length = hidden_states.shape[1]
         last = join_pieces(pieces, [each.last_hidden_state for each in outputs], length)
         output = self.output_in_order(order, last_hidden_state=last)

@@ -158,6 +158,10 @@ class ColumnMemory(Memory):
         if packing.limit is not None and self.buffer is not None:
             self.buffer.keep(packing.limit)
 
+    def detach(self) -> None:
+        if self.buffer is not None:
+            self.buffer.detach()
+
     def reset_rows(self, reset: torch.Tensor) -> None:
         if not self.starts_with_zeros:
             return  # their columns are masked

@@ -123,8 +123,8 @@ class ModelMemory:
         longest = self.windows[lengths.index(max(lengths))]
         return mems, drop_full_mask(longest.value_mask(self.packing))
 
-    def close(self) -> None:
-        """Go on from what the segment wrote: at the end of a call with a cache."""
+    def close(self, detach: bool = True) -> None:
+        """Go on from what the segment wrote: at the end of a call with a cache, where gradients end, or inside of it."""
         packing = self.packing
         assert packing is not None, "open() comes first"
         if self.windows:
@@ -135,6 +135,8 @@ class ModelMemory:
             )
         for memory in self.memories:
             memory.close(packing)
+            if detach:
+                memory.detach()
         self.packing = None
 
     def note_columns(self, valid: torch.Tensor | None, kept: int) -> None:

@@ -81,7 +81,10 @@ class RecurrentMemory(Memory):
 
     def close(self, packing: SegmentPacking) -> None:
         if self.new is not None:
-            self.load(tuple(each.detach() for each in self.value(packing)), self.state)
+            self.load(self.value(packing), self.state)
+
+    def detach(self) -> None:
+        self.state = None if self.state is None else self.state.detach()
 
     def reset_rows(self, reset: torch.Tensor) -> None:
         self.kept_projection = ()

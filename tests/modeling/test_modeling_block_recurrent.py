@@ -51,9 +51,13 @@ def test_values_and_gradients_are_those_of_the_equations(
     torch.testing.assert_close(segments, expected, **EXACT)
 
     weight = torch.randn(logits.shape, dtype=logits.dtype, generator=torch.Generator().manual_seed(1))
-    found, wanted = (torch.autograd.grad((each * weight).sum(), parameters.values()) for each in (logits, expected))
-    for name, ours, naive in zip(parameters, found, wanted, strict=True):
-        torch.testing.assert_close(ours, naive, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+    cached = model(ids, use_cache=True).logits
+    found, kept, wanted = (
+        torch.autograd.grad((each * weight).sum(), parameters.values()) for each in (logits, cached, expected)
+    )
+    for name, ours, of_cache, naive in zip(parameters, found, kept, wanted, strict=True):
+        for gradient in (ours, of_cache):
+            torch.testing.assert_close(gradient, naive, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
 
 
 # --- what the state is for
@@ -101,12 +105,13 @@ def test_rows_with_padding_and_documents_count_their_own_blocks(cuts, feedback, 
 
 def test_the_start_learns_in_every_row_that_has_not_written():
     """Also where the row began in an earlier call, and whatever the other rows have done."""
-    model, ids = language_model(), tokens(2, 6)
-    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])  # the second row has written
-    first = model(ids[:, :4], attention_mask=mask)
+    model, ids = language_model(), tokens(3, 6)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]])  # two rows have written,
+    reset = torch.tensor([[False] * 4, [False] * 4, [False, False, False, True]])  # one of them in another document
+    first = model(ids[:, :4], attention_mask=mask, reset=reset)
     logits = model(ids[:, 4:], **memory_of(first)).logits
     start = model.model.layers[1].state.start.weight
-    for row, learns in ((0, True), (1, False)):
+    for row, learns in ((0, True), (1, False), (2, True)):
         (gradient,) = torch.autograd.grad(logits[row].sum(), start, retain_graph=True)
         assert bool(gradient.any()) == learns
 

@@ -79,7 +79,7 @@ def build(case: Case) -> BlockRecurrentForCausalLM:
         recurrent_layers=[layer % hyper["num_layers"] for layer in hyper["recurrent_layers"]],
         state_gate="fixed" if hyper["gate"] == "bias" else "lstm",
         state_update=update_of(case),
-        feedback=hyper.get("feedback", False),
+        feedback=hyper.get("feedback", hyper.get("feedback_recurrence", False)),
         attend_to_self=False,
         initial_memory="zeros",
         layer_norm_eps=1e-6,
