@@ -15,6 +15,7 @@ from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.window_memory import AttentionMemory, WindowMemory
+from transformers_xl.modeling.ops.relative_attention import relative_shift
 
 
 # B batch, T segment length, K = memory + T, H heads, D head dim
@@ -70,17 +71,12 @@ class LocalAttention(CosineAttention):
     def score_terms(
         self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        columns = torch.arange(num_keys, device=query.device)
-        return query, self.position_bias(columns, query.shape[-2]).to(query.dtype)
-
-    def position_bias(self, columns: torch.Tensor, length: int) -> torch.Tensor:
-        """b, scaled, of the last `length` of `columns` (0 .. K-1) as queries and all as keys, `(1, H, T, K)`."""
-        by_distance = self.relative_attention_bias(distance_buckets(columns, self.num_buckets, self.max_distance))
-        by_distance = self.attention_scale(by_distance.T[:, None])[:, 0]
+        distance = torch.arange(num_keys - 1, -2, -1, device=query.device)  # -1 is never seen
+        bias = self.relative_attention_bias(distance_buckets(distance, self.num_buckets, self.max_distance))
+        bias = self.attention_scale(bias.T[:, None]).to(query.dtype)
         if not self.attend_to_self:
-            by_distance = by_distance.masked_fill(columns == 0, -torch.inf)
-        distance = columns[len(columns) - length :, None] - columns
-        return by_distance[:, distance.clamp(min=0)][None]
+            bias = bias.masked_fill(distance == 0, -torch.inf)
+        return query, relative_shift(bias.expand(-1, query.shape[-2], -1))[None]
 
 
 class LocalLayer(MemoryLayer):
@@ -101,9 +97,9 @@ def unit_vectors(states: torch.Tensor) -> torch.Tensor:
 
 
 def distance_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """The bucket of each `distance` (integers from 0 on): the distance itself in the first half of the buckets; the others
-    divide what lies before `max_distance` evenly by its logarithm."""
-    exact = num_buckets // 2
+    """The bucket of each `distance` (integers): the distance itself in the first half of the buckets, while the others divide
+    what lies before `max_distance` evenly by its logarithm. Below 0 it is that of 0."""
+    exact, distance = num_buckets // 2, distance.clamp(min=0)
     share = (distance.clamp(min=1) / exact).log() / math.log(max_distance / exact)
     far = exact + (share * (num_buckets - exact)).long()
     return torch.where(distance < exact, distance, far.clamp(max=num_buckets - 1))
