@@ -239,6 +239,8 @@ def num_remembered(model, read: int, length: int | None = None) -> int:
     by one, or in blocks where it is compressed."""
     if model.config.model_type == "segment_memory":
         return min(read, model.config.mem_len - 1 if length is None else length)  # no token needs its own keys again
+    if hasattr(model.config, "block_length"):  # a state is to read an open block
+        return min(read, max(model.config.layer_mem_lens) if length is None else length)
     rate = getattr(model.config, "compression_rate", 1)
     length = MEM_LEN + rate - 1 if length is None else length
     return read - max(read - (length - rate + 1), 0) // rate * rate

@@ -20,7 +20,7 @@ from transformers_xl.modeling.memory.token_memory import WrittenMemory
 from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
 from transformers_xl.modeling.ops.block_ends import BlockEnds
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.ops.window import gather_columns, reset_state
 
 
 class BlockRecurrentMemory(NamedTuple):
@@ -220,7 +220,7 @@ class BlockState(nn.Module):
             if index < blocks.num_read:
                 read.append(own)
         if blocks.ends:
-            memory.note(state, begun)
+            memory.note(reset_state(state, ~begun), begun)
         return tuple(torch.cat(each, dim=2) for each in zip(*read, strict=True))
 
 

@@ -97,8 +97,8 @@ def unit_vectors(states: torch.Tensor) -> torch.Tensor:
 
 
 def distance_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """The bucket of each `distance` (integers): the distance itself in the first half of the buckets, while the others divide
-    what lies before `max_distance` evenly by its logarithm. Below 0 it is that of 0."""
+    """The bucket of each `distance` (integers): the distance itself in the first half of the buckets; the others
+    divide what lies before `max_distance` evenly by its logarithm. Below 0 it is that of 0."""
     exact, distance = num_buckets // 2, distance.clamp(min=0)
     share = (distance.clamp(min=1) / exact).log() / math.log(max_distance / exact)
     far = exact + (share * (num_buckets - exact)).long()
