@@ -11,6 +11,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling import (
     modeling_adaptive_span,
+    modeling_block_recurrent,
     modeling_causal_longformer,
     modeling_complex_order_transformer,
     modeling_compressive_transformer,
@@ -212,6 +213,16 @@ VARIANTS: dict[str, Variant] = {
             url="https://arxiv.org/abs/1911.05507",
             idea="What leaves the memory is compressed into a second one, which reaches several times as far.",
             croppable=False,
+        ),
+        _variant(
+            modeling_block_recurrent,
+            paper="Block-Recurrent Transformers",
+            authors="Hutchins et al.",
+            year=2022,
+            url="https://arxiv.org/abs/2203.07852",
+            idea="A layer has a state of many vectors, which the tokens of a block read, and which the block writes once.",
+            croppable=False,
+            recurrent=True,
         ),
         _variant(
             modeling_causal_longformer,

@@ -70,7 +70,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         embedding_range = self.config.embedding_initializer_range
-        if isinstance(module, nn.LayerNorm) and self.config.norm_initializer_range > 0:
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and self.config.norm_initializer_range > 0:
             init.normal_(module.weight, mean=1.0, std=self.config.norm_initializer_range)
         elif isinstance(module, nn.Linear) and self.config.linear_initializer == "uniform":
             for parameter in module.parameters(recurse=False):
@@ -134,11 +134,13 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
 class MemoryModel(MemoryPreTrainedModel):
     """The decoder: embedding, layers over `[memory; segment]`, final norm. A variant lists its own `PreTrainedModel` first.
 
-    A variant sets `layer_class` and `positions_class` (None for a model without positions), or overrides one method.
+    A variant sets `layer_class`, `positions_class` (None for a model without positions) and `norm_class`, or overrides one
+    method.
     """
 
     layer_class: type[nn.Module] = MemoryLayer
     positions_class: type[nn.Module] | None = RelativePositions
+    norm_class: type[nn.Module] = nn.LayerNorm  # the one behind the last layer
     output_class: type[MemoryModelOutput] = MemoryModelOutput
     extra_arguments: tuple[str, ...] = ()  # of `forward`, which `run_layers` gets
     token_outputs: tuple[str, ...] = ("last_hidden_state",)  # fields of the output that begin with (batch, length)
@@ -157,7 +159,7 @@ class MemoryModel(MemoryPreTrainedModel):
         self.captured_states = CapturedStates()
         self.positions = None if self.positions_class is None else self.positions_class(config)
         self.layers = self.build_layers(config)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
+        self.norm = self.norm_class(config.hidden_size, eps=config.layer_norm_eps) if config.use_final_norm else None
 
     def build_embedding(self, config: MemoryConfig) -> nn.Module:
         """What turns ids into `inputs_embeds`."""

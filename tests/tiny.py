@@ -45,6 +45,7 @@ HEADS = [
 IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # what makes a small model show what its paper adds
 FIELDS = {
+    "block_recurrent": {"block_length": 3, "num_states": 4},
     "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
     "universal_transformer": {"halting_threshold": 0.8},  # so that positions halt at every step
     "depth_adaptive_transformer": {"confidence_thresholds": 0.4},  # so that tokens leave after every layer
@@ -228,9 +229,9 @@ def reach_of_states(model) -> int:
     return getattr(model.config, "num_local_rnns", 0) * (getattr(model.config, "local_window", 1) - 1)
 
 
-def compresses(model_type: str) -> bool:
-    """Whether what leaves the window goes in blocks, to be compressed."""
-    return hasattr(tiny_config(model_type), "compression_rate")
+def keeps_blocks(model_type: str) -> bool:
+    """Whether a layer keeps what has left its window until a block of it is whole, to be compressed or read by a state."""
+    return any(hasattr(tiny_config(model_type), name) for name in ("compression_rate", "block_length"))
 
 
 def num_remembered(model, read: int, length: int | None = None) -> int:
@@ -238,6 +239,8 @@ def num_remembered(model, read: int, length: int | None = None) -> int:
     by one, or in blocks where it is compressed."""
     if model.config.model_type == "segment_memory":
         return min(read, model.config.mem_len - 1 if length is None else length)  # no token needs its own keys again
+    if hasattr(model.config, "block_length"):  # a state is to read an open block
+        return min(read, max(model.config.layer_mem_lens) if length is None else length)
     rate = getattr(model.config, "compression_rate", 1)
     length = MEM_LEN + rate - 1 if length is None else length
     return read - max(read - (length - rate + 1), 0) // rate * rate

@@ -1,4 +1,4 @@
-"""Where a layer norm stands: Xiong et al., 2020, https://arxiv.org/abs/2002.04745, figure 1."""
+"""Where a norm stands: Xiong et al., 2020, https://arxiv.org/abs/2002.04745, figure 1."""
 
 import torch
 from torch import nn
@@ -6,8 +6,8 @@ from torch import nn
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 
 
-class SublayerLayerNorm(nn.LayerNorm):
-    """The layer norm of one sub-layer f, with the residual sum around it.
+class SublayerNorm(nn.Module):
+    """The norm of one sub-layer f, with the residual sum around it.
 
         pre-norm:   x + f(norm(x))      post-norm:   norm(x + f(x))
 
@@ -23,3 +23,11 @@ class SublayerLayerNorm(nn.LayerNorm):
 
     def after(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self(hidden_states) if self.norm_position == "post" else hidden_states
+
+
+class SublayerLayerNorm(SublayerNorm, nn.LayerNorm):
+    """That of most models."""
+
+
+class SublayerRMSNorm(SublayerNorm, nn.RMSNorm):
+    """Without mean and bias: Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467."""

@@ -10,7 +10,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeAttention
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.feed_forward import FeedForward
-from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.layers.normalization import SublayerLayerNorm, SublayerNorm
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
@@ -37,12 +37,13 @@ class MemoryLayer(GradientCheckpointingLayer):
 
     attention_class: type[MemoryAttention] = RelativeAttention
     feed_forward_class: type[nn.Module] = FeedForward
+    norm_class: type[SublayerNorm] = SublayerLayerNorm
 
     def __init__(self, config: MemoryConfig, layer_idx: int):
         super().__init__()
-        self.input_layernorm = SublayerLayerNorm(config)
+        self.input_layernorm = self.norm_class(config)
         self.self_attn = self.attention_class(config, layer_idx)
-        self.post_attention_layernorm = SublayerLayerNorm(config)
+        self.post_attention_layernorm = self.norm_class(config)
         self.mlp = self.feed_forward_class(config)
         self.dropout = Dropout(config, config.residual_dropout)
 

@@ -144,7 +144,7 @@ class ColumnMemory(Memory):
         both = torch.cat(
             [keep_last(self.inputs, kept).to(self.new), keep_last(self.new, added)], dim=1
         )  # on the layer's device
-        return (keep_last(gather_columns(both, None if order is None else keep_last(order, length)), length).detach(),)
+        return (keep_last(gather_columns(both, None if order is None else keep_last(order, length)), length),)
 
     def value_mask(self, packing: SegmentPacking) -> torch.Tensor | None:
         """Which columns of the value are real, `(B, <= length)` bool; None: all."""
@@ -157,6 +157,10 @@ class ColumnMemory(Memory):
         self.new, self.key_mask = None, ALL_VISIBLE
         if packing.limit is not None and self.buffer is not None:
             self.buffer.keep(packing.limit)
+
+    def detach(self) -> None:
+        if self.buffer is not None:
+            self.buffer.detach()
 
     def reset_rows(self, reset: torch.Tensor) -> None:
         if not self.starts_with_zeros:

@@ -50,11 +50,14 @@ class Memory(ABC):
 
     @abstractmethod
     def value(self, packing: SegmentPacking | None) -> Tensors:
-        """The value after the segment of `packing`, detached; None: no segment was read since `load`."""
+        """The value after the segment of `packing`, with its graph; None: no segment was read since `load`."""
 
     @abstractmethod
     def close(self, packing: SegmentPacking) -> None:
-        """Go on from what the segment of `packing` wrote: at the end of a call with a cache."""
+        """Go on from what the segment of `packing` wrote, with its graph: at the end of a call with a cache."""
+
+    def detach(self) -> None:  # noqa: B027  most memories note nothing with a graph
+        """Let gradients end in what `close` went on from."""
 
     @abstractmethod
     def reset_rows(self, reset: torch.Tensor) -> None:

@@ -113,17 +113,18 @@ class ModelMemory:
         self.packing = SegmentPacking(batch, length, inputs.device, memory_mask, segment_mask, document_ids)
         return self.packing
 
-    def value(self) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """`mems` and `mems_mask` after the segment, if one was read."""
+    def value(self, detach: bool = True) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+        """`mems` and `mems_mask` after the segment, if one was read; gradients end there, unless the call goes on."""
         mems = self.layout.join([memory.value(self.packing) for memory in self.memories])
+        mems = tuple(each.detach() for each in mems) if detach else mems
         if self.packing is None or not self.windows:
             return mems, self.mask
         lengths = [memory.shape[1] for memory in self.layout.windows(mems)]
         longest = self.windows[lengths.index(max(lengths))]
         return mems, drop_full_mask(longest.value_mask(self.packing))
 
-    def close(self) -> None:
-        """Go on from what the segment wrote: at the end of a call with a cache."""
+    def close(self, detach: bool = True) -> None:
+        """Go on from what the segment wrote: at the end of a call with a cache, where gradients end, or inside of it."""
         packing = self.packing
         assert packing is not None, "open() comes first"
         if self.windows:
@@ -134,6 +135,8 @@ class ModelMemory:
             )
         for memory in self.memories:
             memory.close(packing)
+            if detach:
+                memory.detach()
         self.packing = None
 
     def note_columns(self, valid: torch.Tensor | None, kept: int) -> None:

@@ -52,7 +52,7 @@ class RecurrentMemory(Memory):
 
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:
         self.state, self.new, self.kept_projection = tensors[0].to(self.dtype or like.dtype), None, ()
-        self.begun = tensors[1] if self.has_learned_start else None
+        self.begun = tensors[1].bool() if self.has_learned_start else None
 
     def read(self, start: torch.Tensor | None = None) -> torch.Tensor:
         """The state before the segment; `start` `(*shape,)` in fresh rows, where it is learned."""
@@ -76,12 +76,15 @@ class RecurrentMemory(Memory):
         assert self.state is not None, "start() or load() comes first"
         if self.new is None:
             return (self.state,) if self.begun is None else (self.state, self.begun)
-        state = self.new.detach().to(self.state.dtype).contiguous()
+        state = self.new.to(self.state.dtype).contiguous()
         return (state,) if self.begun is None else (state, rows_begun(self.begun, packing))
 
     def close(self, packing: SegmentPacking) -> None:
         if self.new is not None:
             self.load(self.value(packing), self.state)
+
+    def detach(self) -> None:
+        self.state = None if self.state is None else self.state.detach()
 
     def reset_rows(self, reset: torch.Tensor) -> None:
         self.kept_projection = ()

@@ -68,9 +68,9 @@ class RollingBuffer:
         memory = keep_last(kept, self.size, dim=-2)
         seen = gather_columns(torch.cat([memory, new], dim=-2), order, dim=-2)
         if not self.records_past:
-            return seen, keep_last(seen, self.size, dim=-2).detach()
+            return seen, keep_last(seen, self.size, dim=-2)
         pushed_out = kept.narrow(-2, 0, kept.shape[-2] - memory.shape[-2])
-        return seen, torch.cat([pushed_out, seen], dim=-2).detach()
+        return seen, torch.cat([pushed_out, seen], dim=-2)
 
     def grows_in_place(self, length: int) -> bool:
         return (
@@ -114,6 +114,11 @@ class RollingBuffer:
         storage = kept.new_empty(*kept.shape[:-2], kept.shape[-1], space).transpose(-1, -2)
         storage[..., : kept.shape[-2], :] = kept
         return storage
+
+    def detach(self) -> None:
+        """Let gradients end here."""
+        if any(each.requires_grad for each in self.tensors):
+            self.hold(tuple(each.detach() for each in self.tensors))
 
     def keep(self, count: int) -> None:
         """Drop all but the newest `count` columns."""

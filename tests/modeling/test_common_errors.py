@@ -9,8 +9,8 @@ from tiny import (
     MEM_LEN,
     VOCAB_SIZE,
     allows,
-    compresses,
     follows_same_length,
+    keeps_blocks,
     memory_value,
     models,
     tiny_config,
@@ -108,7 +108,7 @@ def test_mems_of_unequal_length(model_type, use_cache):
 
 
 @pytest.mark.parametrize(
-    "model_type", [each for each in models(memory=("exact",)) if not compresses(each) and each not in AROUND_BASES]
+    "model_type", [each for each in models(memory=("exact",)) if not keeps_blocks(each) and each not in AROUND_BASES]
 )
 def test_mems_longer_than_mem_len(model_type):
     """Handed to a model whose `mem_len` was made smaller, the oldest positions are forgotten: by both forms."""

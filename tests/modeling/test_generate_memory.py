@@ -341,7 +341,7 @@ def test_endless_memory_is_handed_on_call_after_call(model_type):
         result = greedy(model, following, new=10, mems=mems, return_dict_in_generate=True)
         text = torch.cat([text, new_tokens(result.sequences, following)], dim=1)
         mems, following = result.mems, result.sequences[:, -1:]
-        assert all(window.num_held <= MEM_LEN for window in mems.memory.windows)
+        assert all(window.num_held <= window.length for window in mems.memory.windows)
     assert torch.equal(text, expected)
 
 

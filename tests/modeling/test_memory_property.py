@@ -159,6 +159,6 @@ def test_memory_is_the_newest_real_tokens_of_the_document(model_type, text):
         if kept:
             alone, windows = model(text.input_ids[row : row + 1, columns]).mems, model.layout.num_windows
             for remembered, expected in zip(memory["mems"][:windows], alone[:windows], strict=True):
-                torch.testing.assert_close(remembered[row, -kept:], expected[0], **EXACT)
+                torch.testing.assert_close(remembered[row, -min(kept, expected.shape[1]) :], expected[0], **EXACT)
             for state, expected in zip(memory["mems"][windows:], alone[windows:], strict=True):
                 assert_newest(state[row], expected[0])

@@ -96,8 +96,7 @@ def test_layers_alone_on_disk_and_biases_of_each_layer(tmp_path: Path):
 def test_layers_are_not_split(model_type: str):
     """Accelerate keeps together what a residual sum goes around: the layers, by the name of their class."""
     model = tiny_model(model_type)
-    (name,) = model._no_split_modules
-    assert {type(layer).__name__ for layer in model.layers.children()} == {name}
+    assert {type(layer).__name__ for layer in model.layers.children()} <= set(model._no_split_modules)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,227 @@
+"""A state that is read and written once per block: Hutchins et al., 2022, https://arxiv.org/abs/2203.07852, section 3.
+
+Tokens attend to each other and to the state; the state attends to itself and to tokens. Each side has a second query for
+the other one, whose keys and values it shares.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from transformers_xl.configuration.configuration_block_recurrent import BlockRecurrentConfig
+from transformers_xl.modeling.layers.activations import activation
+from transformers_xl.modeling.layers.local_attention import CosineAttention, HeadScale, LocalAttention, unit_vectors
+from transformers_xl.modeling.layers.segment_context import PLAIN_SEGMENT, SegmentContext
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
+from transformers_xl.modeling.memory.token_memory import WrittenMemory
+from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
+from transformers_xl.modeling.ops.block_ends import BlockEnds
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.ops.window import gather_columns, reset_state
+
+
+class BlockRecurrentMemory(NamedTuple):
+    """What a recurrent layer remembers: what its attention read of the window and of the open block, and its state."""
+
+    inputs: BlockWindowMemory
+    state: WrittenMemory
+
+
+class BlockPosition(NamedTuple):
+    """How many tokens of its open block each row has read."""
+
+    block_position: CounterMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockContext(SegmentContext):
+    """`blocks`: those that end in the segment; `visible_states` (B or 1, 1, T, states): what each token reads of the states
+    before and after them, None where all do; `fed_back`: keys and values of the state that all layers read."""
+
+    blocks: BlockEnds = field(default_factory=BlockEnds)
+    visible_states: torch.Tensor | None = None
+    fed_back: Tensors | None = None
+
+
+# B batch, T segment, S vectors of a state, H heads, D head dim, E hidden size
+class CrossAttention(CosineAttention):
+    """Attention that reads on two sides: the heads of both stand side by side before the output projection."""
+
+    def __init__(self, config: BlockRecurrentConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        inner_size = config.num_attention_heads * config.head_dim
+        self.cross_q_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
+        self.cross_attention_scale = HeadScale(config)
+        self.o_proj = nn.Linear(2 * inner_size, config.hidden_size, bias=config.attention_bias)
+
+    def cross_attend(self, hidden_states: torch.Tensor, other: Tensors, visible: torch.Tensor | None) -> torch.Tensor:
+        """What `(B, T, E)` find in keys and values of the other side, `(B, T, H, D)`."""
+        key, value = other
+        query = self.cross_attention_scale(unit_vectors(self.split_heads(self.cross_q_proj(hidden_states))))
+        return self.attend_with_bias(query, key, value, None, visible)[0]
+
+
+class StateReadingAttention(LocalAttention, CrossAttention):
+    """The attention of tokens that also read `states`, keys and values `(B, H, states, D)`: those that are fed back to all
+    layers, where the layer gives none."""
+
+    def forward(self, hidden_states, past=None, memory=None, segment=PLAIN_SEGMENT, states=None, **kwargs):
+        states = segment.fed_back if states is None else states
+        found = self.cross_attend(hidden_states, states, segment.visible_states)
+        return super().forward(hidden_states, past, memory, segment, found=found, **kwargs)
+
+    def attend(self, query, key, value, memory, segment, found=None, **kwargs):
+        attn_output, weights = super().attend(query, key, value, memory, segment, **kwargs)
+        return torch.cat([attn_output, found], dim=2), weights
+
+
+class LearnedVectors(nn.Module):
+    """A vector `(E,)` for each of the S of a state, which start from a normal distribution around 0."""
+
+    def __init__(self, config: BlockRecurrentConfig, std: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_states, config.hidden_size))
+        self.std = std
+
+    def init_weights(self, config: BlockRecurrentConfig) -> None:
+        init.normal_(self.weight, mean=0.0, std=self.std)
+
+    def forward(self) -> torch.Tensor:
+        return self.weight
+
+
+class FixedGate(nn.Module):
+    """g c + (1 - g) z, g = sigmoid(b): a learned share of each feature."""
+
+    def __init__(self, config: BlockRecurrentConfig, size: int):
+        super().__init__()
+        self.gate_bias = nn.Parameter(torch.empty(config.hidden_size))
+
+    def init_weights(self, config: BlockRecurrentConfig) -> None:
+        init.normal_(self.gate_bias, mean=0.0, std=0.1)
+
+    def forward(self, state: torch.Tensor, candidate: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+        share = self.gate_bias.sigmoid()
+        return share * state + (1 - share) * candidate
+
+
+class LSTMGate(nn.Module):
+    """sigmoid(W_f h + b_f + 1) c + sigmoid(W_i h + b_i - 1) z, h `(.., size)` being what the candidate z was made of."""
+
+    def __init__(self, config: BlockRecurrentConfig, size: int):
+        super().__init__()
+        self.input_gate = nn.Linear(size, config.hidden_size)
+        self.forget_gate = nn.Linear(size, config.hidden_size)
+
+    def forward(self, state: torch.Tensor, candidate: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+        kept, added = (self.forget_gate(inner) + 1).sigmoid(), (self.input_gate(inner) - 1).sigmoid()
+        return kept * state + added * candidate
+
+
+GATES = {"fixed": FixedGate, "lstm": LSTMGate}
+
+
+class GatedFeedForward(nn.Module):
+    """The feed-forward of a state, its output behind a gate. The single gate has a tanh before it."""
+
+    def __init__(self, config: BlockRecurrentConfig, size: int):
+        super().__init__()
+        self.fc1 = nn.Linear(size, config.intermediate_size, bias=False)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act_fn = activation(config.hidden_act)
+        self.is_single = config.state_update == "single"
+        self.gate = GATES[config.state_gate](config, config.intermediate_size)
+
+    def forward(self, state: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        inner = self.act_fn(self.fc1(inputs))
+        candidate = self.fc2(inner)
+        return self.gate(state, candidate.tanh() if self.is_single else candidate, inner)
+
+
+class BlockState(nn.Module):
+    """The state of a layer, `(B, S, E)`: what fresh rows start from, and how it is written. Figure 2, right.
+
+    c = gate(c, o_proj [self-attention of c; attention of c to the tokens of a block and of the window before it])
+    c = gate(c, feed-forward(norm(c)))        "dual"; with "single" one gate behind both, with "skip" only the first
+    """
+
+    def __init__(self, config: BlockRecurrentConfig, layer_idx: int):
+        super().__init__()
+        heads, update = 2 * config.num_attention_heads * config.head_dim, config.state_update
+        self.start = LearnedVectors(config, std=0.1)
+        self.position_embeddings = LearnedVectors(config, std=1.0)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attn = CrossAttention(config, layer_idx)
+        self.attn.attention_dropout = 0.0  # nothing is dropped of a state
+        self.attn_gate: nn.Module | None = None
+        self.mlp_layernorm: nn.Module | None = None
+        self.mlp: nn.Module | None = None
+        if update == "single":
+            self.attn.o_proj = nn.Identity()
+        else:
+            self.attn_gate = GATES[config.state_gate](config, heads)
+        if update == "dual":
+            self.mlp_layernorm = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
+        if update != "skip":
+            self.mlp = GatedFeedForward(config, heads if update == "single" else config.hidden_size)
+
+    def inputs(self, state: torch.Tensor) -> torch.Tensor:
+        """What the attention reads of a state: every vector has a place, so that each looks for something else."""
+        return self.input_layernorm(state) + self.position_embeddings()
+
+    def project(self, state: torch.Tensor) -> Tensors:
+        """Its keys and values `(B, H, S, D)`, for itself and for the tokens."""
+        return self.attn.project(self.inputs(state))
+
+    def forward(
+        self, state: torch.Tensor, own: Tensors, tokens: Tensors, visible: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The state after a block, from `own` keys and values and those of the tokens."""
+        inputs, (key, value) = self.inputs(state), own
+        found, _ = self.attn.attend_with_bias(self.attn.queries(inputs), key, value, None, None)
+        found = torch.cat([found, self.attn.cross_attend(inputs, tokens, visible)], dim=2).flatten(2)
+        if self.attn_gate is not None:
+            state = self.attn_gate(state, self.attn.o_proj(found), found)
+        if self.mlp is None:
+            return state
+        return self.mlp(state, found if self.mlp_layernorm is None else self.mlp_layernorm(state))
+
+    def read(self, memory: WrittenMemory) -> Tensors:
+        """Keys and values of the state before the segment."""
+        return memory.projected(self.project, self.start())
+
+    def run(self, memory: WrittenMemory, tokens: Tensors, blocks: BlockEnds) -> Tensors:
+        """Write the state at every end of a block; keys and values of all states that tokens read, side by side.
+
+        Args:
+            memory: the state before the segment; it takes that after it.
+            tokens: keys and values of `[memory; segment]`, `(B, H, K, D)`, packed.
+            blocks: what ends in the segment.
+        """
+        start, (_, begun) = self.start(), memory.read_rows()
+        state, own = memory.read(start), self.read(memory)
+        if self.training and blocks.num_read == 1:
+            # nothing that is written is read: processes that train together want a gradient of every weight in every step
+            written = self(state, own, tuple(each[:, :, -1:] for each in tokens), None)
+            own = (own[0] + 0 * written.mean(), own[1])
+        read = [own]
+        for index, (columns, visible, ended, document_begins) in enumerate(blocks.ends, start=1):
+            here = tuple(gather_columns(each, columns.expand(len(each), -1), dim=2) for each in tokens)
+            state = torch.where(ended[:, None, None], self(state, own, here, visible), state)
+            begun = begun | ended
+            if document_begins is not None:
+                state = torch.where(document_begins[:, None, None], start.to(state.dtype), state)
+                begun = begun & ~document_begins
+            if index < max(len(blocks.ends), blocks.num_read):
+                own = self.project(state)
+            if index < blocks.num_read:
+                read.append(own)
+        if blocks.ends:
+            memory.note(reset_state(state, ~begun), begun)
+        return tuple(torch.cat(each, dim=2) for each in zip(*read, strict=True))
+
+
+__all__ = ["BlockContext", "BlockPosition", "BlockRecurrentMemory", "BlockState", "StateReadingAttention"]

@@ -1,0 +1,195 @@
+"""Block-Recurrent Transformer: Hutchins et al., 2022, https://arxiv.org/abs/2203.07852. Code: google-research/meliad.
+
+Some layers have a state of many vectors, which all tokens of a block read, and which is written once behind the block, by
+attention to its tokens: a recurrent network whose step is a block and whose cell is a layer of a Transformer.
+"""
+
+from typing import cast
+
+import torch
+from torch import nn
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_block_recurrent import BlockRecurrentConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.block_recurrence import (
+    BlockContext,
+    BlockPosition,
+    BlockRecurrentMemory,
+    BlockState,
+    StateReadingAttention,
+)
+from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.token_memory import WrittenMemory
+from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.block_ends import TextPiece, block_ends, join_pieces, pieces_of_blocks
+from transformers_xl.modeling.ops.token_order import TokenOrder
+from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.outputs import MemoryModelOutput
+
+
+class BlockRecurrentLayer(LocalLayer):
+    """Local attention and a feed-forward: the layers without a state.
+
+    Differs from the original: a token sees itself (`attend_to_self=False`: it does not), and an empty memory is not seen
+    (`initial_memory="zeros"`: it is). The feed-forward has biases.
+    """
+
+
+class FeedbackLayer(BlockRecurrentLayer):
+    """The same where it reads the state of the last recurrent layer as well."""
+
+    attention_class = StateReadingAttention
+
+
+class RecurrentLayer(BlockRecurrentLayer):
+    """The layer with a state. Section 3.1.
+
+        y = o_proj [local attention of the tokens; attention of the tokens to the state before their block]
+        c = what `BlockState` makes of the state and of the block's keys and values
+
+    Differs from the original: blocks are counted from the beginning of a text, so that the cut into segments changes
+    nothing.
+    """
+
+    attention_class = StateReadingAttention
+
+    def __init__(self, config: BlockRecurrentConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.state = BlockState(config, layer_idx)
+
+    def memories(self) -> BlockRecurrentMemory:
+        config = self.self_attn.config
+        zeros = config.initial_memory == "zeros"
+        window = BlockWindowMemory(config.sliding_window, config.hidden_size, config.block_length, True, zeros)
+        return BlockRecurrentMemory(window, WrittenMemory(config.num_states, config.hidden_size))
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: BlockRecurrentMemory, segment: BlockContext, **kwargs
+    ) -> LayerOutput:
+        normed, past = self.attention_input(hidden_states), memory.inputs.unprojected()
+        memory.inputs.write(hidden_states)
+        before = None if past is None else self.self_attn.project(self.attention_input(past))
+        projected = memory.inputs.extend(self.self_attn.project(normed), before)
+        states = self.state.run(memory.state, projected, segment.blocks)
+        attn_output, _ = self.self_attn(
+            normed, None, memory.inputs, segment, states=states, projected=projected, **kwargs
+        )
+        return LayerOutput(self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs))
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Block-Recurrent Transformer.")
+class BlockRecurrentPreTrainedModel(MemoryPreTrainedModel):
+    config: BlockRecurrentConfig
+    _no_split_modules = ["BlockRecurrentLayer", "FeedbackLayer", "RecurrentLayer"]
+    _is_stateful = True
+    _can_compile_fullgraph = False  # a static cache has no place for a state
+    _can_record_outputs = {**MemoryPreTrainedModel._can_record_outputs, "attentions": LocalAttention}  # not of states
+
+
+@auto_docstring(custom_intro="The Block-Recurrent Transformer without a head.")
+class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
+    layer_class = BlockRecurrentLayer
+    norm_class = nn.RMSNorm
+    positions_class = None
+
+    def build_layers(self, config: BlockRecurrentConfig) -> nn.ModuleList:
+        others = FeedbackLayer if config.feedback else BlockRecurrentLayer
+        layers = range(config.num_hidden_layers)
+        return nn.ModuleList([(RecurrentLayer if config.is_recurrent(i) else others)(config, i) for i in layers])
+
+    def own_memories(self) -> BlockPosition:
+        return BlockPosition(CounterMemory())
+
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> BlockContext:
+        config, position = self.config, memory.own.block_position
+        blocks, after = block_ends(
+            memory.packing, memory.num_before, position.read(), config.block_length, config.mem_len
+        )
+        position.write(after)
+        visible = fed_back = None
+        if blocks.number is not None:
+            number = torch.arange(blocks.num_read, device=blocks.number.device).repeat_interleave(config.num_states)
+            visible = (blocks.number[..., None] == number)[:, None]
+        if config.feedback:
+            last = max(config.recurrent_layers)
+            fed_back = cast(RecurrentLayer, self.layers[last]).state.read(memory.layers[last].state)
+        return BlockContext(**vars(segment), blocks=blocks, visible_states=visible, fed_back=fed_back)
+
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        segment_mask: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
+        memory: ModelMemory,
+        order: TokenOrder,
+        **kwargs,
+    ) -> MemoryModelOutput:
+        """With feedback a call is run block by block, since the lower layers read what an upper one wrote."""
+        pieces: list[TextPiece] = []  # none: the call is one
+        if self.config.feedback:
+            if memory.batch < 0:
+                memory.start(len(hidden_states), hidden_states)
+            position = memory.own.block_position.read()
+            pieces = pieces_of_blocks(hidden_states, segment_mask, document_ids, position, self.config.block_length)
+        if not pieces:
+            return super()._run(hidden_states, segment_mask, document_ids, memory, order, **kwargs)
+        if len(pieces) > 1 and kwargs.get("output_attentions", self.config.output_attentions):
+            raise ValueError(
+                f"`output_attentions`=True with `feedback`=True: this call is run as {len(pieces)} blocks, whose weights "
+                "have different keys. Hand in one block at a time."
+            )
+        outputs = []
+        for index, piece in enumerate(pieces, start=1):
+            memory.reset_rows(piece.begun)
+            is_copy = index < len(pieces) and not memory.is_cache  # a layer may run again, and read what it read
+            here = memory.copy() if is_copy else memory
+            outputs.append(super()._run(piece.hidden_states, piece.mask, None, here, TokenOrder(), **kwargs))
+            if is_copy:
+                memory.load(*here.value(detach=False), hidden_states)
+            elif index < len(pieces):
+                memory.close(detach=False)
+        length = hidden_states.shape[1]
+        last = join_pieces(pieces, [each.last_hidden_state for each in outputs], length)
+        output = self.output_in_order(order, last_hidden_state=last)
+        if outputs[0].hidden_states is not None:
+            layers = [
+                join_pieces(pieces, each, length) for each in zip(*(o.hidden_states for o in outputs), strict=True)
+            ]
+            output.hidden_states = tuple(gather_columns(each, order.unpack) for each in layers)
+        return output
+
+
+@auto_docstring(custom_intro="The Block-Recurrent Transformer with a language modeling head.")
+class BlockRecurrentForCausalLM(BlockRecurrentPreTrainedModel, MemoryForCausalLM):
+    model_class = BlockRecurrentModel
+
+
+@auto_docstring(custom_intro="The Block-Recurrent Transformer with a classification head on the last real token.")
+class BlockRecurrentForSequenceClassification(BlockRecurrentPreTrainedModel, MemoryForSequenceClassification):
+    model_class = BlockRecurrentModel
+
+
+@auto_docstring(custom_intro="The Block-Recurrent Transformer with a classification head on every token.")
+class BlockRecurrentForTokenClassification(BlockRecurrentPreTrainedModel, MemoryForTokenClassification):
+    model_class = BlockRecurrentModel
+
+
+__all__ = [
+    "BlockRecurrentForCausalLM",
+    "BlockRecurrentForSequenceClassification",
+    "BlockRecurrentForTokenClassification",
+    "BlockRecurrentModel",
+    "BlockRecurrentPreTrainedModel",
+]
