@@ -21,7 +21,9 @@ from tiny import (
 FROM_NONE = ("transformer_xl", "compressive_transformer")  # compiled from the first segment on
 # tracing a base takes long: memory tokens around one meet the engine, a window the gradients too
 every_variant = pytest.mark.parametrize("model_type", [*VARIANTS])
-carrying = pytest.mark.parametrize("model_type", sorted({*models(memory=("exact", "own"))} - {"segment_memory/phi"}))
+# a cache of windows alone is that of Transformer-XL
+WITH_STATES = {*models(memory=("exact", "own"), states=True)} - {"segment_memory/phi"}
+carrying = pytest.mark.parametrize("model_type", ["transformer_xl", *sorted(WITH_STATES)])
 
 
 def traced_whole(model_type: str) -> bool:
