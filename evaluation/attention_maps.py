@@ -85,6 +85,11 @@ def attention_rows(model: PreTrainedModel) -> dict[str, nn.Module]:
             f"`model` is a {model_type!r}: what a base attends to is no column whose distance is known here. A call with "
             "`output_attentions=True` gives the weights of its layers."
         )
+    if model_type == "recurrent_memory_transformer":
+        raise ValueError(
+            f"`model` is a {model_type!r}: it reads segment by segment between memory tokens, and a call has no one row of "
+            "keys whose distances could be shown."
+        )
     # what the model itself records as `attentions`: a class, or a class and a part of its name
     recorder = (getattr(base, "_can_record_outputs", None) or {}).get("attentions")
     target, part = getattr(recorder, "target_class", recorder), getattr(recorder, "layer_name", None) or ""

@@ -10,7 +10,6 @@ from accelerate import PartialState
 from transformers import PrinterCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
-from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.evaluation.bits_per_byte import TextScore
 from transformers_xl.evaluation.score_ways import score_stream_ways
@@ -194,7 +193,7 @@ def _check(config: RunConfig) -> None:
 
 def _segments_of_call(config: Any) -> int:
     """Segments that a step of training reads: as many as gradients go back through, or memory tokens learn less."""
-    return config.bptt_segments or 1 if isinstance(config, SegmentMemoryConfig) else 1
+    return getattr(config, "bptt_segments", None) or 1
 
 
 def _share(name: str, lanes: int, state: PartialState) -> int:

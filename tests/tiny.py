@@ -15,6 +15,7 @@ from transformers_xl.configuration.configuration_segment_memory import SegmentMe
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
+from transformers_xl.modeling.memory.recurrent_memory import SumMemory
 
 VOCAB_SIZE = 37
 MEM_LEN = 8
@@ -28,6 +29,8 @@ AROUND_BASES = {
     "segment_memory/phi": ("window", "phi"),
     "segment_memory/tokens": ("tokens", "phi"),
 }
+# read segment by segment between memory tokens: a call has no one row of keys that weights could belong to
+SEGMENT_BY_SEGMENT = ("recurrent_memory_transformer", "segment_memory/tokens")
 TOKENS_ROW = {"memory": "own", "croppable": False, "recurrent": True}  # what a row of the table promises for windows
 # the rows of the table, and one for each further base
 ROWS = VARIANTS | {
@@ -46,6 +49,7 @@ IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # what makes a small model show what its paper adds
 FIELDS = {
     "block_recurrent": {"block_length": 3, "num_states": 4},
+    "recurrent_memory_transformer": {"num_memory_tokens": 2, "bptt_segments": 8},
     "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
     "universal_transformer": {"halting_threshold": 0.8},  # so that positions halt at every step
     "depth_adaptive_transformer": {"confidence_thresholds": 0.4},  # so that tokens leave after every layer
@@ -191,8 +195,9 @@ def memory_value(
 ) -> tuple[torch.Tensor, ...]:
     """The `mems` of rows that remember `length` vectors of zeros per layer, or none where a layer remembers nothing, and
     zeros in the states of the variant. Counters are those of a fresh row with `initial_memory="zeros"`."""
-    fields = {"hidden_size": width, "num_attention_heads": 1, "num_hidden_layers": layers}
-    fields |= {"initial_memory": "zeros"} if ROWS[model_type].memory == "exact" else {}
+    fields = {"hidden_size": width, "num_hidden_layers": layers}
+    if ROWS[model_type].memory == "exact" and not lacks(model_type, "initial_memory"):
+        fields |= {"initial_memory": "zeros"}
     config = tiny_config(model_type, **fields)
     layout = layout_of(model_type, config)
     shapes = [tensor.shape for tensor in layout.tensors]
@@ -230,8 +235,10 @@ def reach_of_states(model) -> int:
 
 
 def keeps_blocks(model_type: str) -> bool:
-    """Whether a layer keeps what has left its window until a block of it is whole, to be compressed or read by a state."""
-    return any(hasattr(tiny_config(model_type), name) for name in ("compression_rate", "block_length"))
+    """Whether a layer keeps what has left its window until a block of it is whole, to be compressed, read by a state or
+    written into a matrix."""
+    fields = ("compression_rate", "block_length", "memory_update")
+    return any(hasattr(tiny_config(model_type), name) for name in fields)
 
 
 def num_remembered(model, read: int, length: int | None = None) -> int:
@@ -241,9 +248,22 @@ def num_remembered(model, read: int, length: int | None = None) -> int:
         return min(read, model.config.mem_len - 1 if length is None else length)  # no token needs its own keys again
     if hasattr(model.config, "block_length"):  # a state is to read an open block
         return min(read, max(model.config.layer_mem_lens) if length is None else length)
+    if model.config.model_type == "recurrent_memory_transformer":  # memory tokens are columns like others
+        config, (whole, rest) = model.config, divmod(read, model.config.segment_length)
+        mem_len = MEM_LEN if length is None else length + 1 - config.positions_per_segment
+        opened = rest + config.num_memory_tokens if rest else 0
+        return min(mem_len, whole * config.positions_per_segment) + opened
+    if model.config.model_type == "infini_transformer":
+        return read % (MEM_LEN if length is None else length + 1)  # of whole blocks nothing stays
     rate = getattr(model.config, "compression_rate", 1)
     length = MEM_LEN + rate - 1 if length is None else length
     return read - max(read - (length - rate + 1), 0) // rate * rate
+
+
+def types_of_memory(model, dtype: torch.dtype) -> set[torch.dtype]:
+    """Those of what a model of this type remembers: sums over a text keep float32."""
+    sums = any(isinstance(part.memory, SumMemory) for part in model.layout.parts)
+    return {dtype, torch.float32} if sums else {dtype}
 
 
 def assert_newest(state: torch.Tensor, expected: torch.Tensor) -> None:

@@ -37,6 +37,11 @@ class Memory(ABC):
     def shapes(self) -> dict[str, Shape]:
         """The tensors of its value, by what is added to the name of the memory."""
 
+    @property
+    def changed_rows(self) -> torch.Tensor | None:
+        """Which rows (batch,) bool hold something else than a fresh one; None: that is not seen here."""
+        return None
+
     def use_buffer(self, is_static: bool = False) -> None:  # noqa: B027  most memories keep nothing beside themselves
         """Keep what is projected from now on: the memory of a cache."""
 

@@ -166,9 +166,10 @@ class ModelMemory:
 
     def rows_with_memory(self, batch: int) -> torch.Tensor | None:
         """Rows (B,) bool that remember something; None when no row does."""
-        if self.batch < 0 or (len(self.windows) == len(self.memories) and self.longest.num_held == 0):
-            return None
-        return torch.ones(batch, dtype=torch.bool) if self.mask is None else self.mask.any(dim=1)
+        rows = [changed for memory in self.memories if (changed := memory.changed_rows) is not None]
+        if self.windows and self.longest.num_held > 0:
+            rows.append(torch.ones(batch, dtype=torch.bool) if self.mask is None else self.mask.any(dim=1))
+        return torch.stack([each.to(rows[0].device) for each in rows]).any(dim=0) if rows else None
 
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply `function` to every tensor, whose first dimension is the batch."""

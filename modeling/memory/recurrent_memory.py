@@ -41,6 +41,12 @@ class RecurrentMemory(Memory):
     def num_rows(self) -> int:
         return -1 if self.state is None else len(self.state)
 
+    @property
+    def changed_rows(self) -> torch.Tensor | None:
+        if self.state is None or self.begun is not None:
+            return self.begun
+        return (self.state != self.initial).reshape(len(self.state), -1).any(dim=1)
+
     def use_buffer(self, is_static: bool = False) -> None:
         self.is_cache = True
 
@@ -102,6 +108,21 @@ class RecurrentMemory(Memory):
         self.kept_projection = ()
 
 
+class SumMemory(RecurrentMemory):
+    """A sum over all that a row has read, zero in fresh ones: in float32 at least, for in half precision it soon stops
+    growing."""
+
+    def start(self, batch: int, like: torch.Tensor) -> None:
+        super().start(batch, self.precise(like))
+
+    def load(self, tensors: Tensors, like: torch.Tensor) -> None:
+        super().load(tensors, self.precise(like))
+
+    @staticmethod
+    def precise(like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
+
+
 def rows_begun(begun: torch.Tensor, packing: SegmentPacking | None) -> torch.Tensor:
     """Which rows have read a token after the segment."""
     if packing is None:
@@ -111,4 +132,4 @@ def rows_begun(begun: torch.Tensor, packing: SegmentPacking | None) -> torch.Ten
     return begun | packing.segment_mask.any(dim=1).to(begun.device)
 
 
-__all__ = ["RecurrentMemory"]
+__all__ = ["RecurrentMemory", "SumMemory"]

@@ -8,11 +8,14 @@ from typing import NamedTuple, Self
 
 import torch
 from transformers import Cache
+from transformers.utils import logging
 
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import SegmentPacking, keep_last
+
+logger = logging.get_logger(__name__)
 
 
 class WrittenMemory(RecurrentMemory):
@@ -80,6 +83,10 @@ class OpenSegmentMemory(Memory):
     def num_rows(self) -> int:
         return -1 if self.embeds is None else len(self.embeds)
 
+    @property
+    def changed_rows(self) -> torch.Tensor | None:
+        return None if self.lengths is None else self.lengths > 0
+
     def start(self, batch: int, like: torch.Tensor) -> None:
         lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
         self.load((like.new_zeros(batch, 0, self.width), lengths), like)
@@ -128,6 +135,17 @@ class OpenSegmentMemory(Memory):
         return other
 
 
+def warn_of_writing(num_segments: int, segment_length: int, bptt_segments: int) -> None:
+    """Warn where a call that trains has so many segments that it teaches nothing of what to write."""
+    if not torch.is_grad_enabled() or min(num_segments, bptt_segments) > 1:
+        return
+    logger.warning_once(
+        f"A call of {num_segments} segments of `segment_length`={segment_length} with `bptt_segments`={bptt_segments} "
+        "trains what reads memory tokens, and nothing that writes them: give calls, that is the stream's `segment_length`, "
+        "at least two segments, and `bptt_segments` at least 2."
+    )
+
+
 def moved(group: OpenRows, sources: list[int]) -> OpenRows | None:
     """The rows of a group in a batch whose row `i` was row `sources[i]` before; None where none is left."""
     places = {row: place for place, row in enumerate(group.rows)}
@@ -152,4 +170,4 @@ class TokensMemory(NamedTuple):
     open_segment: OpenSegmentMemory
 
 
-__all__ = ["OpenRows", "OpenSegmentMemory", "TokensMemory", "WrittenMemory", "select_rows"]
+__all__ = ["OpenRows", "OpenSegmentMemory", "TokensMemory", "WrittenMemory", "select_rows", "warn_of_writing"]

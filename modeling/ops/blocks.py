@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
+from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, keep_last, right_align
 
 
@@ -93,4 +94,76 @@ def ended_blocks(packing: SegmentPacking, before: int, size: int, delay: int = 0
     return Blocks(columns, gather_columns(place, ends) // size, is_block, of_text, places)
 
 
-__all__ = ["Blocks", "TextColumns", "ended_blocks"]
+class BlockGrid(NamedTuple):
+    """The blocks of `[kept; segment]`, those that end in a call and those that stay open, one behind the other.
+
+        packed columns      | padding | text 0, block 0 | text 0, block 1 .. | text 1, block 0 |
+        grid                          | text 0, block 0 | text 0, block 1 ..    | text 1, block 0 ..    |
+
+    so that all blocks are computed alike, and a call costs what its blocks cost.
+
+    Args:
+        number: `(B or 1, K)`, the block of each packed column among the G of its row; -1 for padding.
+        place: `(B or 1, K)`, that of each packed column in its block.
+        columns: `(B or 1, G size)`, the packed column at each place of the grid, any one where there is none; None: a row
+            has one block at most, as it stands.
+        is_first: `(B, G)` bool, blocks with which a text begins inside the call; None: none does.
+        is_whole: `(B or 1, G)` bool, blocks that end; None: none does.
+    """
+
+    number: torch.Tensor
+    place: torch.Tensor
+    columns: torch.Tensor | None
+    is_first: torch.Tensor | None
+    is_whole: torch.Tensor | None
+
+    def cut(self, states: torch.Tensor, size: int) -> Tensors:
+        """`states` `(B, H, n, D)` of the last n packed columns, block after block, each `(B, H, <= size, D)`. A place whose
+        column has no state gets any."""
+        order = self.columns
+        if order is not None:
+            order = (order - (self.number.shape[1] - states.shape[-2])).clamp(min=0)
+        return gather_columns(states, order, dim=-2).split(size, dim=-2)
+
+    def join(self, blocks: Tensors, length: int) -> torch.Tensor:
+        """Those of the last `length` packed columns, `(B, H, length, D)`, of blocks `(B, H, <= size, D)`; zeros for
+        padding."""
+        size, states = blocks[0].shape[-2], torch.cat(blocks, dim=-2)
+        if self.columns is None:
+            return states
+        number, place = keep_last(self.number, length), keep_last(self.place, length)
+        order = (number * size + place).where(number >= 0, states.shape[-2])
+        return gather_columns(F.pad(states, (0, 0, 0, 1)), order, dim=-2)
+
+
+def block_grid(packing: SegmentPacking, before: int, size: int) -> BlockGrid:
+    """The blocks of `before` kept columns and the segment. From then on, `packing` wants the columns of open ones alone."""
+    num_columns = before + packing.length
+    text, place, _ = ended_blocks(packing, before, size).places
+    is_begin, place = place == 0, place % size
+    is_real = torch.ones_like(is_begin) if text is None else text >= 0
+    number = ((place == 0) & is_real).cumsum(1) - 1
+    number, place = number.where(is_real, -1), place.where(is_real, 0)
+    is_end = (place == size - 1) & is_real
+    if num_columns <= size and packing.document_ids is None:
+        is_whole = is_end[:, -1:]
+        has_whole = torch.compiler.is_compiling() or bool(is_whole.any())
+        return BlockGrid(number, place, None, None, is_whole if has_whole else None)
+
+    count = -(-num_columns // size)  # of one text; of how many documents there are a compiled graph cannot ask
+    if packing.document_ids is not None:
+        count = num_columns if torch.compiler.is_compiling() else max(int(number.max()) + 1, 1)
+
+    def have(which: torch.Tensor) -> torch.Tensor:
+        """The blocks (B or 1, G) bool with one of these columns (B or 1, K)."""
+        marked = which.new_zeros(len(which), count + 1)
+        return marked.scatter_(1, number.where(which, count), True)[:, :-1]
+
+    order = (number * size + place).where(is_real, count * size)
+    columns = torch.arange(num_columns, device=packing.device).expand(len(order), -1)
+    columns = columns.new_zeros(len(order), count * size + 1).scatter_(1, order, columns)[:, :-1]
+    is_first = None if text is None or packing.document_ids is None else have(is_begin & (text > 0))
+    return BlockGrid(number, place, columns, is_first, have(is_end))
+
+
+__all__ = ["BlockGrid", "Blocks", "TextColumns", "block_grid", "ended_blocks"]

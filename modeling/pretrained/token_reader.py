@@ -21,17 +21,21 @@ from transformers import Cache, DynamicCache
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import ModelOutput, logging
+from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.token_memory import OpenRows, OpenSegmentMemory, TokensMemory, WrittenMemory
+from transformers_xl.modeling.memory.token_memory import (
+    OpenRows,
+    OpenSegmentMemory,
+    TokensMemory,
+    WrittenMemory,
+    warn_of_writing,
+)
 from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, keep_last, right_align
 from transformers_xl.modeling.pretrained.memory_reader import MemoryReader, RunBackbone
 from transformers_xl.modeling.pretrained.token_places import place_alike, place_tokens, rows_to_read
-
-logger = logging.get_logger(__name__)
 
 PerToken = tuple[torch.Tensor, ...]  # what a call says of its tokens: (B, T, ..) each
 
@@ -164,7 +168,8 @@ class TokenReader(MemoryReader):
             places = place_tokens(packing, open_lengths, embeds.shape[1], segment_length)
         both = torch.cat([embeds.to(inputs), inputs], dim=1)
         placed = both if places.sources is None else gather_columns(both, places.sources)
-        self.warn_of_writing(len(places.widths))
+        if self.training:
+            warn_of_writing(len(places.widths), self.config.segment_length, cast(int, self.config.bptt_segments))
         rows, made = Rows(*memory.memory_tokens.read_rows()), []
         for index, width in enumerate(places.widths):
             if (len(places.widths) - index) % self.config.bptt_segments == 0:
@@ -183,20 +188,6 @@ class TokenReader(MemoryReader):
             return tuple(keep_last(each, base.num_said) for each in joined(made))
         targets = keep_last(places.targets, base.num_said)
         return tuple(gather_columns(each, targets) for each in joined(made))
-
-    def warn_of_writing(self, num_segments: int) -> None:
-        """Warn where a call of so many segments teaches the base nothing of what to write."""
-        if (
-            not self.training
-            or not torch.is_grad_enabled()
-            or min(num_segments, cast(int, self.config.bptt_segments)) > 1
-        ):
-            return
-        logger.warning_once(
-            f"A call of {num_segments} segments of `segment_length`={self.config.segment_length} with `bptt_segments`="
-            f"{self.config.bptt_segments} trains what reads memory tokens, and nothing that writes them: give calls, that "
-            "is the stream's `segment_length`, at least two segments, and `bptt_segments` at least 2."
-        )
 
     def read_on(self, base: BaseCall, inputs: torch.Tensor, packing: SegmentPacking, memory: TokensMemory) -> PerToken:
         """Read what follows the open segment, which a cache of the base's holds where it was read before."""

@@ -9,6 +9,7 @@ from tiny import (
     AROUND_BASES,
     EXACT,
     MEM_LEN,
+    SEGMENT_BY_SEGMENT,
     allows,
     assert_newest,
     follows_same_length,
@@ -33,7 +34,8 @@ from transformers_xl.modeling.ops.window import keep_last
 CARRYING = models(memory=("exact", "own"))
 WINDOWED = models(memory=("exact",))
 BOUNDED = models(memory=("exact",), recurrent=False)
-HOLDING_INPUTS = [each for each in WINDOWED if each not in AROUND_BASES]  # the others hold keys and values
+# the others hold keys and values, or memory tokens too
+HOLDING_INPUTS = [each for each in WINDOWED if each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)]
 same_length = pytest.mark.parametrize("same_length", [True, False], ids=["window", "all"])
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 
@@ -358,11 +360,11 @@ def test_memory_is_detached_capped_and_batch_first(model_type, same_length):
     model = tiny_model(model_type, same_length=same_length)
     memory = {}
     for segment in range(4):
-        output = model(tokens(3, 6, seed=segment), **memory)
+        output = model(tokens(3, 24, seed=segment), **memory)  # of whole blocks, however long
         memory = memory_of(output)
         assert all(not state.requires_grad and len(state) == 3 for state in output.mems)
     sizes = [state.shape for state in output.mems]
-    assert sizes == [state.shape for state in model(tokens(3, 6), **memory).mems]
+    assert sizes == [state.shape for state in model(tokens(3, 24), **memory).mems]
     cache = model(tokens(3, 30), use_cache=True).past_key_values
     assert not any(rows.requires_grad for rows in held_by(cache))
     assert all(window.num_held <= window.length for window in cache.memory.windows)

@@ -7,10 +7,12 @@ import torch
 from tiny import (
     AROUND_BASES,
     MEM_LEN,
+    SEGMENT_BY_SEGMENT,
     VOCAB_SIZE,
     allows,
     follows_same_length,
     keeps_blocks,
+    lacks,
     memory_value,
     models,
     tiny_config,
@@ -108,7 +110,12 @@ def test_mems_of_unequal_length(model_type, use_cache):
 
 
 @pytest.mark.parametrize(
-    "model_type", [each for each in models(memory=("exact",)) if not keeps_blocks(each) and each not in AROUND_BASES]
+    "model_type",
+    [
+        each
+        for each in models(memory=("exact",))
+        if not keeps_blocks(each) and each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)
+    ],
 )
 def test_mems_longer_than_mem_len(model_type):
     """Handed to a model whose `mem_len` was made smaller, the oldest positions are forgotten: by both forms."""
@@ -205,7 +212,7 @@ def test_config_values(model_type):
         ({"norm_position": "middle"}, ["norm_position", "middle", "pre", "post"]),
         (
             {"initial_memory": "ones"},
-            ["initial_memory", "ones", *([] if model_type == "star_transformer" else ["empty"])],
+            ["initial_memory", "ones", "has no meaning" if lacks(model_type, "initial_memory") else "empty"],
         ),
         ({"dropout": 1.5}, ["dropout", "1.5"]),
         ({"attention_dropout": -0.1}, ["attention_dropout", "-0.1"]),

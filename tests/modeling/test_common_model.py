@@ -8,6 +8,7 @@ from tiny import (
     FLOAT32,
     HEADS,
     ROWS,
+    SEGMENT_BY_SEGMENT,
     VOCAB_SIZE,
     allows,
     held_by,
@@ -21,6 +22,7 @@ from tiny import (
     tiny_config,
     tiny_model,
     tokens,
+    types_of_memory,
 )
 from torch.nn import functional as F
 from transformers import (
@@ -75,8 +77,7 @@ def test_tuple_is_dict(model_type, head):
     torch.testing.assert_close(as_tuple, output.to_tuple(), atol=0, rtol=0)
 
 
-# segments between memory tokens are read one by one: a call has no one row of keys that weights could belong to
-@pytest.mark.parametrize("model_type", [each for each in models() if each != "segment_memory/tokens"])
+@pytest.mark.parametrize("model_type", [each for each in models() if each not in SEGMENT_BY_SEGMENT])
 def test_hidden_states_and_attentions(model_type):
     model = tiny_model(model_type)
     model.set_attn_implementation("eager")
@@ -107,7 +108,7 @@ def test_hidden_states_and_attentions(model_type):
         torch.testing.assert_close(total, torch.ones_like(total), **EXACT)
 
 
-@of_our_own
+@pytest.mark.parametrize("model_type", [each for each in models() if each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)])
 def test_what_is_shown_of_a_padded_row_has_a_gradient(model_type):
     model = tiny_model(model_type)
     model.set_attn_implementation("eager")
@@ -223,8 +224,8 @@ def test_every_parameter_gets_a_gradient(model_type, head, norm_position):
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     if model_type in AROUND_BASES and head == "model":  # the head of the base stays beside it, unused
         without = [name for name in without if "lm_head" not in name]
-    if model_type == "segment_memory/tokens":  # all rows have written: none reads what a fresh one does
-        without.remove("reader.memory_tokens.start")
+    if model_type in SEGMENT_BY_SEGMENT:  # all rows have written: none reads what a fresh one does
+        without = [name for name in without if not name.endswith("memory_tokens.start")]
     if model_type == "block_recurrent":  # so have they
         without.remove(next(name for name in without if name.endswith("state.start.weight")))
     assert without == []
@@ -349,11 +350,12 @@ def test_bfloat16_stays_bfloat16(model_type, head):
     second = model(tokens(2, 10, seed=1), attention_mask=right_padded(), **memory_if_any(model_type, first))
     for output in (first, second):
         assert result_of(output).dtype == torch.bfloat16
-        assert all(state.dtype == torch.bfloat16 for state in output.mems or () if state.is_floating_point())
+        types = {state.dtype for state in output.mems or () if state.is_floating_point()}
+        assert types == (types_of_memory(model, torch.bfloat16) if types else set())
         assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
     if ROWS[model_type].memory != "none" and head in ("model", "causal_lm"):
         cache = model(tokens(2, 10), use_cache=True).past_key_values
-        assert {rows.dtype for rows in held_by(cache)} == {torch.bfloat16}
+        assert {rows.dtype for rows in held_by(cache)} == types_of_memory(model, torch.bfloat16)
 
 
 @carrying
@@ -368,7 +370,8 @@ def test_float32_memory_goes_into_a_bfloat16_model(model_type, use_cache):
     output = model(tokens(2, 10, seed=1), mems=widened, use_cache=use_cache)
     assert result_of(output).dtype == torch.bfloat16
     torch.testing.assert_close(result_of(output), result_of(expected), atol=0, rtol=0)
-    assert all(state.dtype == torch.bfloat16 for state in output.mems or () if state.is_floating_point())
+    types = {state.dtype for state in output.mems or () if state.is_floating_point()}
+    assert types == (set() if use_cache else types_of_memory(model, torch.bfloat16))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tiny_bases import VOCAB_SIZE, tiny_base
 from torch import nn
 
 from transformers_xl import SegmentMemoryForCausalLM, add_memory
-from transformers_xl.modeling.pretrained import token_reader
+from transformers_xl.modeling.memory import token_memory
 
 SEGMENT, TOKENS = 4, 2
 HYBRIDS = ["falcon_h1", "qwen3_next"]
@@ -219,8 +219,8 @@ def test_memory_tokens_start_as_large_as_embeddings():
 
 
 def test_a_call_that_trains_no_writing_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(token_reader.logger, "propagate", True)
-    token_reader.logger.warning_once.__func__.cache_clear()
+    monkeypatch.setattr(token_memory.logger, "propagate", True)
+    token_memory.logger.warning_once.__func__.cache_clear()
     model = wrapped().train()
     with caplog.at_level(logging.WARNING):
         model(tokens(1, 2 * SEGMENT))

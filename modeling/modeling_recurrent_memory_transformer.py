@@ -1,0 +1,229 @@
+"""Recurrent Memory Transformer on Transformer-XL: Bulatov et al., 2022, https://arxiv.org/abs/2207.06881.
+Code: booydar/LM-RMT.
+
+Vectors stand in front of every segment, where its tokens read them, and behind it, where they see the segment: what the
+model makes of them there is the memory of the next segment.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_recurrent_memory_transformer import RecurrentMemoryTransformerConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.recurrent_tokens import RecurrentTokens, SegmentPart, SegmentParts
+from transformers_xl.modeling.memory.token_memory import WrittenMemory, warn_of_writing
+from transformers_xl.modeling.memory.window_memory import AttentionMemory, BlockWindowMemory
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.ops.token_order import TokenOrder
+from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns
+from transformers_xl.modeling.outputs import MemoryModelOutput
+
+
+class RecurrentMemoryTransformerLayer(MemoryLayer):
+    """A Transformer-XL layer whose window begins with the cache of a segment: it holds the segment until it is whole.
+
+    Differs from the original: segments are counted from the beginning of a text, and an open one is kept, so that the cut
+    into calls changes nothing; memory tokens see those before them, there also those behind them, whose distances are
+    negative.
+    """
+
+    def memories(self) -> AttentionMemory:
+        config = cast(RecurrentMemoryTransformerConfig, self.self_attn.config)
+        block = config.positions_per_segment
+        return AttentionMemory(BlockWindowMemory(config.cache_len, config.hidden_size, block, False, False))
+
+
+class MemoryTokens(nn.Module):
+    """What a fresh row reads, `start` `(tokens, hidden_size)`."""
+
+    def __init__(self, config: RecurrentMemoryTransformerConfig):
+        super().__init__()
+        self.start = nn.Parameter(torch.empty(config.num_memory_tokens, config.hidden_size))
+
+    def init_weights(self, config: RecurrentMemoryTransformerConfig) -> None:
+        init.normal_(self.start, mean=0.0, std=config.memory_initializer_range)
+
+    def forward(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
+        """What rows read, `(B, tokens, E)`: what they have `written`, or the start where they have not `begun` `(B,)`."""
+        return torch.where(begun[:, None, None], written, self.start.to(written.dtype))
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Recurrent Memory Transformer.")
+class RecurrentMemoryTransformerPreTrainedModel(MemoryPreTrainedModel):
+    config: RecurrentMemoryTransformerConfig
+    _no_split_modules = ["RecurrentMemoryTransformerLayer"]
+    _is_stateful = True
+    _can_compile_fullgraph = False  # how many segments a call has is looked at
+
+
+@auto_docstring(custom_intro="The Recurrent Memory Transformer without a head.")
+class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel, MemoryModel):
+    layer_class = RecurrentMemoryTransformerLayer
+
+    def build(self, config: RecurrentMemoryTransformerConfig) -> None:
+        super().build(config)
+        self.memory_tokens = MemoryTokens(config)
+
+    def own_memories(self) -> RecurrentTokens:
+        return RecurrentTokens(WrittenMemory(self.config.num_memory_tokens, self.config.hidden_size), CounterMemory())
+
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        segment_mask: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
+        memory: ModelMemory,
+        order: TokenOrder,
+        **kwargs,
+    ) -> MemoryModelOutput:
+        """Segment after segment, each with what the one before it wrote."""
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            raise ValueError("`output_attentions`=True has no meaning here: segments are read one by one.")
+        batch, length = hidden_states.shape[:2]
+        if memory.batch < 0:
+            memory.start(batch, hidden_states)
+        packing = SegmentPacking(batch, length, hidden_states.device, None, segment_mask, document_ids)
+        parts, places = SegmentParts.of(packing, memory.own.place.read(), self.config.segment_length)
+        if self.training:
+            warn_of_writing(len(parts), self.config.segment_length, self.config.bptt_segments)
+        written, here, outputs = memory.own.memory_tokens.read_rows(), memory, []
+        for index, part in enumerate(parts):
+            if index > 0 and here.is_cache:
+                here.close()
+            elif not here.is_cache:  # a value is left as it is: layers may run again
+                here = self.build_memory(*here.value(), hidden_states)
+            if bool(part.begins.any()):
+                here.reset_rows(part.begins)
+            state, begun = written
+            state = state.detach() if (len(parts) - index) % self.config.bptt_segments == 0 else state
+            embeds = gather_columns(hidden_states, part.order)
+            output, written = self.read_part(embeds, part, here, (state, begun & ~part.begins), **kwargs)
+            outputs.append(output)
+        if not memory.is_cache:
+            memory.load(*here.value(), hidden_states)
+        return self.joined(outputs, places, order)
+
+    def read_part(
+        self,
+        embeds: torch.Tensor,
+        part: SegmentPart,
+        memory: ModelMemory,
+        written: tuple[torch.Tensor, torch.Tensor],
+        **kwargs,
+    ) -> tuple[MemoryModelOutput, tuple[torch.Tensor, torch.Tensor]]:
+        """The output of a part's tokens `(B, n, E)`, and what rows have written after it."""
+        (state, begun), config = written, self.config
+        place, counts = memory.own.place.read(), part.is_real.sum(1)
+        reads, place = (place == 0) & (counts > 0), place + counts
+        writes, tokens = place == config.segment_length, self.memory_tokens(state, begun)
+        has_written = bool(writes.any())
+        inputs, real, start = [embeds], [part.is_real], 0
+        if bool(reads.any()):
+            start = config.num_memory_tokens
+            inputs, real = [tokens, *inputs], [reads[:, None].expand(-1, start), *real]
+        if has_written:
+            inputs, real = [*inputs, tokens], [*real, writes[:, None].expand(-1, config.num_memory_tokens)]
+        mask = drop_full_mask(torch.cat(real, dim=1))
+        order = TokenOrder.of(mask)
+        mask = None if mask is None else gather_columns(mask, order.pack)
+        packed = gather_columns(torch.cat(inputs, dim=1), order.pack)
+        output = super()._run(packed, mask, None, memory, order, **kwargs)
+        if has_written:
+            new = output.last_hidden_state[:, -config.num_memory_tokens :]
+            state, begun = torch.where(writes[:, None, None], new, state), begun | writes
+        memory.own.memory_tokens.note(state, begun)
+        memory.own.place.write(place % config.segment_length)
+        return self.narrowed(output, start, embeds.shape[1]), (state, begun)
+
+    def narrowed(self, output: MemoryModelOutput, start: int, length: int) -> MemoryModelOutput:
+        """Of an output, what it says of the tokens."""
+        output.last_hidden_state = output.last_hidden_state.narrow(1, start, length)
+        if output.hidden_states is not None:
+            shown: Any = tuple(
+                None if each is None else each.narrow(1, start, length) for each in output.hidden_states
+            )
+            output.hidden_states = shown
+        return output
+
+    def joined(self, outputs: list[MemoryModelOutput], places: torch.Tensor, order: TokenOrder) -> MemoryModelOutput:
+        """The outputs of all parts, each token where the caller put it."""
+
+        def join(states: list[torch.Tensor]) -> torch.Tensor:
+            return gather_columns(gather_columns(torch.cat(states, dim=1), places), order.unpack)
+
+        joined = self.output_class(last_hidden_state=join([output.last_hidden_state for output in outputs]))
+        if outputs[0].hidden_states is not None:
+            layers = zip(*(output.hidden_states or () for output in outputs), strict=True)
+            shown: Any = tuple(None if each[0] is None else join(list(each)) for each in layers)
+            joined.hidden_states = shown
+        return joined
+
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> SegmentContext:
+        """Tell the windows what the positions of a part see of them."""
+        packing = cast(SegmentPacking, memory.packing)
+        rows, place, config = packing.rows(memory.num_before), memory.own.place.read(), self.config
+        real = packing.length if segment.segment_mask is None else segment.segment_mask.sum(1)
+        opened = torch.where(place > 0, config.num_memory_tokens + place, 0) + real
+        num_columns = memory.num_before + packing.length
+        # of each column, its position in the segment; negative ones are those of the cache
+        position = torch.arange(num_columns, device=packing.device) - (num_columns - opened)[:, None]
+        is_near, is_cache = position >= 0, (position < 0) & (position >= -config.cache_len)
+        asks = position[:, -packing.length :]
+        is_text = (asks >= config.num_memory_tokens) & (asks < config.num_memory_tokens + config.segment_length)
+        sees_cache = torch.ones_like(is_text) if config.memory_reads_cache else is_text
+        visible = (position[:, None] <= asks[..., None]) & (
+            is_near[:, None] | (is_cache[:, None] & sees_cache[..., None])
+        )
+        visible = visible if rows.valid is None else visible & rows.valid[:, None]
+        key_mask = KeyMask(visible[:, None], order=rows.order)
+        for each in memory.windows:
+            each.key_mask = key_mask
+        is_whole = opened == config.positions_per_segment
+        kept = config.cache_len + opened.where(~is_whole, 0)
+        packing.wanted = position >= (opened - kept)[:, None]
+        if packing.is_plain and bool((kept == kept[0]).all()):
+            packing.limit, packing.wanted = int(kept[0]), None
+        return segment
+
+
+@auto_docstring(custom_intro="The Recurrent Memory Transformer with a language modeling head.")
+class RecurrentMemoryTransformerForCausalLM(RecurrentMemoryTransformerPreTrainedModel, MemoryForCausalLM):
+    model_class = RecurrentMemoryTransformerModel
+
+
+@auto_docstring(custom_intro="The Recurrent Memory Transformer with a classification head on the last real token.")
+class RecurrentMemoryTransformerForSequenceClassification(
+    RecurrentMemoryTransformerPreTrainedModel, MemoryForSequenceClassification
+):
+    model_class = RecurrentMemoryTransformerModel
+
+
+@auto_docstring(custom_intro="The Recurrent Memory Transformer with a classification head on every token.")
+class RecurrentMemoryTransformerForTokenClassification(
+    RecurrentMemoryTransformerPreTrainedModel, MemoryForTokenClassification
+):
+    model_class = RecurrentMemoryTransformerModel
+
+
+__all__ = [
+    "RecurrentMemoryTransformerForCausalLM",
+    "RecurrentMemoryTransformerForSequenceClassification",
+    "RecurrentMemoryTransformerForTokenClassification",
+    "RecurrentMemoryTransformerModel",
+    "RecurrentMemoryTransformerPreTrainedModel",
+]
