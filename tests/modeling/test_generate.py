@@ -32,6 +32,8 @@ CROPPABLE = models(causal=True, causal_lm=True, memory=("exact",), croppable=Tru
 croppable = pytest.mark.parametrize("model_type", CROPPABLE)
 STATIC = models(causal=True, causal_lm=True, memory=("exact",), states=False)
 static = pytest.mark.parametrize("model_type", STATIC)
+# those whose attention or whose loop over layers is their own: compiling takes long
+ATTENTIONS = ("transformer_xl", "shaw_transformer", "adaptive_span", "causal_longformer", "universal_transformer")
 LENGTHS = [1, MEM_LEN, 5 * MEM_LEN]  # below, at and far past the window; what is generated passes it in every case
 
 
@@ -258,7 +260,7 @@ def test_static_cache_is_dynamic_cache(model_type, length):
         assert torch.equal(static, greedy(model, ids, **arguments))
 
 
-@static
+@pytest.mark.parametrize("model_type", [each for each in STATIC if each in ATTENTIONS])
 def test_static_generation_compiles_once(model_type):
     """All tokens go through one graph, whatever the text and how much was generated before."""
     model = language_model(model_type, num_hidden_layers=layers_to_compile(model_type))
