@@ -19,24 +19,24 @@ class BlockRecurrentConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
 
     Args:
         block_length (`int`, *optional*, defaults to 512):
-            Tokens of a block (W in the paper): after each the state is written once.
+            Tokens in a block (W in the paper). The state is updated once at the end of each block.
         num_states (`int`, *optional*, defaults to 512):
-            Vectors of the state (S in the paper).
+            Number of vectors in the state (S in the paper).
         recurrent_layers (`list[int]`, *optional*):
-            Layers with a state, counted from 0; one at three quarters of the depth when not given (the paper's: the tenth
-            of twelve).
+            Indices of the layers with a state, counted from 0. When not given: one layer at three quarters of the depth (in
+            the paper the tenth of twelve).
         state_gate (`str`, *optional*, defaults to `"fixed"`):
-            How much of the state stays: `"fixed"`, a learned share of each feature; `"lstm"`, an input and a forget gate
-            that look at what was read.
+            How an update is mixed into the state: `"fixed"`, by a learned constant per feature; `"lstm"`, by an input gate
+            and a forget gate that depend on the input of the update.
         state_update (`str`, *optional*, defaults to `"skip"`):
-            `"dual"`: attention and feed-forward, each with a gate; `"single"`: both behind one gate; `"skip"`: no
-            feed-forward.
+            Sub-layers of an update: `"dual"`, attention and feed-forward, each with a gate; `"single"`, both with one gate
+            after the feed-forward; `"skip"`, attention and a gate without a feed-forward.
         feedback (`bool`, *optional*, defaults to `False`):
-            Whether the other layers read the state too, that of the last of `recurrent_layers`. A call is then run block by
-            block.
+            Whether the other layers also attend to the state of the last recurrent layer. The model then runs a call block
+            by block.
         segment_length (`int`, *optional*, defaults to 4096):
-            As in [`MemoryConfig`]. What is written learns from the tokens of the same segment that read it: a segment wants
-            several blocks.
+            Tokens in a training segment. The state update learns only from later blocks of the same segment, so that a
+            segment should hold several blocks.
     """
 
     model_type = "block_recurrent"
@@ -50,8 +50,11 @@ class BlockRecurrentConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
     segment_length: int = 4096
 
     def __post_init__(self, **kwargs: Any):
-        layers = kwargs.get("n_layer", self.num_hidden_layers)
-        self.recurrent_layers = [3 * layers // 4] if self.recurrent_layers is None else list(self.recurrent_layers)
+        num_layers = kwargs.get("n_layer", self.num_hidden_layers)
+        if self.recurrent_layers is not None:
+            self.recurrent_layers = list(self.recurrent_layers)
+        elif isinstance(num_layers, int):  # else the base class names the field and its type
+            self.recurrent_layers = [3 * num_layers // 4]
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
@@ -62,7 +65,7 @@ class BlockRecurrentConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
         layers = list(self.recurrent_layers or ())
         if not layers or sorted(set(layers) & set(range(self.num_hidden_layers))) != sorted(layers):
             raise ValueError(
-                f"`recurrent_layers`={layers} must name different layers of 0..{self.num_hidden_layers - 1}, at least one."
+                f"`recurrent_layers`={layers} must list at least one layer of 0..{self.num_hidden_layers - 1}, each once."
             )
         for name, choices in (("state_gate", STATE_GATES), ("state_update", STATE_UPDATES)):
             if getattr(self, name) not in choices:
@@ -74,7 +77,7 @@ class BlockRecurrentConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        """The window; in a recurrent layer also the open block, which its state is yet to read."""
+        """The window. A recurrent layer also keeps the open block, which the next update of its state reads."""
         open_block = self.sliding_window - self.mem_len + self.block_length - 1
         layers = range(self.num_hidden_layers)
         return [self.mem_len + (open_block if self.is_recurrent(layer_idx) else 0) for layer_idx in layers]

@@ -9,15 +9,15 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 @strict
 class LocalAttentionConfig(MemoryConfig):
     r"""
-    Base configuration of these models. Further fields are those of [`MemoryConfig`]. The attention has a window, however a
-    text is cut: `same_length` changes nothing.
+    Base configuration of these models. Further fields are those of [`MemoryConfig`]. The attention has a sliding window,
+    whatever `same_length` says.
 
     Args:
         relative_attention_num_buckets (`int`, *optional*, defaults to 32):
-            Distances with a learned bias of their own, or shared: the nearer half of the buckets is one distance each, the
-            others grow with the distance (https://arxiv.org/abs/1910.10683).
+            Number of buckets of distances, each with a learned bias. The first half of the buckets hold one distance each;
+            the others widen with the distance (https://arxiv.org/abs/1910.10683).
         relative_attention_max_distance (`int`, *optional*, defaults to 128):
-            Distance in tokens from which on all share the last bucket.
+            Distance in tokens from which on all distances share the last bucket.
         attend_to_self (`bool`, *optional*, defaults to `True`):
             `True`: a token sees itself and the `mem_len - 1` before it. `False`, as in the original code: the `mem_len`
             before it, and not itself.
@@ -28,11 +28,13 @@ class LocalAttentionConfig(MemoryConfig):
     attend_to_self: bool = True
 
     def validate_architecture(self) -> None:
+        if self.mem_len < 1:  # the shared check would advise `same_length=False`, which changes nothing here
+            raise ValueError(f"`mem_len`={self.mem_len} must be at least 1: it is the window of the attention.")
         super().validate_architecture()
         if self.relative_attention_num_buckets < 2:
             raise ValueError(
                 f"`relative_attention_num_buckets`={self.relative_attention_num_buckets} must be at least 2: one for near "
-                "keys, one for the others."
+                "keys and one for the others."
             )
         if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
             raise ValueError(
@@ -40,12 +42,10 @@ class LocalAttentionConfig(MemoryConfig):
                 f"`relative_attention_num_buckets`={self.relative_attention_num_buckets}: so many distances have a bucket "
                 "of their own."
             )
-        if self.mem_len < 1:
-            raise ValueError(f"`mem_len`={self.mem_len} must be at least 1: it is the window of the attention.")
 
     @property
     def sliding_window(self) -> int:
-        """Positions from the farthest key that a token sees to the token itself, which it may not see."""
+        """Positions from the farthest key that a token sees up to the token itself, whether it sees itself or not."""
         return self.mem_len if self.attend_to_self else self.mem_len + 1
 
 

@@ -12,30 +12,34 @@ from transformers_xl.configuration.configuration_relative_attention import Relat
 class RecurrentMemoryTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
     Configuration of the Recurrent Memory Transformer on Transformer-XL. Further fields are those of
-    [`RelativeAttentionConfig`] and [`AdaptiveSoftmaxConfig`], but `initial_memory`: a fresh row has a learned start, and
-    an empty cache. A token sees all of its segment and the cache before it: `same_length` changes nothing.
+    [`RelativeAttentionConfig`] and [`AdaptiveSoftmaxConfig`], except `initial_memory`: a new row has learned memory tokens
+    and an empty cache. A token sees the cache and its segment up to itself, whatever `same_length` says.
 
     Args:
         num_memory_tokens (`int`, *optional*, defaults to 10):
-            Vectors that stand in front of every segment, where it reads them, and behind it, where it writes them.
+            Number of memory tokens before each segment (the read memory) and after it (the write memory); `num_mem_tokens`
+            in the code.
         segment_length (`int`, *optional*, defaults to 128):
-            Tokens of a segment, counted from the beginning of a text: what lies between two writings. A training segment
-            of several of them learns what to write.
+            Tokens in a segment, counted from the beginning of a text. The memory is written at the end of each segment. It
+            learns what to write only from calls of several segments.
         mem_len (`int`, *optional*, defaults to 128):
-            Positions before a segment, those of memory tokens included, that its tokens see (the cache of
-            Transformer-XL).
+            Positions before a segment that its tokens see, memory tokens included (the cache of Transformer-XL).
         bptt_segments (`int`, *optional*, defaults to 2):
-            Segments of a call that learn together, counted from its end: what earlier ones wrote is read without a
-            gradient.
+            Number of segments in a group, counted from the end of a call. The gradient passes through the memory tokens
+            inside a group and stops between groups.
         segment_reads_cache (`bool`, *optional*, defaults to `True`):
-            Whether there is a cache. `False`: a segment sees itself and memory tokens alone, whatever `mem_len`.
+            Whether there is a cache. `False`: a segment sees only itself and the memory tokens, whatever `mem_len` says.
         memory_reads_cache (`bool`, *optional*, defaults to `False`):
-            Whether memory tokens see the cache too (`read_mem_from_cache` in the code).
+            Whether memory tokens also see the cache (`read_mem_from_cache` in the code).
         memory_initializer_range (`float`, *optional*, defaults to 1.0):
-            Standard deviation of the normal distribution that the first memory tokens start from.
+            Standard deviation of the normal distribution from which the memory tokens of a new row are initialised.
     """
 
     model_type = "recurrent_memory_transformer"
+    attribute_map = AdaptiveSoftmaxConfig.attribute_map | {
+        "num_mem_tokens": "num_memory_tokens",
+        "read_mem_from_cache": "memory_reads_cache",
+    }
 
     # what the base class reads, and no field: a type checker does not know that a dataclass drops it so
     initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]
@@ -49,33 +53,39 @@ class RecurrentMemoryTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxC
     memory_initializer_range: float | int = 1.0
 
     def validate_architecture(self) -> None:
+        if self.mem_len < 1:  # the shared check would advise `same_length=False`, which changes nothing here
+            raise ValueError(
+                f"`mem_len`={self.mem_len} must be at least 1; for a model without a cache set `segment_reads_cache=False`."
+            )
         super().validate_architecture()
-        for name in ("mem_len", "num_memory_tokens", "bptt_segments"):
+        for name in ("num_memory_tokens", "bptt_segments"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
         if self.memory_reads_cache and not self.segment_reads_cache:
-            raise ValueError("`memory_reads_cache`=True needs the cache of `segment_reads_cache`=True: leave one out.")
-        if self.memory_initializer_range < 0:
+            raise ValueError(
+                "`memory_reads_cache`=True needs a cache, which `segment_reads_cache`=False turns off: change one of them."
+            )
+        if not self.memory_initializer_range >= 0:  # NaN too
             raise ValueError(f"`memory_initializer_range`={self.memory_initializer_range} must not be negative.")
 
     @property
     def positions_per_segment(self) -> int:
-        """Those of a segment and of the memory tokens on both sides of it."""
+        """Positions of a segment with the memory tokens on both sides."""
         return self.segment_length + 2 * self.num_memory_tokens
 
     @property
     def cache_len(self) -> int:
-        """Positions before a segment that it sees."""
+        """Positions before a segment that its tokens see."""
         return self.mem_len if self.segment_reads_cache else 0
 
     @property
     def sliding_window(self) -> int:
-        """Positions that a layer attends to at most, those of memory tokens included; what was written has no horizon."""
+        """Positions that a token attends to at most, memory tokens included. What these carry has no such limit."""
         return self.cache_len + self.positions_per_segment
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        """The cache, and what is open of a segment."""
+        """The cache and the open segment."""
         return [self.sliding_window - 1] * self.num_hidden_layers
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from naive_block_recurrent import Naive
 from tiny import EXACT, memory_of, pairwise, read, read_row_alone, tiny_model, tokens
 
@@ -185,12 +186,18 @@ def test_the_layer_of_the_paper_is_the_tenth_of_twelve():
         {"recurrent_layers": [1, 1]},
         {"state_gate": "gru"},
         {"state_update": "residual"},
-        {"mem_len": 0, "same_length": False},
+        {"mem_len": 0},
         {"relative_attention_num_buckets": 1},
         {"relative_attention_max_distance": 16},
     ],
     ids=str,
 )
 def test_what_cannot_run_is_refused_by_name(field):
-    with pytest.raises(ValueError, match=next(iter(field))):
+    with pytest.raises(ValueError, match=next(iter(field))) as caught:
         BlockRecurrentConfig(**field)
+    assert "same_length" not in str(caught.value)  # it changes nothing, so that no remedy names it
+
+
+def test_a_number_of_layers_of_the_wrong_type_is_named():
+    with pytest.raises(StrictDataclassError, match=r"num_hidden_layers.*expected int"):
+        BlockRecurrentConfig(n_layer="4")

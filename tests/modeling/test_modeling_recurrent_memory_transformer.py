@@ -126,7 +126,7 @@ def test_padding_and_documents_over_several_segments(segment_reads_cache, use_ca
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mem_len": 0, "same_length": False}, "`mem_len`=0 must be at least 1"),
+        ({"mem_len": 0}, "`mem_len`=0 must be at least 1; .* `segment_reads_cache=False`"),
         ({"num_memory_tokens": 0}, "`num_memory_tokens`=0 must be at least 1"),
         ({"bptt_segments": 0}, "`bptt_segments`=0 must be at least 1"),
         ({"memory_reads_cache": True, "segment_reads_cache": False}, "`memory_reads_cache`=True needs"),
@@ -136,3 +136,8 @@ def test_padding_and_documents_over_several_segments(segment_reads_cache, use_ca
 def test_what_cannot_run_is_refused(fields: dict, message: str):
     with pytest.raises(ValueError, match=message):
         RecurrentMemoryTransformerConfig(**fields)
+
+
+def test_names_of_the_authors_code_are_those_of_fields():
+    config = RecurrentMemoryTransformerConfig(num_mem_tokens=3, read_mem_from_cache=True)
+    assert (config.num_memory_tokens, config.memory_reads_cache) == (3, True)
