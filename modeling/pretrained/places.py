@@ -43,12 +43,6 @@ class Places(NamedTuple):
         after = torch.where(real.any(dim=1), position_ids[:, -1] + 1, before)
         return cls(position_ids, before, after, lowest, highest)
 
-    def moved(self, shift: torch.Tensor) -> "Places":
-        """The same with rows that stand `shift` (B,) positions earlier."""
-        before = self.before - shift
-        lowest, highest = (int(extreme) for extreme in before.aminmax())
-        return Places(self.position_ids - shift[:, None], before, self.after - shift, lowest, highest)
-
 
 def nearest_of_document(mem_len: int, document_ids: torch.Tensor | None) -> Callable[..., Any]:
     """Which keys a query sees of those before it: the `mem_len` nearest of its document, whose number each packed column
