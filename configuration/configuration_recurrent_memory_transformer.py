@@ -80,7 +80,7 @@ class RecurrentMemoryTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxC
 
     @property
     def sliding_window(self) -> int:
-        """Positions that a token attends to at most, memory tokens included. What these carry has no such limit."""
+        """Positions that a token attends to at most, memory tokens included. Memory tokens carry more."""
         return self.cache_len + self.positions_per_segment
 
     @property

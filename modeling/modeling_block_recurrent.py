@@ -1,7 +1,7 @@
 """Block-Recurrent Transformer: Hutchins et al., 2022, https://arxiv.org/abs/2203.07852. Code: google-research/meliad.
 
-Some layers have a state of many vectors, which all tokens of a block read, and which is written once behind the block, by
-attention to its tokens: a recurrent network whose step is a block and whose cell is a layer of a Transformer.
+Some layers have a state of many vectors. All tokens of a block read it, and at the end of the block it is updated once, by
+attention to the tokens: a recurrent network whose step is a block and whose cell is a Transformer layer.
 """
 
 from typing import cast
@@ -38,27 +38,27 @@ from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
 class BlockRecurrentLayer(LocalLayer):
-    """Local attention and a feed-forward: the layers without a state.
+    """A layer without a state: local attention and a feed-forward.
 
-    Differs from the original: a token sees itself (`attend_to_self=False`: it does not), and an empty memory is not seen
-    (`initial_memory="zeros"`: it is). The feed-forward has biases.
+    Differs from the original: a token sees itself (not with `attend_to_self=False`), and a new row has an empty memory
+    (zeros with `initial_memory="zeros"`). The feed-forward has biases.
     """
 
 
 class FeedbackLayer(BlockRecurrentLayer):
-    """The same where it reads the state of the last recurrent layer as well."""
+    """The same layer with `feedback=True`: it also reads the state of the last recurrent layer."""
 
     attention_class = StateReadingAttention
 
 
 class RecurrentLayer(BlockRecurrentLayer):
-    """The layer with a state. Section 3.1.
+    """A layer with a state. Section 3.1.
 
         y = o_proj [local attention of the tokens; attention of the tokens to the state before their block]
-        c = what `BlockState` makes of the state and of the block's keys and values
+        c = `BlockState` of the state, and of the keys and values of the block
 
-    Differs from the original: blocks are counted from the beginning of a text, so that the cut into segments changes
-    nothing.
+    Differs from the original: blocks are counted from the beginning of a text, so that results do not depend on how it is
+    cut into segments.
     """
 
     attention_class = StateReadingAttention
@@ -136,8 +136,8 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
-        """With feedback a call is run block by block, since the lower layers read what an upper one wrote."""
-        pieces: list[TextPiece] = []  # none: the call is one
+        """With feedback, run a call block by block: lower layers read the state that an upper layer updated."""
+        pieces: list[TextPiece] = []  # none: the call is run at once
         if self.config.feedback:
             if memory.batch < 0:
                 memory.start(len(hidden_states), hidden_states)
@@ -147,13 +147,15 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
             return super()._run(hidden_states, segment_mask, document_ids, memory, order, **kwargs)
         if len(pieces) > 1 and kwargs.get("output_attentions", self.config.output_attentions):
             raise ValueError(
-                f"`output_attentions`=True with `feedback`=True: this call is run as {len(pieces)} blocks, whose weights "
-                "have different keys. Hand in one block at a time."
+                f"`output_attentions`=True with `feedback`=True: this call is run as {len(pieces)} blocks, whose "
+                "weights have different keys. Pass one block per call."
             )
         outputs = []
         for index, piece in enumerate(pieces, start=1):
             memory.reset_rows(piece.begun)
-            is_copy = index < len(pieces) and not memory.is_cache  # a layer may run again, and read what it read
+            is_copy = (
+                index < len(pieces) and not memory.is_cache
+            )  # checkpointing runs a layer again, on the same memory
             here = memory.copy() if is_copy else memory
             outputs.append(super()._run(piece.hidden_states, piece.mask, None, here, TokenOrder(), **kwargs))
             if is_copy:

@@ -1,7 +1,7 @@
 """Infini-Transformer: Munkhdalai et al., 2024, https://arxiv.org/abs/2404.07143. No code of the authors is public.
 
-What a block of the text held is written into a matrix of each head, which all later tokens read: a memory of constant size
-without a horizon.
+Each complete block of a text is written into a memory matrix per head, which all later tokens read: a memory of constant
+size that reaches back to the beginning of the text.
 """
 
 from typing import cast
@@ -28,8 +28,8 @@ from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, 
 class InfiniTransformerLayer(MemoryLayer):
     """Infini-attention and a feed-forward.
 
-    Differs from the original: blocks are counted from the beginning of a text, and an open one is kept, so that the cut
-    into calls changes nothing.
+    Differs from the original: blocks are counted from the beginning of a text, and the open block is kept for the next
+    call, so that results do not depend on how a text is cut into calls.
     """
 
     attention_class = InfiniAttention
@@ -61,14 +61,14 @@ class InfiniTransformerModel(InfiniTransformerPreTrainedModel, MemoryModel):
     positions_class = None
 
     def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> BlockKeyMask:
-        in_pairs = self.config._attn_implementation == "eager"  # it returns the weights of all
+        in_pairs = self.config._attn_implementation == "eager"  # it returns the weights of all pairs
         return BlockKeyMask.of(packing, window.num_seen, self.config.mem_len, in_pairs)
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
     ) -> PositionEmbeddings | None:
-        """Sines and cosines of places in blocks, `(B or 1, n, head_dim)`: those of columns that are not projected yet, and
-        of the segment."""
+        """Sines and cosines of the positions in blocks, `(B or 1, n, head_dim)`, of the n columns to project: those of the
+        memory that are not projected yet, and the segment."""
         if self.config.rope_theta is None:
             return None
         key_mask, past = cast(BlockKeyMask, memory.longest.key_mask), memory.longest.unprojected()

@@ -1,8 +1,8 @@
 """Recurrent Memory Transformer on Transformer-XL: Bulatov et al., 2022, https://arxiv.org/abs/2207.06881.
 Code: booydar/LM-RMT.
 
-Vectors stand in front of every segment, where its tokens read them, and behind it, where they see the segment: what the
-model makes of them there is the memory of the next segment.
+Memory tokens stand before each segment, where its tokens read them (read memory), and after it, where they attend to the
+segment (write memory). The outputs of the write memory are the memory tokens of the next segment.
 """
 
 from typing import Any, cast
@@ -33,11 +33,11 @@ from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
 class RecurrentMemoryTransformerLayer(MemoryLayer):
-    """A Transformer-XL layer whose window begins with the cache of a segment: it holds the segment until it is whole.
+    """A Transformer-XL layer that keeps the cache and the open segment until the segment is complete.
 
-    Differs from the original: segments are counted from the beginning of a text, and an open one is kept, so that the cut
-    into calls changes nothing; memory tokens see those before them, there also those behind them, whose distances are
-    negative.
+    Differs from the original: segments are counted from the beginning of a text, and the open segment is kept for the next
+    call, so that results do not depend on how a text is cut into calls. A memory token does not see the memory tokens after
+    it; in the original it does, at negative distances.
     """
 
     def memories(self) -> AttentionMemory:
@@ -47,7 +47,7 @@ class RecurrentMemoryTransformerLayer(MemoryLayer):
 
 
 class MemoryTokens(nn.Module):
-    """What a fresh row reads, `start` `(tokens, hidden_size)`."""
+    """The learned memory tokens of a new row, `start` `(tokens, hidden_size)`."""
 
     def __init__(self, config: RecurrentMemoryTransformerConfig):
         super().__init__()
@@ -57,7 +57,8 @@ class MemoryTokens(nn.Module):
         init.normal_(self.start, mean=0.0, std=config.memory_initializer_range)
 
     def forward(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
-        """What rows read, `(B, tokens, E)`: what they have `written`, or the start where they have not `begun` `(B,)`."""
+        """The memory tokens that rows read, `(B, tokens, E)`: those `written`, or `start` in rows that have not `begun` to
+        write `(B,)`."""
         return torch.where(begun[:, None, None], written, self.start.to(written.dtype))
 
 
@@ -66,7 +67,7 @@ class RecurrentMemoryTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: RecurrentMemoryTransformerConfig
     _no_split_modules = ["RecurrentMemoryTransformerLayer"]
     _is_stateful = True
-    _can_compile_fullgraph = False  # how many segments a call has is looked at
+    _can_compile_fullgraph = False  # the number of segments in a call depends on the values of its tensors
 
 
 @auto_docstring(custom_intro="The Recurrent Memory Transformer without a head.")
@@ -89,9 +90,11 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         order: TokenOrder,
         **kwargs,
     ) -> MemoryModelOutput:
-        """Segment after segment, each with what the one before it wrote."""
+        """Run the segments one by one, each with the memory tokens that the previous one wrote."""
         if kwargs.get("output_attentions", self.config.output_attentions):
-            raise ValueError("`output_attentions`=True has no meaning here: segments are read one by one.")
+            raise ValueError(
+                "`output_attentions`=True has no meaning here: segments are read one by one. Leave it out."
+            )
         batch, length = hidden_states.shape[:2]
         if memory.batch < 0:
             memory.start(batch, hidden_states)
@@ -103,7 +106,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         for index, part in enumerate(parts):
             if index > 0 and here.is_cache:
                 here.close()
-            elif not here.is_cache:  # a value is left as it is: layers may run again
+            elif not here.is_cache:  # `mems` are not changed in place: checkpointing runs layers again
                 here = self.build_memory(*here.value(), hidden_states)
             if bool(part.begins.any()):
                 here.reset_rows(part.begins)
@@ -124,7 +127,8 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         written: tuple[torch.Tensor, torch.Tensor],
         **kwargs,
     ) -> tuple[MemoryModelOutput, tuple[torch.Tensor, torch.Tensor]]:
-        """The output of a part's tokens `(B, n, E)`, and what rows have written after it."""
+        """The output for the tokens of a part `(B, n, E)`, and `written` after it: the memory tokens of each row, and which
+        rows have begun to write."""
         (state, begun), config = written, self.config
         place, counts = memory.own.place.read(), part.is_real.sum(1)
         reads, place = (place == 0) & (counts > 0), place + counts
@@ -149,7 +153,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         return self.narrowed(output, start, embeds.shape[1]), (state, begun)
 
     def narrowed(self, output: MemoryModelOutput, start: int, length: int) -> MemoryModelOutput:
-        """Of an output, what it says of the tokens."""
+        """The output, restricted to `length` positions from `start`: without those of memory tokens."""
         output.last_hidden_state = output.last_hidden_state.narrow(1, start, length)
         if output.hidden_states is not None:
             shown: Any = tuple(
@@ -159,7 +163,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         return output
 
     def joined(self, outputs: list[MemoryModelOutput], places: torch.Tensor, order: TokenOrder) -> MemoryModelOutput:
-        """The outputs of all parts, each token where the caller put it."""
+        """The outputs of all parts as one, in the caller's order of tokens."""
 
         def join(states: list[torch.Tensor]) -> torch.Tensor:
             return gather_columns(gather_columns(torch.cat(states, dim=1), places), order.unpack)
@@ -174,7 +178,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentContext:
-        """Tell the windows what the positions of a part see of them."""
+        """Set the mask of the windows, and the columns that they keep after this part."""
         packing = cast(SegmentPacking, memory.packing)
         rows, place, config = packing.rows(memory.num_before), memory.own.place.read(), self.config
         real = packing.length if segment.segment_mask is None else segment.segment_mask.sum(1)

@@ -1,7 +1,7 @@
-"""A state that is read and written once per block: Hutchins et al., 2022, https://arxiv.org/abs/2203.07852, section 3.
+"""The recurrent cell of Hutchins et al., 2022, https://arxiv.org/abs/2203.07852, section 3: a state updated once per block.
 
-Tokens attend to each other and to the state; the state attends to itself and to tokens. Each side has a second query for
-the other one, whose keys and values it shares.
+Tokens attend to each other and to the state; the state attends to itself and to the tokens. Each side has one set of keys
+and values, which both sides read, and a second query for the other side.
 """
 
 from dataclasses import dataclass, field
@@ -24,22 +24,28 @@ from transformers_xl.modeling.ops.window import gather_columns, reset_state
 
 
 class BlockRecurrentMemory(NamedTuple):
-    """What a recurrent layer remembers: what its attention read of the window and of the open block, and its state."""
+    """The memory of a recurrent layer: the attention inputs of the window and of the open block, and the state."""
 
     inputs: BlockWindowMemory
     state: WrittenMemory
 
 
 class BlockPosition(NamedTuple):
-    """How many tokens of its open block each row has read."""
+    """The number of tokens that each row has read of its open block."""
 
     block_position: CounterMemory
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockContext(SegmentContext):
-    """`blocks`: those that end in the segment; `visible_states` (B or 1, 1, T, states): what each token reads of the states
-    before and after them, None where all do; `fed_back`: keys and values of the state that all layers read."""
+    """What the layers are told of a segment's blocks.
+
+    Args:
+        blocks: those that end in the segment.
+        visible_states: `(B or 1, 1, T, states)` bool, which vectors each token reads of the states before and after these
+            ends; None: all tokens read all.
+        fed_back: keys and values of the state that all layers read; None without feedback.
+    """
 
     blocks: BlockEnds = field(default_factory=BlockEnds)
     visible_states: torch.Tensor | None = None
@@ -48,7 +54,7 @@ class BlockContext(SegmentContext):
 
 # B batch, T segment, S vectors of a state, H heads, D head dim, E hidden size
 class CrossAttention(CosineAttention):
-    """Attention that reads on two sides: the heads of both stand side by side before the output projection."""
+    """Self-attention and cross-attention whose heads are concatenated before one output projection."""
 
     def __init__(self, config: BlockRecurrentConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -58,15 +64,15 @@ class CrossAttention(CosineAttention):
         self.o_proj = nn.Linear(2 * inner_size, config.hidden_size, bias=config.attention_bias)
 
     def cross_attend(self, hidden_states: torch.Tensor, other: Tensors, visible: torch.Tensor | None) -> torch.Tensor:
-        """What `(B, T, E)` find in keys and values of the other side, `(B, T, H, D)`."""
+        """Attention of `hidden_states` `(B, T, E)` to keys and values of the other side, `(B, T, H, D)`."""
         key, value = other
         query = self.cross_attention_scale(unit_vectors(self.split_heads(self.cross_q_proj(hidden_states))))
         return self.attend_with_bias(query, key, value, None, visible)[0]
 
 
 class StateReadingAttention(LocalAttention, CrossAttention):
-    """The attention of tokens that also read `states`, keys and values `(B, H, states, D)`: those that are fed back to all
-    layers, where the layer gives none."""
+    """Attention of tokens that also reads `states`, keys and values `(B, H, states, D)`; by default those that are fed
+    back to all layers."""
 
     def forward(self, hidden_states, past=None, memory=None, segment=PLAIN_SEGMENT, states=None, **kwargs):
         states = segment.fed_back if states is None else states
@@ -79,7 +85,7 @@ class StateReadingAttention(LocalAttention, CrossAttention):
 
 
 class LearnedVectors(nn.Module):
-    """A vector `(E,)` for each of the S of a state, which start from a normal distribution around 0."""
+    """One learned vector per vector of the state, `(S, E)`, initialised from a normal distribution around 0."""
 
     def __init__(self, config: BlockRecurrentConfig, std: float):
         super().__init__()
@@ -94,7 +100,7 @@ class LearnedVectors(nn.Module):
 
 
 class FixedGate(nn.Module):
-    """g c + (1 - g) z, g = sigmoid(b): a learned share of each feature."""
+    """g c + (1 - g) z, g = sigmoid(b): a learned constant per feature."""
 
     def __init__(self, config: BlockRecurrentConfig, size: int):
         super().__init__()
@@ -109,7 +115,7 @@ class FixedGate(nn.Module):
 
 
 class LSTMGate(nn.Module):
-    """sigmoid(W_f h + b_f + 1) c + sigmoid(W_i h + b_i - 1) z, h `(.., size)` being what the candidate z was made of."""
+    """sigmoid(W_f h + b_f + 1) c + sigmoid(W_i h + b_i - 1) z, where the candidate z is a projection of h `(.., size)`."""
 
     def __init__(self, config: BlockRecurrentConfig, size: int):
         super().__init__()
@@ -125,7 +131,7 @@ GATES = {"fixed": FixedGate, "lstm": LSTMGate}
 
 
 class GatedFeedForward(nn.Module):
-    """The feed-forward of a state, its output behind a gate. The single gate has a tanh before it."""
+    """The feed-forward of a state, with a gate after it. With `state_update="single"` a tanh comes before the gate."""
 
     def __init__(self, config: BlockRecurrentConfig, size: int):
         super().__init__()
@@ -142,10 +148,12 @@ class GatedFeedForward(nn.Module):
 
 
 class BlockState(nn.Module):
-    """The state of a layer, `(B, S, E)`: what fresh rows start from, and how it is written. Figure 2, right.
+    """The state of a layer, `(B, S, E)`: its learned start and its update. Figure 2, right.
 
     c = gate(c, o_proj [self-attention of c; attention of c to the tokens of a block and of the window before it])
-    c = gate(c, feed-forward(norm(c)))        "dual"; with "single" one gate behind both, with "skip" only the first
+    c = gate(c, feed-forward(norm(c)))        only with "dual"
+
+    "skip" has the first line alone; "single" has one gate, after the feed-forward of the attention's heads.
     """
 
     def __init__(self, config: BlockRecurrentConfig, layer_idx: int):
@@ -155,7 +163,7 @@ class BlockState(nn.Module):
         self.position_embeddings = LearnedVectors(config, std=1.0)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.attn = CrossAttention(config, layer_idx)
-        self.attn.attention_dropout = 0.0  # nothing is dropped of a state
+        self.attn.attention_dropout = 0.0  # no dropout in the state
         self.attn_gate: nn.Module | None = None
         self.mlp_layernorm: nn.Module | None = None
         self.mlp: nn.Module | None = None
@@ -169,17 +177,17 @@ class BlockState(nn.Module):
             self.mlp = GatedFeedForward(config, heads if update == "single" else config.hidden_size)
 
     def inputs(self, state: torch.Tensor) -> torch.Tensor:
-        """What the attention reads of a state: every vector has a place, so that each looks for something else."""
+        """The input of the attention: each vector has a position embedding (the paper's state IDs), so that they differ."""
         return self.input_layernorm(state) + self.position_embeddings()
 
     def project(self, state: torch.Tensor) -> Tensors:
-        """Its keys and values `(B, H, S, D)`, for itself and for the tokens."""
+        """Keys and values of the state, each `(B, H, S, D)`, which the state and the tokens read."""
         return self.attn.project(self.inputs(state))
 
     def forward(
         self, state: torch.Tensor, own: Tensors, tokens: Tensors, visible: torch.Tensor | None
     ) -> torch.Tensor:
-        """The state after a block, from `own` keys and values and those of the tokens."""
+        """The state after a block, from its `own` keys and values and those of the tokens."""
         inputs, (key, value) = self.inputs(state), own
         found, _ = self.attn.attend_with_bias(self.attn.queries(inputs), key, value, None, None)
         found = torch.cat([found, self.attn.cross_attend(inputs, tokens, visible)], dim=2).flatten(2)
@@ -194,17 +202,20 @@ class BlockState(nn.Module):
         return memory.projected(self.project, self.start())
 
     def run(self, memory: WrittenMemory, tokens: Tensors, blocks: BlockEnds) -> Tensors:
-        """Write the state at every end of a block; keys and values of all states that tokens read, side by side.
+        """Update the state at every end of a block.
 
         Args:
-            memory: the state before the segment; it takes that after it.
-            tokens: keys and values of `[memory; segment]`, `(B, H, K, D)`, packed.
-            blocks: what ends in the segment.
+            memory: holds the state before the segment, and takes the state after it.
+            tokens: keys and values of `[memory; segment]`, each `(B, H, K, D)`, packed.
+            blocks: the ends of blocks in the segment.
+
+        Returns:
+            Keys and values of all states that the tokens read, concatenated, each `(B, H, states, D)`.
         """
         start, (_, begun) = self.start(), memory.read_rows()
         state, own = memory.read(start), self.read(memory)
         if self.training and blocks.num_read == 1:
-            # nothing that is written is read: processes that train together want a gradient of every weight in every step
+            # no token reads an update: DDP still needs a gradient of every weight in every step
             written = self(state, own, tuple(each[:, :, -1:] for each in tokens), None)
             own = (own[0] + 0 * written.mean(), own[1])
         read = [own]

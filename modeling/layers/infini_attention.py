@@ -20,8 +20,8 @@ from transformers_xl.modeling.ops.window import SegmentPacking, keep_last, reset
 
 
 class InfiniMemory(NamedTuple):
-    """What a layer remembers: the inputs of the block that is open, and of all blocks before it M and z, a matrix
-    `(heads, head_dim, value_head_dim)` and what it is divided by, `(heads, head_dim)`."""
+    """The memory of a layer: the inputs of the open block, and of all blocks before it the matrix M `(heads, head_dim,
+    value_head_dim)` and the normalizer z `(heads, head_dim)`."""
 
     inputs: BlockWindowMemory
     matrix: SumMemory
@@ -29,20 +29,20 @@ class InfiniMemory(NamedTuple):
 
     @classmethod
     def of(cls, config: InfiniTransformerConfig) -> Self:
-        """That of a layer, as the configuration says."""
+        """The memory of a layer of this configuration."""
         heads, size = config.num_attention_heads, (config.num_attention_heads, config.head_dim or 0)
         inputs = BlockWindowMemory(0, config.hidden_size, config.mem_len, same_length=True, starts_with_zeros=False)
         return cls(inputs, SumMemory((*size, config.value_width // heads)), SumMemory(size))
 
     @property
     def key_mask(self) -> "BlockKeyMask":
-        """What the queries of the call see, and its blocks."""
+        """What the queries of the call see, with the blocks of the call."""
         return cast(BlockKeyMask, self.inputs.key_mask)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockKeyMask(KeyMask):
-    """`grid`: the blocks of `[open block; segment]`. A token sees what stands in its own, up to itself."""
+    """A causal mask inside each block. `grid`: the blocks of `[open block; segment]`."""
 
     grid: BlockGrid
 
@@ -52,7 +52,7 @@ class BlockKeyMask(KeyMask):
 
     @classmethod
     def of(cls, packing: SegmentPacking, before: int, size: int, in_pairs: bool) -> Self:
-        """That of blocks of `size` positions; `in_pairs`: with `visible`, also where there are several blocks."""
+        """The mask for blocks of `size` positions. `in_pairs`: make `visible` for several blocks too."""
         grid, rows, length = block_grid(packing, before, size), packing.rows(before), packing.length
         if grid.columns is None:
             visible = visible_positions(rows, length, before + length, None, packing.device)
@@ -67,17 +67,17 @@ class BlockKeyMask(KeyMask):
 
 # B batch, T segment, K columns of [open block; segment], N columns of a block, H heads, D and V width of keys and values
 class InfiniAttention(MemoryAttention):
-    """Each head mixes what it finds in its block and in the matrix M of all blocks before it, by a gate that it learned.
+    """Each head mixes local attention in the block and a read of the matrix M of all earlier blocks, by a learned gate.
 
         A = sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot                                                    (6)
         A_mem = s(Q) M / (s(Q) z)          A_dot = softmax(Q K^T / sqrt(D)) V          s(x) = elu(x) + 1        (3), (2)
 
-    and a block that is whole is written:
+    and a complete block is written:
 
         M <- M + s(K)^T V                            z <- z + sum of s(K)          "linear"                     (4)
         M <- M + s(K)^T (V - s(K) M / (s(K) z))      z <- z + sum of s(K)          "delta"                      (5)
 
-    Nothing is found in a matrix that nothing was written to: 0/0 is 0, and there is no epsilon.
+    An empty matrix returns zeros: 0/0 is 0 here, and there is no epsilon.
     """
 
     def __init__(self, config: InfiniTransformerConfig, layer_idx: int):
@@ -97,7 +97,8 @@ class InfiniAttention(MemoryAttention):
         segment: SegmentContext,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`hidden_states` (B, T, E) and those of the open block that are not projected yet, both normalised."""
+        """The output `(B, T, E)` and the weights; `hidden_states` `(B, T, E)` are the segment, `past` the columns of the
+        open block that are not projected yet, both normalised."""
         angles, query = segment.position_embeddings, self.queries(hidden_states)
         before = None if past is None else self.columns(past, angles)
         new_angles = None if angles is None else keep_last(angles, query.shape[-2])
@@ -109,13 +110,13 @@ class InfiniAttention(MemoryAttention):
         return self.merge_heads(mixed), weights
 
     def columns(self, hidden_states: torch.Tensor, angles: torch.Tensor | None) -> Tensors:
-        """Keys and values of the attention, and the keys under which values are written, each `(B, H, n, D or V)`."""
+        """Keys and values of the attention, and the positive keys s(K) of the matrix, each `(B, H, n, D or V)`."""
         key, value = self.project(hidden_states)
         angles = None if angles is None else angles[:, : key.shape[-2]]
         return rotate(key, angles), value, positive(key)
 
     def attend_in_blocks(self, query, key, value, memory: InfiniMemory, segment: SegmentContext, **kwargs):
-        """A_dot `(B, T, H, V)`, and the weights where all pairs are computed."""
+        """A_dot `(B, T, H, V)`, and the weights if all pairs are computed."""
         key_mask, size, batch = memory.key_mask, self.config.mem_len, len(query)
         kwargs["token_order"] = segment.token_order
         if key_mask.visible is not None or key_mask.grid.columns is None:
@@ -128,7 +129,7 @@ class InfiniAttention(MemoryAttention):
     def read_and_write(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, memory: InfiniMemory
     ) -> torch.Tensor:
-        """A_mem `(B, H, T, V)` of positive queries and keys: every block reads what those before it wrote."""
+        """A_mem `(B, H, T, V)` of positive queries and keys. Every block reads the matrix of the blocks before it."""
         matrix, normalizer = (each.read().to(query.device) for each in (memory.matrix, memory.normalizer))
         grid, size = memory.key_mask.grid, self.config.mem_len
         states = [grid.cut(each.to(matrix.dtype), size) for each in (query, key, value)]
@@ -150,19 +151,19 @@ class InfiniAttention(MemoryAttention):
 
 
 def positive(states: torch.Tensor) -> torch.Tensor:
-    """s(x): what makes the product of a query and a key positive."""
+    """s(x) = elu(x) + 1, which makes the product of a query and a key positive."""
     return F.elu(states) + 1
 
 
 def retrieve(query: torch.Tensor, matrix: torch.Tensor, normalizer: torch.Tensor) -> torch.Tensor:
-    """s(Q) M / (s(Q) z), `(B, H, n, V)`; zero where nothing was written."""
+    """s(Q) M / (s(Q) z), `(B, H, n, V)`; zeros of an empty matrix."""
     weight = query @ normalizer[..., None]
     return query @ matrix / weight.where(weight > 0, 1)
 
 
 def rotate(states: torch.Tensor, angles: torch.Tensor | None) -> torch.Tensor:
-    """Features m and m + D/2 of `states` `(B, H, n, D)`, turned as a pair by their angle; `angles` `(B or 1, n, D)` are its
-    sines and cosines, None where there are no positions. Su et al., 2021, https://arxiv.org/abs/2104.09864."""
+    """Rotate features m and m + D/2 of `states` `(B, H, n, D)` as a pair: Su et al., 2021, https://arxiv.org/abs/2104.09864.
+    `angles` `(B or 1, n, D)` are sines and cosines; None for no positions."""
     if angles is None:
         return states
     sine, cosine = angles[:, None].chunk(2, dim=-1)

@@ -20,7 +20,7 @@ from transformers_xl.modeling.ops.relative_attention import relative_shift
 
 # B batch, T segment length, K = memory + T, H heads, D head dim
 class HeadScale(nn.Module):
-    """A learned positive number per head, which starts at 1: it multiplies `(..., H, length, width)`."""
+    """A learned scale per head, initialised to 1, whose absolute value multiplies `(..., H, length, width)`."""
 
     def __init__(self, config: LocalAttentionConfig):
         super().__init__()
@@ -53,7 +53,7 @@ class CosineAttention(MemoryAttention):
 
 
 class LocalAttention(CosineAttention):
-    """That, with a learned bias of every distance, which the scale multiplies too: Raffel et al., 2019,
+    """Cosine attention with T5's learned bias of the distance, which is scaled too: Raffel et al., 2019,
     https://arxiv.org/abs/1910.10683, section 2.1.
 
         score[i, j] = |s| (cos(q_i, k_j) + b[bucket(i - j)])
@@ -80,7 +80,7 @@ class LocalAttention(CosineAttention):
 
 
 class LocalLayer(MemoryLayer):
-    """That attention and a feed-forward, each behind an RMS norm. Its window slides, also with `same_length=False`."""
+    """Local attention and a feed-forward, each after an RMS norm. The window slides, also with `same_length=False`."""
 
     attention_class = LocalAttention
     norm_class = SublayerRMSNorm
@@ -97,8 +97,8 @@ def unit_vectors(states: torch.Tensor) -> torch.Tensor:
 
 
 def distance_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """The bucket of each `distance` (integers): the distance itself in the first half of the buckets; the others
-    divide what lies before `max_distance` evenly by its logarithm. Below 0 it is that of 0."""
+    """The bucket of each `distance` (integers). The first half of the buckets hold one distance each; the others divide the
+    rest up to `max_distance` evenly on a logarithmic scale. Negative distances are in bucket 0."""
     exact, distance = num_buckets // 2, distance.clamp(min=0)
     share = (distance.clamp(min=1) / exact).log() / math.log(max_distance / exact)
     far = exact + (share * (num_buckets - exact)).long()

@@ -1,6 +1,6 @@
-"""Memory tokens in the stream of a model: Bulatov et al., 2022, https://arxiv.org/abs/2207.06881, section 3.
+"""The order of memory tokens and segments in a text: Bulatov et al., 2022, https://arxiv.org/abs/2207.06881, section 3.
 
-.. | read | segment | write | read | segment | write | read | what is open
+.. | read | segment | write | read | segment | write | read | open segment
 """
 
 from typing import NamedTuple, Self
@@ -14,7 +14,8 @@ from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, 
 
 
 class RecurrentTokens(NamedTuple):
-    """What rows have written, `(batch, tokens, hidden_size)`, and how many tokens of their open segment they have read."""
+    """The memory tokens that each row has written, `(batch, tokens, hidden_size)`, and how many tokens it has read of its
+    open segment (`place`)."""
 
     memory_tokens: WrittenMemory
     place: CounterMemory
@@ -22,12 +23,12 @@ class RecurrentTokens(NamedTuple):
 
 # B batch, T tokens of a call, n of a part
 class SegmentPart(NamedTuple):
-    """The part of a call that belongs to one segment of each row; rows have unequally much of it, or nothing.
+    """The part of a call that belongs to one segment of each row. Rows may have different numbers of its tokens, or none.
 
     Args:
-        order: `(B, n)`, the tokens of the call, those of the part on the right.
-        is_real: `(B, n)` bool, which of them are of the part.
-        begins: `(B,)` bool, rows whose document begins with it.
+        order: `(B, n)`, indices of tokens of the call, those of the part on the right.
+        is_real: `(B, n)` bool, which of them belong to the part; the others are padding.
+        begins: `(B,)` bool, rows in which a document begins with this part.
     """
 
     order: torch.Tensor
@@ -36,15 +37,15 @@ class SegmentPart(NamedTuple):
 
 
 class SegmentParts(NamedTuple):
-    """The parts of a call, in the order in which they are read; `places` `(B, T)` says where each token stands among the
-    tokens of all parts, one behind the other."""
+    """The parts of a call in reading order. `places` `(B, T)`: the index of each token in the concatenated parts."""
 
     parts: list[SegmentPart]
     places: torch.Tensor
 
     @classmethod
     def of(cls, packing: SegmentPacking, place: torch.Tensor, segment_length: int) -> Self:
-        """Those of a call without memory; `place` (B,): how many tokens of its open segment each row has read."""
+        """The parts of a call, whose `packing` is without memory; `place` `(B,)`: how many tokens each row has read of its
+        open segment."""
         text, in_text, _ = TextColumns.of(packing, 0)
         text = torch.zeros_like(in_text) if text is None else text
         is_real, is_first = text >= 0, in_text == 0

@@ -136,13 +136,13 @@ class OpenSegmentMemory(Memory):
 
 
 def warn_of_writing(num_segments: int, segment_length: int, bptt_segments: int) -> None:
-    """Warn where a call that trains has so many segments that it teaches nothing of what to write."""
+    """Warn if a training call gives no gradient to the writing of memory tokens, with this number of segments."""
     if not torch.is_grad_enabled() or min(num_segments, bptt_segments) > 1:
         return
     logger.warning_once(
-        f"A call of {num_segments} segments of `segment_length`={segment_length} with `bptt_segments`={bptt_segments} "
-        "trains what reads memory tokens, and nothing that writes them: give calls, that is the stream's `segment_length`, "
-        "at least two segments, and `bptt_segments` at least 2."
+        f"A call of {num_segments} segment(s) of `segment_length`={segment_length} with `bptt_segments`={bptt_segments} "
+        "trains what reads memory tokens, and nothing that writes them. Pass at least two segments per call (the stream's "
+        "`segment_length`), and set `bptt_segments` to at least 2."
     )
 
 

@@ -1,7 +1,7 @@
-"""Where blocks of a text end in a call, one after the other: a state that is written at their ends is a loop over them.
+"""Where blocks of a text end in a call, in order: a state that is updated at these ends is a loop over them.
 
-    | open block | block | block | op      the columns of a row, which counts its tokens from the beginning of a document
-          s_0    |  s_1  |  s_2  | s_3     the state that its tokens read: that of the last block before their own
+    | open block | block | block | op      the columns of a row, counted from the beginning of its document
+          s_0    |  s_1  |  s_2  | s_3     the state that its tokens read: the one after the previous block
 
 Shapes: B batch, T segment, K packed columns of [memory; segment], C columns that a state reads.
 """
@@ -25,13 +25,13 @@ from transformers_xl.modeling.ops.window import (
 
 
 class BlockEnd(NamedTuple):
-    """The next end of a block, or of a document, in every row that has one; rows may be one for all.
+    """The next end of a block, or of a document, in every row that has one. If all rows are alike, tensors have one row.
 
     Args:
         columns: `(B or 1, C)`, the packed columns of the block and of the window before it.
-        visible: `(B or 1, 1, 1, C)` bool, which of them are there; None: all.
-        ended: `(B or 1,)` bool, rows that end a block.
-        begun: `(B or 1,)` bool, rows that begin a document, behind a block or not; None: none.
+        visible: `(B or 1, 1, 1, C)` bool, which of these columns exist; None: all.
+        ended: `(B or 1,)` bool, rows in which a block ends.
+        begun: `(B or 1,)` bool, rows in which a document begins, after a complete block or not; None: none.
     """
 
     columns: torch.Tensor
@@ -42,12 +42,12 @@ class BlockEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockEnds(DeviceMovable):
-    """All that end in a call.
+    """All ends of blocks in a call.
 
     Args:
-        ends: in their order.
-        number: `(B or 1, T)`, how many of them stand before each token; None: none stands before any.
-        num_read: how many states the tokens of the call read.
+        ends: the ends in order.
+        number: `(B or 1, T)`, how many ends stand before each token; None: no token has one before it.
+        num_read: number of states that the tokens of the call read.
     """
 
     ends: tuple[BlockEnd, ...] = ()
@@ -62,28 +62,28 @@ def block_ends(
 
     Args:
         packing: that of the call.
-        before: how many columns stand before its tokens.
+        before: number of columns before its tokens.
         position: `(B,)`, how many tokens of its open block each row has read.
-        block_length: tokens of a block.
-        window: columns before a block that its state reads too.
+        block_length: tokens in a block.
+        window: columns before a block that the update of the state also reads.
     """
     length, can_look = packing.length, packing.is_plain and not torch.compiler.is_compiling()
     if can_look and int(position.max()) + length < block_length:  # most generated tokens
         return BlockEnds(), position + length
     is_one = can_look and bool((position == position[0]).all())
     ends, begins, position = token_places(packing, position[:1] if is_one else position, block_length)
-    changes = F.pad(begins, (0, 1)) | F.pad(ends, (1, 0))  # before token t; the last one: behind all of them
+    changes = F.pad(begins, (0, 1)) | F.pad(ends, (1, 0))  # before token t; the last one: after all tokens
     number = changes.cumsum(1)
     if not torch.compiler.is_compiling():
         count, num_read = int(number[:, -1].max()), int(number[:, -2].max()) + 1
-    elif packing.document_ids is None:  # a graph holds for any place in a block
+    elif packing.document_ids is None:  # a compiled graph serves any position in a block
         count, num_read = length // block_length + 1, (length + block_length - 2) // block_length + 1
     else:
         count = num_read = length + 1
     reach = torch.arange(1 - window - block_length, 1, device=position.device)
     found = []
     for index in range(1, count + 1):
-        behind = (number < index).sum(1, keepdim=True)  # the token behind the end; length + 1: there is none
+        behind = (number < index).sum(1, keepdim=True)  # the token after the end; length + 1: there is none
         ended = F.pad(ends, (1, 1)).gather(1, behind)[:, 0]
         begun = None if packing.document_ids is None else F.pad(begins, (0, 2)).gather(1, behind)[:, 0]
         columns = before + behind - 1 + reach
@@ -110,7 +110,7 @@ def token_places(
 
 
 def columns_of_block(rows: PackedRows, columns: torch.Tensor) -> torch.Tensor:
-    """Which of these packed `columns` (B or 1, C) are there, and hold tokens of the document of the last one."""
+    """Which of these packed `columns` `(B or 1, C)` exist and hold tokens of the same document as the last one."""
     visible = columns >= 0
     columns = columns.clamp(min=0)
     for of_column in (rows.valid, rows.document_ids):
@@ -121,13 +121,13 @@ def columns_of_block(rows: PackedRows, columns: torch.Tensor) -> torch.Tensor:
 
 
 class TextPiece(NamedTuple):
-    """What a call has of one block of each row, padding on the left.
+    """The tokens of a call that belong to one block of each row, padded on the left.
 
     Args:
         hidden_states: `(B, P, E)`.
-        mask: `(B, P)` bool, which of its columns are tokens; None: all.
-        columns: `(B, P)`, where they stand in the call; T for padding.
-        begun: `(B,)` bool, rows in which a document begins with it.
+        mask: `(B, P)` bool, which columns are tokens; None: all.
+        columns: `(B, P)`, index of each token in the call; T for padding.
+        begun: `(B,)` bool, rows in which a document begins with this piece.
     """
 
     hidden_states: torch.Tensor
@@ -143,8 +143,8 @@ def pieces_of_blocks(
     position: torch.Tensor,
     block_length: int,
 ) -> list[TextPiece]:
-    """Cut a call where blocks end, so that no token stands behind the end of one in its piece; fewer than two where the
-    call is a piece itself. `position` as in `block_ends`."""
+    """Cut a call at the ends of blocks and documents, so that each piece holds tokens of one block per row; an empty list
+    when the whole call is one piece. `position` as in `block_ends`."""
     batch, length = hidden_states.shape[:2]
     packing = SegmentPacking(batch, length, hidden_states.device, None, segment_mask, document_ids)
     ends, begins, _ = token_places(packing, position, block_length)
@@ -163,7 +163,7 @@ def pieces_of_blocks(
 
 
 def join_pieces(pieces: Sequence[TextPiece], states: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-    """`states` `(B, P, E)` of all pieces as those of the call, `(B, length, E)`; those of padding mean nothing."""
+    """Join `states` `(B, P, E)` of all pieces to those of the call, `(B, length, E)`; those of padding are arbitrary."""
     columns = torch.cat([piece.columns for piece in pieces], dim=1)
     places = torch.arange(columns.shape[1], device=columns.device).expand_as(columns)
     order = columns.new_zeros(len(columns), length + 1).scatter(1, columns, places)

@@ -1,10 +1,10 @@
-"""Blocks of `size` columns, counted from the beginning of a text: what moves at their ends does so for every cut alike.
+"""Blocks of `size` columns, counted from the beginning of a text, so that their ends do not depend on how a text is cut.
 
-A memory that moves by blocks keeps the columns behind the last one that has ended: `[kept; segment]` begins with a block.
+A memory that moves by blocks keeps the columns after the last complete block: `[kept; segment]` begins with a block.
 
     | block 0 | block 1 | block ..        a text
                         [ kept ][ segment ]
-                        | block 2 | bl    ends in this call; what follows it is kept
+                        | block 2 | bl    block 2 ends in this call; the columns after it are kept
 
 Shapes: B batch, T segment, K = kept + T columns, N blocks that end in a call.
 """
@@ -28,7 +28,7 @@ class TextColumns(NamedTuple):
 
     @classmethod
     def of(cls, packing: SegmentPacking, before: int) -> "TextColumns":
-        """Those of `before` kept columns and the segment."""
+        """The texts of `before` kept columns and the segment."""
         columns = torch.arange(before + packing.length, device=packing.device)[None]
         if packing.is_plain:
             return cls(None, columns, torch.full_like(columns, columns.shape[1]))
@@ -47,10 +47,10 @@ class Blocks(NamedTuple):
 
     Args:
         columns: `(B or 1, N size)`, their packed columns, block after block.
-        number: `(B or 1, N)`, 0 for the first block of `[kept; segment]` in its text.
-        is_block: `(B, N)` bool, whether a row has such a block; None: all have.
-        text: `(B, N)`, the number of its text; None: each row is one.
-        places: where each packed column stands.
+        number: `(B or 1, N)`, index of the block among those of its text in `[kept; segment]`.
+        is_block: `(B, N)` bool, whether the row has this block; None: all rows have.
+        text: `(B, N)`, the number of the text of the block; None: each row is one text.
+        places: the text and the place of each packed column.
     """
 
     columns: torch.Tensor
@@ -65,18 +65,20 @@ class Blocks(NamedTuple):
         return self.number.shape[1]
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
-        """Their columns `(B, N size, E)` of packed `states` `(B, K, E)`."""
+        """The columns of the blocks, `(B, N size, E)`, of packed `states` `(B, K, E)`."""
         return gather_columns(states, self.columns.expand(len(states), -1))
 
 
 def ended_blocks(packing: SegmentPacking, before: int, size: int, delay: int = 0) -> Blocks:
-    """The blocks that have ended `delay` columns before the last one of their text, in this call.
+    """The blocks of this call that end at least `delay` columns before the last column of their text.
 
-    From then on, `packing` wants the columns behind them alone.
+    Sets `packing` to keep only the columns after these blocks.
 
     Args:
-        packing: that of `[kept; segment]`.
-        before: how many columns are kept.
+        packing: that of the segment.
+        before: number of kept columns in front of it.
+        size: columns of a block.
+        delay: columns of a text that a block waits for after its end.
     """
     places, num_columns = TextColumns.of(packing, before), before + packing.length
     text, place = places.text, places.place
@@ -95,20 +97,20 @@ def ended_blocks(packing: SegmentPacking, before: int, size: int, delay: int = 0
 
 
 class BlockGrid(NamedTuple):
-    """The blocks of `[kept; segment]`, those that end in a call and those that stay open, one behind the other.
+    """The blocks of `[kept; segment]` side by side: those that end in a call and those that stay open.
 
         packed columns      | padding | text 0, block 0 | text 0, block 1 .. | text 1, block 0 |
         grid                          | text 0, block 0 | text 0, block 1 ..    | text 1, block 0 ..    |
 
-    so that all blocks are computed alike, and a call costs what its blocks cost.
+    All blocks have one shape, and the cost of a call is that of its blocks.
 
     Args:
-        number: `(B or 1, K)`, the block of each packed column among the G of its row; -1 for padding.
-        place: `(B or 1, K)`, that of each packed column in its block.
-        columns: `(B or 1, G size)`, the packed column at each place of the grid, any one where there is none; None: a row
-            has one block at most, as it stands.
-        is_first: `(B, G)` bool, blocks with which a text begins inside the call; None: none does.
-        is_whole: `(B or 1, G)` bool, blocks that end; None: none does.
+        number: `(B or 1, K)`, index of the block of each packed column among the G of its row; -1 for padding.
+        place: `(B or 1, K)`, place of each packed column in its block.
+        columns: `(B or 1, G size)`, the packed column at each place of the grid, an arbitrary one at empty places; None: a
+            row has at most one block, in its own order.
+        is_first: `(B, G)` bool, blocks with which a text begins inside the call; None: there are none.
+        is_whole: `(B or 1, G)` bool, blocks that end; None: there are none.
     """
 
     number: torch.Tensor
@@ -118,16 +120,16 @@ class BlockGrid(NamedTuple):
     is_whole: torch.Tensor | None
 
     def cut(self, states: torch.Tensor, size: int) -> Tensors:
-        """`states` `(B, H, n, D)` of the last n packed columns, block after block, each `(B, H, <= size, D)`. A place whose
-        column has no state gets any."""
+        """Cut `states` `(B, H, n, D)` of the last n packed columns into blocks, each `(B, H, <= size, D)`. Places without a
+        state get an arbitrary one."""
         order = self.columns
         if order is not None:
             order = (order - (self.number.shape[1] - states.shape[-2])).clamp(min=0)
         return gather_columns(states, order, dim=-2).split(size, dim=-2)
 
     def join(self, blocks: Tensors, length: int) -> torch.Tensor:
-        """Those of the last `length` packed columns, `(B, H, length, D)`, of blocks `(B, H, <= size, D)`; zeros for
-        padding."""
+        """Undo `cut`: the states of the last `length` packed columns, `(B, H, length, D)`, of blocks `(B, H, <= size, D)`;
+        zeros for padding."""
         size, states = blocks[0].shape[-2], torch.cat(blocks, dim=-2)
         if self.columns is None:
             return states
@@ -137,7 +139,7 @@ class BlockGrid(NamedTuple):
 
 
 def block_grid(packing: SegmentPacking, before: int, size: int) -> BlockGrid:
-    """The blocks of `before` kept columns and the segment. From then on, `packing` wants the columns of open ones alone."""
+    """The blocks of `before` kept columns and the segment. Sets `packing` to keep only the columns of open blocks."""
     num_columns = before + packing.length
     text, place, _ = ended_blocks(packing, before, size).places
     is_begin, place = place == 0, place % size
@@ -150,12 +152,12 @@ def block_grid(packing: SegmentPacking, before: int, size: int) -> BlockGrid:
         has_whole = torch.compiler.is_compiling() or bool(is_whole.any())
         return BlockGrid(number, place, None, None, is_whole if has_whole else None)
 
-    count = -(-num_columns // size)  # of one text; of how many documents there are a compiled graph cannot ask
+    count = -(-num_columns // size)  # of one text; a compiled graph cannot depend on the number of documents
     if packing.document_ids is not None:
         count = num_columns if torch.compiler.is_compiling() else max(int(number.max()) + 1, 1)
 
     def have(which: torch.Tensor) -> torch.Tensor:
-        """The blocks (B or 1, G) bool with one of these columns (B or 1, K)."""
+        """The blocks, `(B or 1, G)` bool, that hold one of the columns in `which` `(B or 1, K)`."""
         marked = which.new_zeros(len(which), count + 1)
         return marked.scatter_(1, number.where(which, count), True)[:, :-1]
 

@@ -1,9 +1,9 @@
 """Attention sinks: Xiao et al., 2023, https://arxiv.org/abs/2309.17453, section 3.2.
 
-The first tokens of a text stay when the window moves on. They stand in front of the window, which the original moves them
-along with at every token. Here they move at every `STEP` tokens of a row, wherever its calls begin: each call has a copy of
-them for every step that its tokens are in, and a token sees one. No distance exceeds those of the window by more than the
-sinks and a step.
+The first tokens of a text (the sinks) stay visible when the window moves on. Their keys are rotated to positions directly
+before the window. The original moves them at every token. Here they move every `STEP` tokens of a row, independent of where
+its calls begin: a call has one copy of the sinks for each step that its tokens are in, and each token sees one copy. No
+distance exceeds those of the window by more than the number of sinks and one step.
 """
 
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.pretrained.places import Places
 from transformers_xl.modeling.pretrained.rotation import LayerRotation
 
-STEP = 32  # a copy of the sinks for each: fewer cost more columns, more reach further
+STEP = 32  # tokens; a smaller step costs more copies of the sinks, a larger one increases their distance
 
 
 class WindowAndSinks(NamedTuple):
-    """What a layer remembers that has sinks."""
+    """The memory of a layer with sinks."""
 
     window: KeyValueMemory
     sinks: SinkMemory
@@ -30,9 +30,12 @@ class WindowAndSinks(NamedTuple):
 class SinkPlan(NamedTuple):
     """What a call does with the sinks of all layers.
 
-    `num_columns`: K N, in front of the window; 0 where no token has sinks behind its window. `columns` (B, N): where in the
-    segment the sinks stand that are new; `are_new` (B, N) bool; both None where all are old. `shift` (B, K): how far each
-    copy has moved on from where the sinks were read; None where none has. `copies` (B, T): the one that a token sees.
+    Args:
+        num_columns: K N columns in front of the window; 0 if the sinks of all tokens are still in their windows.
+        columns: `(B, N)`, indices in the segment of the sinks that it brings; None: all sinks are from earlier calls.
+        are_new: `(B, N)` bool, which sinks the segment brings; None as above.
+        shift: `(B, K)`, how many positions each copy has moved from where the sinks were read; None: none has moved.
+        copies: `(B, T)`, index of the copy that each token sees.
     """
 
     num_columns: int
@@ -43,7 +46,7 @@ class SinkPlan(NamedTuple):
 
     @classmethod
     def of(cls, places: Places, num_sinks: int, mem_len: int) -> "SinkPlan":
-        """That of a segment whose tokens stand at `places`, with a window of `mem_len`."""
+        """The plan for a segment whose tokens are at `places`, with a window of `mem_len`."""
         columns = are_new = shift = None
         length = places.position_ids.shape[1]
         if places.lowest < num_sinks:
@@ -55,13 +58,16 @@ class SinkPlan(NamedTuple):
         if places.highest + length > mem_len - 1 + num_sinks + STEP:
             first = moved_by(places.before, num_sinks, mem_len)[:, None]
             copies = (moved_by(places.position_ids, num_sinks, mem_len) - first).clamp(min=0) // STEP
-            numbers = torch.arange((length + STEP - 2) // STEP + 1, device=first.device)  # as many as can be
+            numbers = torch.arange(
+                (length + STEP - 2) // STEP + 1, device=first.device
+            )  # the most that a call can need
             shift = first + STEP * numbers
         num_columns = 0 if places.highest + length <= mem_len else num_sinks * (1 if shift is None else shift.shape[1])
         return cls(num_columns, columns, are_new, shift, copies)
 
     def alike(self, places: Places, num_sinks: int, mem_len: int) -> int | None:
-        """How far into a step all rows are, whose tokens then see the same columns; None: they differ."""
+        """The place of the segment within a step, if it is the same in all rows: then they see the same columns. None: it
+        differs."""
         if self.num_columns == 0:
             return 0
         if places.lowest < mem_len - 1 + num_sinks:
@@ -71,26 +77,26 @@ class SinkPlan(NamedTuple):
         return None if (places.highest - places.lowest) % STEP else places.lowest % STEP
 
     def unmoved(self, num_sinks: int) -> "SinkPlan":
-        """That of a base whose keys do not turn: one copy for all tokens."""
+        """The plan for a base whose keys have no rotation: one copy for all tokens."""
         return self._replace(
             num_columns=min(self.num_columns, num_sinks), shift=None, copies=torch.zeros_like(self.copies)
         )
 
 
 def farthest(num_sinks: int, mem_len: int) -> int:
-    """How far before a token what it sees stands at the most."""
+    """The largest distance from a token to a position that it sees."""
     return mem_len - 1 + (num_sinks + STEP - 1 if num_sinks > 0 else 0)
 
 
 def moved_by(position_ids: torch.Tensor, num_sinks: int, mem_len: int) -> torch.Tensor:
-    """How far the sinks have moved that tokens at these positions see: whole steps, as soon as there is room behind the
-    window. By so much a row can be moved back; one without sinks by as much as there is room."""
+    """How many positions the sinks have moved that tokens at these positions see: whole steps, once there is room before
+    the window. Positions of a row can be reduced by this number; without sinks, by all the room before the window."""
     room = (position_ids - (mem_len - 1 + num_sinks)).clamp(min=0)
     return room // STEP * STEP if num_sinks > 0 else room
 
 
 class SinkReader:
-    """Hands a layer its keys and values, the sinks in front of them."""
+    """Gives a layer its keys and values, with the sinks in front."""
 
     def __init__(self, memory: WindowAndSinks, plan: SinkPlan, rotation: LayerRotation | None):
         self.memory, self.plan, self.rotation = memory, plan, rotation

@@ -1,9 +1,9 @@
-"""Memory as a window: every layer remembers the keys and values of the last positions, and of the first ones (sinks).
+"""Memory as a window: every layer keeps the keys and values of the last positions, and of the first ones (sinks).
 
     | sinks | the last mem_len - 1 positions | segment |
 
-Attention sinks: Xiao et al., 2023, https://arxiv.org/abs/2309.17453. They stand in front of the window, wherever the text
-began.
+Attention sinks: Xiao et al., 2023, https://arxiv.org/abs/2309.17453. They are placed directly before the window,
+however long ago the text began.
 """
 
 import copy
@@ -34,24 +34,24 @@ from transformers_xl.modeling.pretrained.supported_bases import (
     table_of_positions,
 )
 
-LAST_POSITION = 2**15  # float32 angles of later ones are visibly wrong
+LAST_POSITION = 2**15  # the float32 angles of later ones have visible errors
 KEPT_MASKS = 4
 
 
 class WindowLayerMemory(NamedTuple):
-    """What a layer remembers."""
+    """The memory of a layer without sinks."""
 
     window: KeyValueMemory
 
 
 class WindowPosition(NamedTuple):
-    """What the model remembers beside."""
+    """The memory of the model itself."""
 
     next_position: PositionMemory
 
 
 class WindowReader(MemoryReader):
-    """Hands the base a cache whose keys and values are those that its layers remember."""
+    """Gives the base a cache with the keys and values of the memory of its layers."""
 
     def __init__(self, config: SegmentMemoryConfig):
         super().__init__(config)
@@ -101,7 +101,7 @@ class WindowReader(MemoryReader):
         return run(inputs_embeds, mask, places.position_ids, cache, **kwargs)
 
     def sink_plan(self, backbone: nn.Module, places: Places) -> SinkPlan | None:
-        """What a call does with the sinks; None: there are none."""
+        """What a call does with the sinks; None: the model has none."""
         num_sinks = cast(int, self.config.num_sinks)
         if num_sinks == 0:
             return None
@@ -110,13 +110,13 @@ class WindowReader(MemoryReader):
         return plan if turns else plan.unmoved(num_sinks)
 
     def places(self, backbone: nn.Module, memory: ModelMemory, packing: SegmentPacking) -> Places:
-        """Where the tokens stand. Where positions would become too large, the window is moved back to their beginning: what
-        is remembered turns as if it had been read there."""
+        """The positions of the tokens. When they would become too large, the window is moved back to the first positions:
+        its keys are rotated as if they had been read there."""
         if self.config.num_sinks > 0 and packing.document_ids is not None:
             raise ValueError(
                 f"`reset` of shape (batch, length), and `position_ids` that start again, need `num_sinks`=0: with "
-                f"`num_sinks`={self.config.num_sinks} every document has sinks of its own. Let documents begin with a "
-                "call: `reset` of shape (batch,)."
+                f"`num_sinks`={self.config.num_sinks} every document has sinks of its own. Start each document with a new "
+                "call, and pass `reset` of shape (batch,)."
             )
         places = Places.of(memory.own.next_position.read(), packing)
         memory_of = self.config.num_sinks, self.config.mem_len
@@ -128,19 +128,23 @@ class WindowReader(MemoryReader):
         return Places.of(places.before - shift, packing)
 
     def last_position(self, wanted: int) -> int:
-        """Positions up to here are used as they are, of which a call needs as many as are `wanted`."""
+        """The last position that is used before the window is moved back, for a call that needs `wanted` positions.
+
+        Raises:
+            ValueError: the base has fewer.
+        """
         table = table_of_positions(self.config.text_config)
         if table is None:
             return max(LAST_POSITION, 2 * wanted)
         if wanted > table:
             raise ValueError(
                 f"`mem_len`={self.config.mem_len} and this call need {wanted} positions, and the base has the angles of "
-                f"{table}: take a shorter `mem_len`, or shorter calls."
+                f"{table}: set a shorter `mem_len`, or make shorter calls."
             )
         return min(LAST_POSITION, table)
 
     def measured(self, backbone: nn.Module) -> list[LayerRotation]:
-        """How the layers turn what they remember, measured once."""
+        """How the layers rotate their keys and values, measured once."""
         if self.rotations is None:
             self.rotations = measure_rotations(backbone, self.last_position(0) - 1)
         return self.rotations
@@ -154,7 +158,7 @@ class WindowReader(MemoryReader):
         plan: SinkPlan | None,
         cache: BackboneCache,
     ) -> Any:
-        """What the queries of a segment see, as the base takes it; None: all that came before."""
+        """The attention mask of a segment in the form that the base takes; None: plain causal attention."""
         before, length, mem_len = cache.num_before, packing.length, self.config.mem_len
         step = 0 if plan is None else plan.alike(places, self.config.num_sinks, mem_len)
         if not packing.is_plain or step is None:
@@ -178,7 +182,7 @@ class WindowReader(MemoryReader):
         plan: SinkPlan | None,
         cache: BackboneCache,
     ) -> Any:
-        """The mask of a call, as the base takes it; of one row where `inputs_embeds` have one, since all are alike."""
+        """A new mask in the form that the base takes, with as many rows as `inputs_embeds`: one if all rows are alike."""
         before, num_sinks, mem_len = cache.num_before, self.config.num_sinks, self.config.mem_len
         columns = 0 if plan is None else plan.num_columns
         rows = packing.rows(before - columns)
@@ -205,8 +209,8 @@ class WindowReader(MemoryReader):
         return mem_len < own <= farthest(cast(int, self.config.num_sinks), mem_len)
 
     def config_of_masks(self, base: PreTrainedConfig) -> PreTrainedConfig:
-        """What the base makes its masks of, which count columns, and of sinks there are copies: a window of its own that
-        reaches as far as they stand sees them all, and a shorter one none."""
+        """The config from which the base makes its masks. A base with a sliding window of its own counts columns, and the
+        copies of the sinks are columns: if its window reaches the sinks, it is set to show all copies, else none."""
         own = getattr(base, "sliding_window", None)
         if own is None or own <= self.config.mem_len or self.config.num_sinks == 0:
             return base
@@ -216,10 +220,10 @@ class WindowReader(MemoryReader):
 
 
 def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
-    """The mask that a base takes: of the library's function of this name, or the base's own.
+    """The mask that a base takes, made by its own `create_masks_for_generate` or else by the library's.
 
     Raises:
-        ValueError: it makes none.
+        ValueError: the base takes no mask of a window.
     """
     check_attention(backbone.config)
     mask = getattr(backbone, "create_masks_for_generate", create_masks_for_generate)(**kwargs)
@@ -234,7 +238,8 @@ def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
 
 
 def within_float32(mask: Any) -> Any:
-    """A mask that stays finite where a base computes its softmax in float32: nothing to see is not NaN."""
+    """Clamp a float64 mask to the range of float32, in which a base may compute its softmax: there a query that sees nothing
+    would give NaN."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.float64:
         return mask
     return mask.clamp(min=torch.finfo(torch.float32).min)
