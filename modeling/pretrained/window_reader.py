@@ -238,8 +238,8 @@ def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
 
 
 def within_float32(mask: Any) -> Any:
-    """Clamp a float64 mask to the range of float32, in which a base may compute its softmax: there a query that sees nothing
-    would give NaN."""
+    """Clamp a float64 mask to the range of float32, in which a base may compute its softmax: a row of -inf there would
+    give NaN."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.float64:
         return mask
     return mask.clamp(min=torch.finfo(torch.float32).min)
