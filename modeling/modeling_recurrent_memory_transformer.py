@@ -28,7 +28,7 @@ from transformers_xl.modeling.memory.window_memory import AttentionMemory, Block
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.token_order import TokenOrder
-from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns
+from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns, reset_state
 from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
@@ -148,7 +148,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         if has_written:
             new = output.last_hidden_state[:, -config.num_memory_tokens :]
             state, begun = torch.where(writes[:, None, None], new, state), begun | writes
-        memory.own.memory_tokens.note(state, begun)
+        memory.own.memory_tokens.note(reset_state(state, ~begun), begun)
         memory.own.place.write(place % config.segment_length)
         return self.narrowed(output, start, embeds.shape[1]), (state, begun)
 

@@ -242,7 +242,9 @@ def test_a_base_that_brings_code_is_taken_when_the_command_says_so(places: dict[
         assert "`add_memory(..., trust_remote_code=True)`" in line
     assert not out.exists()
     change_config(coded, model_type="llama")
-    (coded / "mine.py").write_text("from transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n")
+    (coded / "mine.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM as Model\nclass Config(LlamaConfig):\n    pass\n"
+    )
     done(run("add-memory", coded, "-o", out, "--mem-len=16", "--trust-remote-code"))
     assert load(out).config.mem_len == 16
 

@@ -87,11 +87,12 @@ def test_two_processes_stopped_and_resumed_train_what_one_does(text_file, of_one
     assert [path.name for path in tmp_path.iterdir()] == ["two"]
 
 
-def test_lanes_that_cannot_be_shared_are_refused(text_file, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    result = run("train", text_file, "-o", tmp_path / "two", *SMALL.split(), "--data.batch_size", 5)
-    assert result.exit_code == 2
-    assert "`data.batch_size`=5 rows cannot be shared by 2 processes: make it a multiple of 2." in result.output
+@pytest.mark.slow
+def test_lanes_that_cannot_be_shared_are_refused(text_file, tmp_path):
+    done = launch(TORCHRUN, "train", text_file, "-o", tmp_path / "two", *SMALL.split(), "--data.batch_size", 5)
+    assert done.returncode != 0
+    sentence = "Error: `data.batch_size`=5 rows cannot be shared by 2 processes: make it a multiple of 2."
+    assert done.stderr.count(sentence) == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,14 @@ import pytest
 import torch
 from tiny import tokens
 from tiny_bases import tiny_base, tiny_base_config
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+)
 from transformers.utils import logging
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
@@ -70,7 +77,7 @@ class Model(LlamaForCausalLM):
 """
 
 
-def test_a_base_that_brings_code_is_refused_unless_it_is_trusted_now(tmp_path):
+def test_a_base_that_brings_code_is_refused_unless_it_is_trusted_now(tmp_path, monkeypatch):
     """What is saved of a type that transformers does not know is read where its classes are registered."""
     base, ids = tiny_base("llama").float(), tokens(2, 12)
     base.save_pretrained(tmp_path / "base")
@@ -83,6 +90,8 @@ def test_a_base_that_brings_code_is_refused_unless_it_is_trusted_now(tmp_path):
     model = add_memory(str(path.parent), mem_len=4, trust_remote_code=True)
     torch.testing.assert_close(model(ids).logits, add_memory(base, mem_len=4)(ids).logits)
     model.save_pretrained(tmp_path / "mine")
+    for mapping in (CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):  # for this test alone
+        monkeypatch.setattr(mapping, "_extra_content", {**mapping._extra_content})
     AutoConfig.register("of_a_folder", type(model.backbone.config))
     AutoModelForCausalLM.register(type(model.backbone.config), type(model.backbone), exist_ok=True)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")

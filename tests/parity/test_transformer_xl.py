@@ -79,7 +79,7 @@ class BiasedShawAttention(ShawAttention):
 
     def score_terms(self, query: torch.Tensor, num_keys: int, *args) -> tuple[torch.Tensor, torch.Tensor]:
         _, by_distance = super().score_terms(query, num_keys, *args)
-        biases = self.distance_bias[:, self.distances(query.shape[2], num_keys)]
+        biases = self.distance_bias[:, self.distances(query.shape[2], num_keys, query.device)]
         return query + self.content_bias[:, None], by_distance + self.scaling * biases
 
 
