@@ -61,8 +61,7 @@ class InfiniTransformerModel(InfiniTransformerPreTrainedModel, MemoryModel):
     positions_class = None
 
     def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> BlockKeyMask:
-        in_pairs = self.config._attn_implementation == "eager"  # it returns the weights of all pairs
-        return BlockKeyMask.of(packing, window.num_seen, self.config.mem_len, in_pairs)
+        return BlockKeyMask.of(packing, window.num_seen, self.config)
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory

@@ -51,12 +51,13 @@ class BlockKeyMask(KeyMask):
         return self.grid.number.device
 
     @classmethod
-    def of(cls, packing: SegmentPacking, before: int, size: int, in_pairs: bool) -> Self:
-        """The mask for blocks of `size` positions. `in_pairs`: make `visible` for several blocks too."""
-        grid, rows, length = block_grid(packing, before, size), packing.rows(before), packing.length
+    def of(cls, packing: SegmentPacking, before: int, config: InfiniTransformerConfig) -> Self:
+        """The mask for a segment behind `before` columns. With "eager", which returns the weights of all pairs, `visible`
+        is there for several blocks too."""
+        grid, rows, length = block_grid(packing, before, config.mem_len), packing.rows(before), packing.length
         if grid.columns is None:
             visible = visible_positions(rows, length, before + length, None, packing.device)
-        elif in_pairs:
+        elif config._attn_implementation == "eager":
             visible = visible_positions(rows, length, before + length, None, packing.device)
             same = keep_last(grid.number, length)[..., None] == grid.number[:, None]
             visible = same[:, None] if visible is None else visible & same[:, None]
