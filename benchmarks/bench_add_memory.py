@@ -5,7 +5,7 @@ which the base reads from nothing: its generated tokens see a sliding window as 
 the same segments as rows. All have the same weights, in one process and one thread; two take turns, and processor time is
 what counts, so that ratios hold on a machine that is not quiet.
 
-    python benchmarks/bench_add_memory.py            # 9 minutes on one core
+    python benchmarks/bench_add_memory.py            # 13 minutes on one core
     python benchmarks/bench_add_memory.py --kinds tokens
 
 Writes `results/add_memory.json`.
@@ -33,7 +33,7 @@ SIZES = {
     "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }  # fmt: skip
-WINDOW, PROMPT, NEW, REPEATS = 512, 640, 48, 9
+WINDOW, SINKS, PROMPT, NEW, REPEATS = 512, 4, 640, 48, 9
 SEGMENT, BATCH = 256, 2
 MEMORY_TOKENS = {"num_memory_tokens": 16, "segment_length": SEGMENT, "bptt_segments": 2}
 
@@ -163,6 +163,19 @@ def cost_of_window() -> dict[str, Any]:
     }
 
 
+def cost_of_sinks() -> dict[str, Any]:
+    """The same with attention sinks, of which a segment has a copy for every 32 tokens; the base has none."""
+    base, model = models(WINDOW, mem_len=WINDOW, num_sinks=SINKS)
+    prompt = torch.randint(1, 4096, (1, PROMPT))
+    return {
+        "mem_len": WINDOW,
+        "num_sinks": SINKS,
+        "generated_token": generation(base, model, prompt, NEW),
+        "training_step": {"segment": SEGMENT, "batch": BATCH} | training(base, model),
+        "bytes_kept_after": bytes_kept(model),
+    }
+
+
 def cost_of_tokens() -> dict[str, Any]:
     """As many new tokens as a segment has, so that memory is written once and read once."""
     base, model = models(SEGMENT, kind="tokens", **MEMORY_TOKENS)
@@ -171,7 +184,7 @@ def cost_of_tokens() -> dict[str, Any]:
     return MEMORY_TOKENS | {"generated_token": generated, "training_step": training_in_segments(base, model)}
 
 
-COSTS = {"window": cost_of_window, "tokens": cost_of_tokens}
+COSTS = {"window": cost_of_window, "sinks": cost_of_sinks, "tokens": cost_of_tokens}
 
 
 def main() -> None:

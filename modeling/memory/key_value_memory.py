@@ -77,5 +77,12 @@ class SinkMemory(RecurrentMemory):
 
     is_croppable = True
 
+    def moved(self, move: Callable[[torch.Tensor], Tensors], shift: torch.Tensor) -> Tensors:
+        """`move(read())`, tensors with the batch first, which depend on `shift` `(B, ...)`: the next segment finds them
+        in a cache if it moves them as far."""
+        if self.kept_projection and not torch.equal(self.kept_projection[-1], shift):
+            self.kept_projection = ()
+        return self.projected(lambda state: (*move(state), shift))[:-1]
+
 
 __all__ = ["KeyValueMemory", "KeyValueShape", "SinkMemory"]

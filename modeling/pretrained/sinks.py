@@ -104,20 +104,31 @@ class SinkReader:
     def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
         """Each `(B, H, K N + C + T, D)`."""
         window, shape = self.memory.window, self.memory.window.shape
-        sinks = shape.split(self.memory.sinks.read().to(keys))
+        state, has_new = self.memory.sinks.read().to(keys), self.plan.columns is not None
         if self.plan.columns is not None and self.plan.are_new is not None:
-            are_new = self.plan.are_new[:, None, :, None].to(keys.device)
             new = [gather_columns(each, self.plan.columns, dim=-2) for each in (keys, values)]
-            sinks = tuple(torch.where(are_new, *pair) for pair in zip(new, sinks, strict=True))
-            self.memory.sinks.write(shape.join(*sinks).detach())
+            state = torch.where(self.plan.are_new[..., None].to(keys.device), shape.join(*new), state)
+            self.memory.sinks.write(state.detach())
         both = window.read_and_write(keys, values)
         if self.plan.num_columns == 0:
             return both
-        if self.plan.shift is not None and self.rotation is not None:
-            num_sinks = sinks[0].shape[-2]
-            sinks = tuple(each.repeat(1, 1, self.plan.shift.shape[1], 1) for each in sinks)
-            sinks = self.rotation(sinks, self.plan.shift.repeat_interleave(num_sinks, dim=1))
-        return tuple(torch.cat(pair, dim=-2) for pair in zip(sinks, both, strict=True))
+        if self.plan.shift is None or self.rotation is None:
+            sinks = shape.split(state)
+        elif has_new:
+            sinks = self.copies(state)
+        else:
+            sinks = self.memory.sinks.moved(lambda state: self.copies(state.to(keys)), self.plan.shift)
+        return tuple(
+            torch.cat([each.to(keys), of_window], dim=-2) for each, of_window in zip(sinks, both, strict=True)
+        )
+
+    def copies(self, state: torch.Tensor) -> Tensors:
+        """Keys and values of all copies, each `(B, H, K N, D)`, of the `state` that is remembered."""
+        assert self.plan.shift is not None, "copies that have not moved are one"
+        assert self.rotation is not None, "keys that do not turn do not move"
+        num_copies = self.plan.shift.shape[1]
+        sinks = [each.repeat(1, 1, num_copies, 1) for each in self.memory.window.shape.split(state)]
+        return self.rotation(sinks, self.plan.shift.repeat_interleave(state.shape[1], dim=1))
 
 
 __all__ = ["SinkPlan", "SinkReader", "WindowAndSinks", "farthest", "moved_by"]
