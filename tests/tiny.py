@@ -87,6 +87,21 @@ def models(**needs) -> list[str]:
     return [model_type for model_type in ROWS if promises(model_type, **needs)]
 
 
+def one_of_each_memory(model_types: Iterable[str]) -> list[str]:
+    """The first of those that remember the same kinds of things as far back: `generate()` meets memories, not what a layer
+    computes, which one test over all variants holds against forwards of the whole text."""
+    return list({_memories(model_type): model_type for model_type in reversed(list(model_types))}.values())[::-1]
+
+
+@functools.cache
+def _memories(model_type: str) -> tuple:
+    config = tiny_config(model_type)
+    kinds = [(part.layer, type(part.memory)) for part in layout_of(model_type, config).parts]
+    base = model_type if model_type in AROUND_BASES else ""
+    row = ROWS[model_type]
+    return base, row.model_class.run_layers, row.croppable, tuple(config.layer_mem_lens), config.sliding_window, *kinds
+
+
 def tiny_config(model_type: str, **fields):
     if model_type in AROUND_BASES:
         return config_around_base(model_type, **fields)

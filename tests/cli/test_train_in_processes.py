@@ -2,21 +2,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import run_processes
 from patience import PATIENCE
 from programs import run
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent.parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-ACCELERATE = [
-    sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-    "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no",
-]  # fmt: skip
+TWO = ROOT / "examples/accelerate/cpu_two_processes.yaml"
+ACCELERATE = ["accelerate.commands.launch", "--config_file", str(TWO), "--main_process_port", "0"]
 # every process draws masks of its own: without dropout they add up to those of one process
 SMALL = (
     "--model.hidden_size 32 --model.num_hidden_layers 2 --model.num_attention_heads 2 --model.mem_len 16 "
@@ -27,9 +26,9 @@ SMALL = (
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 20
 
 
-def launch(launcher: list[str], *arguments: object, **environment: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    command = [*launcher, "-m", "transformers_xl.cli", *map(str, arguments)]
+def accelerate_launch(*arguments: object) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *ACCELERATE, "-m", "transformers_xl.cli", *map(str, arguments)]
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -67,17 +66,17 @@ def assert_equal(folder: Path, expected: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_stopped_and_resumed_train_what_one_does(text_file, of_one, tmp_path):
-    """Started by `accelerate launch`, resumed by `torchrun`."""
+    """Started by `accelerate launch`, resumed as `torchrun` does."""
     folder = tmp_path / "two"
     words = ("train", text_file, "-o", folder, *SMALL.split())
-    first = launch(ACCELERATE, *words, "--training.max_steps", 20, ACCELERATE_USE_CPU="true")
+    first = accelerate_launch(*words, "--training.max_steps", 20)
     assert first.returncode == 0, first.stderr[-4000:]
     said = first.stdout + first.stderr
     once = ("starting ...", "to learn from", "'train_runtime'", "with memory", "without memory", f"wrote {folder}")
     assert {line: said.count(line) for line in once} == dict.fromkeys(once, 1)
 
-    second = launch(TORCHRUN, *words, "--resume")
-    assert second.returncode == 0, second.stderr[-4000:]
+    second = run_processes("transformers_xl.cli", *words, "--resume")
+    assert second.succeeded, second.stderr[-4000:]
     ours, theirs = measured(folder)["training"], measured(of_one)["training"]
     assert (ours["processes"], ours["first_step"], theirs["processes"]) == (2, 20, 1)
     for name in ("steps", "lengths"):
@@ -89,8 +88,9 @@ def test_two_processes_stopped_and_resumed_train_what_one_does(text_file, of_one
 
 @pytest.mark.slow
 def test_lanes_that_cannot_be_shared_are_refused(text_file, tmp_path):
-    done = launch(TORCHRUN, "train", text_file, "-o", tmp_path / "two", *SMALL.split(), "--data.batch_size", 5)
-    assert done.returncode != 0
+    words = ("train", text_file, "-o", tmp_path / "two", *SMALL.split(), "--data.batch_size", 5)
+    done = run_processes("transformers_xl.cli", *words)
+    assert done.exit_codes == [2, -signal.SIGKILL]  # the second one leaves the message to the first
     sentence = "Error: `data.batch_size`=5 rows cannot be shared by 2 processes: make it a multiple of 2."
     assert done.stderr.count(sentence) == 1
     assert not list(tmp_path.iterdir())

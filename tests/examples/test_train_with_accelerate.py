@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from forked import run_processes
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, get_cosine_schedule_with_warmup
@@ -187,25 +186,16 @@ def test_accelerate_takes_the_configs(path: Path):
         assert config.fsdp_config["fsdp_version"] == 2
 
 
-TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-ACCELERATE = [
-    "accelerate.commands.launch", "--config_file", str(ROOT / "examples/accelerate/cpu_two_processes.yaml"),
-    "--main_process_port", "0",
-]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_two_processes_are_the_same_run(text: Path, tmp_path: Path):
     """Two gloo processes with two lanes each, stopped and resumed: weights and memory are those of one with four."""
-    command = [str(SCRIPT), str(text), "--output", str(tmp_path / "two")]
+    command = [str(text), "--output", str(tmp_path / "two")]
     for name, value in (SMALL | {"dropout": 0.0}).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for steps, launcher in ((4, TORCHRUN), (6, ACCELERATE)):
+    for steps in (4, 6):
         one = run(text, tmp_path / "one", steps=steps, dropout=0.0)
-        launched = [sys.executable, "-m", *launcher, *command, "--steps", str(steps)]
-        result = subprocess.run(launched, env=environment, capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
+        result = run_processes(SCRIPT, *command, "--steps", steps, CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
+        assert result.succeeded, result.stderr
         assert result.stdout.count(f"step {steps}:") == 1  # one process speaks
     (folder,) = (tmp_path / "two").glob("checkpoint-*")
     assert json.loads((folder / "progress.json").read_text())["identity"]["processes"] == 2

@@ -13,6 +13,7 @@ from tiny import (
     layers_to_compile,
     memory_of,
     models,
+    one_of_each_memory,
     pairwise,
     tokens,
 )
@@ -24,11 +25,13 @@ from transformers.generation import BaseStreamer
 from transformers_xl.modeling import generation_memory
 
 every_model = pytest.mark.parametrize("model_type", models(causal=True, causal_lm=True))
-CARRYING = models(causal=True, causal_lm=True, memory=("exact", "own"))
+EVERY_CARRYING = models(causal=True, causal_lm=True, memory=("exact", "own"))
+CARRYING = one_of_each_memory(EVERY_CARRYING)
 carrying = pytest.mark.parametrize("model_type", CARRYING)
-WINDOWED = models(causal=True, causal_lm=True, memory=("exact",))
+EVERY_WINDOWED = models(causal=True, causal_lm=True, memory=("exact",))
+WINDOWED = one_of_each_memory(EVERY_WINDOWED)
 windowed = pytest.mark.parametrize("model_type", WINDOWED)
-CROPPABLE = models(causal=True, causal_lm=True, memory=("exact",), croppable=True)
+CROPPABLE = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact",), croppable=True))
 croppable = pytest.mark.parametrize("model_type", CROPPABLE)
 STATIC = models(causal=True, causal_lm=True, memory=("exact",), states=False)
 static = pytest.mark.parametrize("model_type", STATIC)
@@ -40,7 +43,7 @@ LENGTHS = [1, MEM_LEN, 5 * MEM_LEN]  # below, at and far past the window; what i
 # --- ways of decoding
 
 
-@pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, LENGTHS))
+@pytest.mark.parametrize(("model_type", "length"), in_turn(EVERY_WINDOWED, LENGTHS))
 def test_greedy_is_a_loop_of_full_forwards(model_type, length):
     model, ids = language_model(model_type), tokens(2, length)
     assert torch.equal(greedy(model, ids), text_by_hand(model, ids))
@@ -48,7 +51,7 @@ def test_greedy_is_a_loop_of_full_forwards(model_type, length):
 
 @pytest.mark.parametrize(
     ("model_type", "length", "initial_memory", "same_length"),
-    in_turn(CARRYING, pairwise(LENGTHS, ["empty", "zeros"], [True, False]), each=2),
+    in_turn(EVERY_CARRYING, pairwise(LENGTHS, ["empty", "zeros"], [True, False])),
 )
 def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, same_length, initial_memory, length):
     model = language_model(model_type, same_length=same_length, initial_memory=initial_memory)
@@ -56,7 +59,7 @@ def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, sa
     assert torch.equal(greedy(model, ids), text_by_hand_with_mems(model, ids))
 
 
-@pytest.mark.parametrize("model_type", [each for each in WINDOWED if allows(each, mem_len=0, same_length=False)])
+@pytest.mark.parametrize("model_type", [each for each in EVERY_WINDOWED if allows(each, mem_len=0, same_length=False)])
 def test_model_without_memory_reads_the_text_again(model_type):
     model, ids = language_model(model_type, mem_len=0, same_length=False), tokens(2, 5)
     result = greedy(model, ids, return_dict_in_generate=True)

@@ -5,12 +5,24 @@ import copy
 import pytest
 import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
-from tiny import EXACT, MEM_LEN, SEGMENT_BY_SEGMENT, VOCAB_SIZE, allows, in_turn, memory_of, models, read, tokens
+from tiny import (
+    EXACT,
+    MEM_LEN,
+    SEGMENT_BY_SEGMENT,
+    VOCAB_SIZE,
+    allows,
+    in_turn,
+    memory_of,
+    models,
+    one_of_each_memory,
+    read,
+    tokens,
+)
 
-CARRYING = models(causal=True, causal_lm=True, memory=("exact", "own"))
-WINDOWED = models(causal=True, causal_lm=True, memory=("exact",))
+CARRYING = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact", "own")))
+WINDOWED = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact",)))
 SLIDING = [each for each in WINDOWED if each not in SEGMENT_BY_SEGMENT]
-STATIC = models(causal=True, causal_lm=True, memory=("exact",), states=False)
+STATIC = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact",), states=False))
 LENGTHS = [1, 3 * MEM_LEN]  # of prompts: what is generated passes the window
 carrying = pytest.mark.parametrize("model_type", CARRYING)
 windowed = pytest.mark.parametrize("model_type", WINDOWED)

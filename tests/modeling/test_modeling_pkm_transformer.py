@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from forked import fork_server
 from tiny import EXACT, tiny_config, tiny_model, tokens
 from torch.nn import functional as F
 
@@ -134,7 +135,7 @@ def test_statistics_are_those_of_all_processes(tmp_path):
     """Two processes with half of the rows each are one process with all of them."""
     hidden_states = torch.randn(4, 5, 32, dtype=torch.float64)
     torch.save(hidden_states, tmp_path / "inputs.pt")
-    mp.spawn(one_of_two, args=(str(tmp_path),), nprocs=2)
+    mp.start_processes(one_of_two, args=(str(tmp_path),), nprocs=2, start_method=fork_server().get_start_method())
     memory = memory_layer()
     hidden_states.requires_grad_()
     output, _ = memory(hidden_states)

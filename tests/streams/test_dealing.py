@@ -1,15 +1,13 @@
 """Many processes: by Accelerate's dealing of batches every lane stays on its process and row, however many they are."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from forked import run_processes
 from torch.utils.data import DataLoader
 
 from transformers_xl.streams.document_stream import DocumentStream
@@ -87,10 +85,8 @@ def test_the_position_of_a_stream_that_accelerate_has_read_ahead():
 def test_two_processes_get_the_rows_of_their_lanes(tmp_path: Path):
     """In earnest, by both of Accelerate's ways to deal a stream: the first process hands out, or each reads all."""
     script = Path(__file__).with_name("dealt_rows.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    result = run_processes(script, tmp_path)
+    assert result.succeeded, result.stderr
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     whole = list(DataLoader(StreamingText(DOCUMENTS[:6], 3, 4, keep_tail=True), batch_size=4))
     for rank, ways in enumerate(found):

@@ -1,33 +1,19 @@
 """Two processes learn what one does that has all the rows: each keeps the memory of its own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import in_processes
 import pytest
 import torch
-from patience import PATIENCE
+from forked import run_processes
 from trained import SEGMENT
 
 from transformers_xl.streams.text_stream import TextStream
 
-ROOT = Path(__file__).parent.parent.parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+SCRIPT = Path(in_processes.__file__)
 
 # to eight bits it differs with the shapes that are multiplied; what is written from segment to segment makes it grow
 ROUNDING = {"bf16": 2000, "tokens": 100, "shard tokens": 100}
-
-
-def launch(launcher: list[str], folder: Path, *names: str, **environment: str) -> None:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment
-    command = [*launcher, "tests/in_processes.py", str(folder), *names]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def load(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:
@@ -37,7 +23,8 @@ def load(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    launch([*TORCHRUN, "2"], folder)
+    done = run_processes(SCRIPT, folder)
+    assert done.succeeded, done.stderr[-4000:]
     return folder
 
 
@@ -94,7 +81,8 @@ def test_sharded_weights_learn_what_whole_ones_do(folder, tmp_path, name: str):
 def test_fsdp2_through_accelerate(tmp_path):
     """On the devices that there are: sharded over all, the losses of one process without sharding."""
     devices = min(2, torch.cuda.device_count())
-    launch([*TORCHRUN, str(devices)], tmp_path, "fsdp2")
+    done = run_processes(SCRIPT, tmp_path, "fsdp2", processes=devices)
+    assert done.succeeded, done.stderr[-4000:]
     stream = TextStream(in_processes.IDS, SEGMENT, in_processes.ROWS)
     plain = in_processes.build(tmp_path / "plain", stream, use_cpu=False)
     plain.train()
