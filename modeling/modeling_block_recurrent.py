@@ -31,9 +31,10 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.token_memory import WrittenMemory
 from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.block_ends import TextPiece, block_ends, join_pieces, pieces_of_blocks
+from transformers_xl.modeling.ops.block_ends import block_ends
+from transformers_xl.modeling.ops.call_parts import CallParts
 from transformers_xl.modeling.ops.token_order import TokenOrder
-from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
@@ -76,10 +77,8 @@ class RecurrentLayer(BlockRecurrentLayer):
     def forward(
         self, hidden_states: torch.Tensor, memory: BlockRecurrentMemory, segment: BlockContext, **kwargs
     ) -> LayerOutput:
-        normed, past = self.attention_input(hidden_states), memory.inputs.unprojected()
-        memory.inputs.write(hidden_states)
-        before = None if past is None else self.self_attn.project(self.attention_input(past))
-        projected = memory.inputs.extend(self.self_attn.project(normed), before)
+        normed, past = self.attention_inputs(hidden_states, memory.inputs)
+        projected = self.self_attn.keys_and_values(normed, past, memory.inputs)
         states = self.state.run(memory.state, projected, segment.blocks)
         attn_output, _ = self.self_attn(
             normed, None, memory.inputs, segment, states=states, projected=projected, **kwargs
@@ -137,40 +136,25 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         **kwargs,
     ) -> MemoryModelOutput:
         """With feedback, run a call block by block: lower layers read the state that an upper layer updated."""
-        pieces: list[TextPiece] = []  # none: the call is run at once
-        if self.config.feedback:
-            if memory.batch < 0:
-                memory.start(len(hidden_states), hidden_states)
-            position = memory.own.block_position.read()
-            pieces = pieces_of_blocks(hidden_states, segment_mask, document_ids, position, self.config.block_length)
-        if not pieces:
-            return super()._run(hidden_states, segment_mask, document_ids, memory, order, **kwargs)
-        if len(pieces) > 1 and kwargs.get("output_attentions", self.config.output_attentions):
+        whole = (hidden_states, segment_mask, document_ids, memory, order)
+        if not self.config.feedback:
+            return super()._run(*whole, **kwargs)
+        if memory.batch < 0:
+            memory.start(len(hidden_states), hidden_states)
+        packing = SegmentPacking(*hidden_states.shape[:2], hidden_states.device, None, segment_mask, document_ids)
+        parts = CallParts.of(packing, memory.own.block_position.read(), self.config.block_length)
+        if parts.is_one:
+            return super()._run(*whole, **kwargs)
+        if len(parts.parts) > 1 and kwargs.get("output_attentions", self.config.output_attentions):
             raise ValueError(
-                f"`output_attentions`=True with `feedback`=True: this call is run as {len(pieces)} blocks, whose "
+                f"`output_attentions`=True with `feedback`=True: this call is run as {len(parts.parts)} blocks, whose "
                 "weights have different keys. Pass one block per call."
             )
         outputs = []
-        for index, piece in enumerate(pieces, start=1):
-            memory.reset_rows(piece.begun)
-            is_copy = (
-                index < len(pieces) and not memory.is_cache
-            )  # checkpointing runs a layer again, on the same memory
-            here = memory.copy() if is_copy else memory
-            outputs.append(super()._run(piece.hidden_states, piece.mask, None, here, TokenOrder(), **kwargs))
-            if is_copy:
-                memory.load(*here.value(detach=False), hidden_states)
-            elif index < len(pieces):
-                memory.close(detach=False)
-        length = hidden_states.shape[1]
-        last = join_pieces(pieces, [each.last_hidden_state for each in outputs], length)
-        output = self.output_in_order(order, last_hidden_state=last)
-        if outputs[0].hidden_states is not None:
-            layers = [
-                join_pieces(pieces, each, length) for each in zip(*(o.hidden_states for o in outputs), strict=True)
-            ]
-            output.hidden_states = tuple(gather_columns(each, order.unpack) for each in layers)
-        return output
+        for part, here in memory.read_parts(parts.parts, hidden_states, detach=False):
+            embeds, mask = gather_columns(hidden_states, part.order), drop_full_mask(part.is_real)
+            outputs.append(super()._run(embeds, mask, None, here, TokenOrder(), **kwargs))
+        return self.joined(outputs, parts, order)
 
 
 @auto_docstring(custom_intro="The Block-Recurrent Transformer with a language modeling head.")

@@ -40,11 +40,7 @@ class InfiniTransformerLayer(MemoryLayer):
     def forward(
         self, hidden_states: torch.Tensor, memory: InfiniMemory, segment: SegmentContext, **kwargs
     ) -> LayerOutput:
-        past = memory.inputs.unprojected()
-        past = None if past is None else self.attention_input(past)
-        memory.inputs.write(hidden_states)
-        attn_output, _ = self.self_attn(self.attention_input(hidden_states), past, memory, segment, **kwargs)
-        return LayerOutput(self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs))
+        return super().forward(hidden_states, memory, segment, sums=(memory.matrix, memory.normalizer), **kwargs)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Infini-Transformer.")

@@ -1,5 +1,8 @@
 """The backbone that every variant shares: a decoder that carries memory from segment to segment."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -31,6 +34,7 @@ from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.ops.call_parts import CallParts
 from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 from transformers_xl.modeling.ops.window import (
@@ -307,6 +311,17 @@ class MemoryModel(MemoryPreTrainedModel):
             if fields.get(name) is not None:
                 fields[name] = gather_columns(fields[name], order.unpack)
         return self.output_class(**fields)
+
+    def joined(self, outputs: Sequence[MemoryModelOutput], parts: CallParts, order: TokenOrder) -> MemoryModelOutput:
+        """The outputs of all parts as that of the call."""
+        hidden_states: Any = None
+        if outputs[0].hidden_states is not None:
+            layers = zip(*(output.hidden_states or () for output in outputs), strict=True)
+            hidden_states = tuple(
+                None if each[0] is None else gather_columns(parts.join(each), order.unpack) for each in layers
+            )
+        last = parts.join([output.last_hidden_state for output in outputs])
+        return self.output_in_order(order, last_hidden_state=last, hidden_states=hidden_states)
 
     def token_order_to_capture(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
         """The order in which hidden states and attentions are shown; None where the caller asks for neither."""

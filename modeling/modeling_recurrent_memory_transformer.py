@@ -8,8 +8,6 @@ segment (write memory). The outputs of the write memory are the memory tokens of
 from typing import Any, cast
 
 import torch
-from torch import nn
-from transformers import initialization as init
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_recurrent_memory_transformer import RecurrentMemoryTransformerConfig
@@ -22,10 +20,15 @@ from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.recurrent_tokens import RecurrentTokens, SegmentPart, SegmentParts
-from transformers_xl.modeling.memory.token_memory import WrittenMemory, warn_of_writing
+from transformers_xl.modeling.memory.token_memory import (
+    MemoryTokens,
+    RecurrentTokens,
+    WrittenMemory,
+    warn_of_writing,
+)
 from transformers_xl.modeling.memory.window_memory import AttentionMemory, BlockWindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.call_parts import CallPart, CallParts
 from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns, reset_state
@@ -46,22 +49,6 @@ class RecurrentMemoryTransformerLayer(MemoryLayer):
         return AttentionMemory(BlockWindowMemory(config.cache_len, config.hidden_size, block, False, False))
 
 
-class MemoryTokens(nn.Module):
-    """The learned memory tokens of a new row, `start` `(tokens, hidden_size)`."""
-
-    def __init__(self, config: RecurrentMemoryTransformerConfig):
-        super().__init__()
-        self.start = nn.Parameter(torch.empty(config.num_memory_tokens, config.hidden_size))
-
-    def init_weights(self, config: RecurrentMemoryTransformerConfig) -> None:
-        init.normal_(self.start, mean=0.0, std=config.memory_initializer_range)
-
-    def forward(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
-        """The memory tokens that rows read, `(B, tokens, E)`: those `written`, or `start` in rows that have not `begun` to
-        write `(B,)`."""
-        return torch.where(begun[:, None, None], written, self.start.to(written.dtype))
-
-
 @auto_docstring(custom_intro="Weights, loading and the promises of the Recurrent Memory Transformer.")
 class RecurrentMemoryTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: RecurrentMemoryTransformerConfig
@@ -76,7 +63,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
 
     def build(self, config: RecurrentMemoryTransformerConfig) -> None:
         super().build(config)
-        self.memory_tokens = MemoryTokens(config)
+        self.memory_tokens = MemoryTokens(config.num_memory_tokens, config.hidden_size)
 
     def own_memories(self) -> RecurrentTokens:
         return RecurrentTokens(WrittenMemory(self.config.num_memory_tokens, self.config.hidden_size), CounterMemory())
@@ -95,34 +82,26 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
             raise ValueError(
                 "`output_attentions`=True has no meaning here: segments are read one by one. Leave it out."
             )
-        batch, length = hidden_states.shape[:2]
         if memory.batch < 0:
-            memory.start(batch, hidden_states)
-        packing = SegmentPacking(batch, length, hidden_states.device, None, segment_mask, document_ids)
-        parts, places = SegmentParts.of(packing, memory.own.place.read(), self.config.segment_length)
+            memory.start(len(hidden_states), hidden_states)
+        packing = SegmentPacking(*hidden_states.shape[:2], hidden_states.device, None, segment_mask, document_ids)
+        call = CallParts.of(packing, memory.own.place.read(), self.config.segment_length)
+        num_parts = len(call.parts)
         if self.training:
-            warn_of_writing(len(parts), self.config.segment_length, self.config.bptt_segments)
-        written, here, outputs = memory.own.memory_tokens.read_rows(), memory, []
-        for index, part in enumerate(parts):
-            if index > 0 and here.is_cache:
-                here.close()
-            elif not here.is_cache:  # `mems` are not changed in place: checkpointing runs layers again
-                here = self.build_memory(*here.value(), hidden_states)
-            if bool(part.begins.any()):
-                here.reset_rows(part.begins)
+            warn_of_writing(num_parts, self.config.segment_length, self.config.bptt_segments)
+        written, outputs = memory.own.memory_tokens.read_rows(), []
+        for part, here in memory.read_parts(call.parts, hidden_states, detach=True):
             state, begun = written
-            state = state.detach() if (len(parts) - index) % self.config.bptt_segments == 0 else state
+            state = state.detach() if (num_parts - len(outputs)) % self.config.bptt_segments == 0 else state
             embeds = gather_columns(hidden_states, part.order)
             output, written = self.read_part(embeds, part, here, (state, begun & ~part.begins), **kwargs)
             outputs.append(output)
-        if not memory.is_cache:
-            memory.load(*here.value(), hidden_states)
-        return self.joined(outputs, places, order)
+        return self.joined(outputs, call, order)
 
     def read_part(
         self,
         embeds: torch.Tensor,
-        part: SegmentPart,
+        part: CallPart,
         memory: ModelMemory,
         written: tuple[torch.Tensor, torch.Tensor],
         **kwargs,
@@ -161,19 +140,6 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
             )
             output.hidden_states = shown
         return output
-
-    def joined(self, outputs: list[MemoryModelOutput], places: torch.Tensor, order: TokenOrder) -> MemoryModelOutput:
-        """The outputs of all parts as one, in the caller's order of tokens."""
-
-        def join(states: list[torch.Tensor]) -> torch.Tensor:
-            return gather_columns(gather_columns(torch.cat(states, dim=1), places), order.unpack)
-
-        joined = self.output_class(last_hidden_state=join([output.last_hidden_state for output in outputs]))
-        if outputs[0].hidden_states is not None:
-            layers = zip(*(output.hidden_states or () for output in outputs), strict=True)
-            shown: Any = tuple(None if each[0] is None else join(list(each)) for each in layers)
-            joined.hidden_states = shown
-        return joined
 
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory

@@ -109,8 +109,6 @@ class HaltingLayer(MemoryLayer):
 
     def remember(self, hidden_states: torch.Tensor, memory: ColumnMemory) -> None:
         """Let the memory take a segment in that no position asks."""
-        past = memory.unprojected()
-        memory.write(hidden_states)
+        normed, past = self.attention_inputs(hidden_states, memory)
         if memory.buffer is not None:
-            past = None if past is None else self.attention_input(past)
-            self.self_attn.keys_and_values(self.attention_input(hidden_states), past, memory)
+            self.self_attn.keys_and_values(normed, past, memory)

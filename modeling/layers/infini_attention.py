@@ -34,11 +34,6 @@ class InfiniMemory(NamedTuple):
         inputs = BlockWindowMemory(0, config.hidden_size, config.mem_len, same_length=True, starts_with_zeros=False)
         return cls(inputs, SumMemory((*size, config.value_width // heads)), SumMemory(size))
 
-    @property
-    def key_mask(self) -> "BlockKeyMask":
-        """What the queries of the call see, with the blocks of the call."""
-        return cast(BlockKeyMask, self.inputs.key_mask)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BlockKeyMask(KeyMask):
@@ -94,18 +89,20 @@ class InfiniAttention(MemoryAttention):
         self,
         hidden_states: torch.Tensor,
         past: torch.Tensor | None,
-        memory: InfiniMemory,
+        memory: BlockWindowMemory,
         segment: SegmentContext,
+        sums: tuple[SumMemory, SumMemory],
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output `(B, T, E)` and the weights; `hidden_states` `(B, T, E)` are the segment, `past` the columns of the
-        open block that are not projected yet, both normalised."""
+        open block that are not projected yet, both normalised; `sums` M and z."""
         angles, query = segment.position_embeddings, self.queries(hidden_states)
         before = None if past is None else self.columns(past, angles)
         new_angles = None if angles is None else keep_last(angles, query.shape[-2])
-        key, value, written_key = memory.inputs.extend(self.columns(hidden_states, new_angles), before)
-        local, weights = self.attend_in_blocks(rotate(query, new_angles), key, value, memory, segment, **kwargs)
-        retrieved = self.read_and_write(positive(query), written_key, value, memory)
+        key, value, written_key = memory.extend(self.columns(hidden_states, new_angles), before)
+        key_mask = cast(BlockKeyMask, memory.key_mask)
+        local, weights = self.attend_in_blocks(rotate(query, new_angles), key, value, key_mask, segment, **kwargs)
+        retrieved = self.read_and_write(positive(query), written_key, value, sums, key_mask.grid)
         gate = self.memory_gate.sigmoid()[:, None]
         mixed = gate * retrieved.to(local.dtype).transpose(1, 2) + (1 - gate) * local
         return self.merge_heads(mixed), weights
@@ -116,9 +113,9 @@ class InfiniAttention(MemoryAttention):
         angles = None if angles is None else angles[:, : key.shape[-2]]
         return rotate(key, angles), value, positive(key)
 
-    def attend_in_blocks(self, query, key, value, memory: InfiniMemory, segment: SegmentContext, **kwargs):
+    def attend_in_blocks(self, query, key, value, key_mask: BlockKeyMask, segment: SegmentContext, **kwargs):
         """A_dot `(B, T, H, V)`, and the weights if all pairs are computed."""
-        key_mask, size, batch = memory.key_mask, self.config.mem_len, len(query)
+        size, batch = self.config.mem_len, len(query)
         kwargs["token_order"] = segment.token_order
         if key_mask.visible is not None or key_mask.grid.columns is None:
             return self.attend_with_bias(query, key, value, None, key_mask.visible, **kwargs)
@@ -128,12 +125,16 @@ class InfiniAttention(MemoryAttention):
         return key_mask.grid.join(local.transpose(1, 2).split(batch), length).transpose(1, 2), None
 
     def read_and_write(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, memory: InfiniMemory
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sums: tuple[SumMemory, SumMemory],
+        grid: BlockGrid,
     ) -> torch.Tensor:
         """A_mem `(B, H, T, V)` of positive queries and keys. Every block reads the matrix of the blocks before it."""
-        matrix, normalizer = (each.read().to(query.device) for each in (memory.matrix, memory.normalizer))
-        grid, size = memory.key_mask.grid, self.config.mem_len
-        states = [grid.cut(each.to(matrix.dtype), size) for each in (query, key, value)]
+        matrix, normalizer = (each.read().to(query.device) for each in sums)
+        states = [grid.cut(each.to(matrix.dtype), self.config.mem_len) for each in (query, key, value)]
         retrieved = []
         for block, (block_query, block_key, block_value) in enumerate(zip(*states, strict=True)):
             if grid.is_first is not None:
@@ -146,8 +147,8 @@ class InfiniAttention(MemoryAttention):
             is_whole = grid.is_whole[:, block, None, None]
             matrix = torch.where(is_whole[..., None], matrix + block_key.mT @ block_value, matrix)
             normalizer = torch.where(is_whole, normalizer + block_key.sum(-2), normalizer)
-        memory.matrix.write(matrix)
-        memory.normalizer.write(normalizer)
+        for each, new in zip(sums, (matrix, normalizer), strict=True):
+            each.write(new)
         return grid.join(tuple(retrieved), query.shape[-2])
 
 

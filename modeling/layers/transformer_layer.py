@@ -54,13 +54,21 @@ class MemoryLayer(GradientCheckpointingLayer):
         """What the layer remembers, a NamedTuple of new memories."""
         return AttentionMemory(WindowMemory.of(self.self_attn.config, self.self_attn.layer_idx))
 
-    def attend(
-        self, hidden_states: torch.Tensor, memory: ColumnMemory, segment: SegmentContext, **kwargs
-    ) -> torch.Tensor:
+    def attention_inputs(
+        self, hidden_states: torch.Tensor, memory: ColumnMemory
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The inputs of the attention: the segment, and the columns of the memory that are not projected yet. The memory
+        takes the segment in."""
         past = memory.unprojected()
         past = None if past is None else self.attention_input(past)
         memory.write(hidden_states)
-        attn_output, _ = self.self_attn(self.attention_input(hidden_states), past, memory, segment, **kwargs)
+        return self.attention_input(hidden_states), past
+
+    def attend(
+        self, hidden_states: torch.Tensor, memory: ColumnMemory, segment: SegmentContext, **kwargs
+    ) -> torch.Tensor:
+        normed, past = self.attention_inputs(hidden_states, memory)
+        attn_output, _ = self.self_attn(normed, past, memory, segment, **kwargs)
         return self.dropout(attn_output)
 
     def feed_forward(self, hidden_states: torch.Tensor, segment: SegmentContext, **kwargs) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """All that a model remembers of a batch: the memories of its layers and its own, and which columns are real."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.layer_memory import LayerMemory, Memory
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.ops.call_parts import CallPart
 from transformers_xl.modeling.ops.rolling_buffer import mark_static_address
 from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, keep_last
 
@@ -138,6 +139,30 @@ class ModelMemory:
             if detach:
                 memory.detach()
         self.packing = None
+
+    def read_parts(
+        self, parts: Sequence[CallPart], like: torch.Tensor, detach: bool
+    ) -> Iterator[tuple[CallPart, "ModelMemory"]]:
+        """Each part of a call with the memory that it reads and writes; after the last one this memory is that of the call.
+
+        Args:
+            parts: the parts in order. All have to be read.
+            like: what `load` takes.
+            detach: whether gradients end between the parts.
+        """
+        here = self
+        for index, part in enumerate(parts):
+            if not self.is_cache:  # what a part has read stays as it is: checkpointing runs its layers again
+                mems = here.value(detach)
+                here = self.copy()
+                here.load(*mems, like)
+            elif index > 0:
+                self.close(detach)
+            if bool(part.begins.any()):
+                here.reset_rows(part.begins)
+            yield part, here
+        if not self.is_cache:
+            self.load(*here.value(detach), like)
 
     def note_columns(self, valid: torch.Tensor | None, kept: int) -> None:
         """Note which of the `kept` newest columns are worth remembering, of those (B, C) that the segment saw and made."""

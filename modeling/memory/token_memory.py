@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import torch
+from torch import nn
 from transformers import Cache
+from transformers import initialization as init
 from transformers.utils import logging
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
@@ -51,6 +55,22 @@ class WrittenMemory(RecurrentMemory):
     def clear(self) -> None:
         super().clear()
         self.new_begun = None
+
+
+class MemoryTokens(nn.Module):
+    """What rows read that have not written: learned vectors `start` `(num_tokens, width)`."""
+
+    def __init__(self, num_tokens: int, width: int):
+        super().__init__()
+        self.start = nn.Parameter(torch.empty(num_tokens, width))
+
+    def init_weights(self, config: MemoryConfig) -> None:
+        init.normal_(self.start, mean=0.0, std=config.memory_initializer_range)
+
+    def forward(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
+        """What rows read, `(B, num_tokens, width)`: what they have `written`, or `start` where they have not `begun` `(B,)`
+        to write."""
+        return torch.where(begun[:, None, None], written, self.start.to(written.dtype))
 
 
 class OpenRows(NamedTuple):
@@ -163,11 +183,28 @@ def select_rows(cache: Cache, places: list[int], batch: int) -> Cache:
     return cache
 
 
+class RecurrentTokens(NamedTuple):
+    """What a model of our own with memory tokens remembers beside its windows: what each row has written, and how many
+    tokens it has read of its open segment (`place`)."""
+
+    memory_tokens: WrittenMemory
+    place: CounterMemory
+
+
 class TokensMemory(NamedTuple):
-    """What a model with memory tokens remembers."""
+    """What memory tokens around a base remember."""
 
     memory_tokens: WrittenMemory
     open_segment: OpenSegmentMemory
 
 
-__all__ = ["OpenRows", "OpenSegmentMemory", "TokensMemory", "WrittenMemory", "select_rows", "warn_of_writing"]
+__all__ = [
+    "MemoryTokens",
+    "OpenRows",
+    "OpenSegmentMemory",
+    "RecurrentTokens",
+    "TokensMemory",
+    "WrittenMemory",
+    "select_rows",
+    "warn_of_writing",
+]

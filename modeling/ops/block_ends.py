@@ -6,22 +6,15 @@
 Shapes: B batch, T segment, K packed columns of [memory; segment], C columns that a state reads.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
+from transformers_xl.modeling.ops.blocks import BlockPlaces
 from transformers_xl.modeling.ops.key_mask import DeviceMovable
-from transformers_xl.modeling.ops.window import (
-    PackedRows,
-    SegmentPacking,
-    drop_full_mask,
-    gather_columns,
-    keep_last,
-    right_align,
-)
+from transformers_xl.modeling.ops.window import PackedRows, SegmentPacking, drop_full_mask, gather_columns
 
 
 class BlockEnd(NamedTuple):
@@ -71,7 +64,8 @@ def block_ends(
     if can_look and int(position.max()) + length < block_length:  # most generated tokens
         return BlockEnds(), position + length
     is_one = can_look and bool((position == position[0]).all())
-    ends, begins, position = token_places(packing, position[:1] if is_one else position, block_length)
+    is_real, _, begins, place, position = BlockPlaces.of(packing, position[:1] if is_one else position, block_length)
+    ends = is_real & (place == block_length - 1)
     changes = F.pad(begins, (0, 1)) | F.pad(ends, (1, 0))  # before token t; the last one: after all tokens
     number = changes.cumsum(1)
     if not torch.compiler.is_compiling():
@@ -94,21 +88,6 @@ def block_ends(
     return blocks, position.expand(packing.batch)
 
 
-def token_places(
-    packing: SegmentPacking, position: torch.Tensor, block_length: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens that end a block, and that begin a document, each `(rows, T)` bool, and `position` `(rows,)` after them."""
-    shape = (len(position), packing.length)
-    real = position.new_ones(shape, dtype=torch.bool) if packing.segment_mask is None else packing.segment_mask
-    documents = position.new_zeros(shape) if packing.document_ids is None else packing.document_ids
-    documents = documents.masked_fill(~real, 0)  # padding stands on the left, where the memory's document goes on
-    begins = documents != F.pad(documents, (1, 0))[:, :-1]
-    read = real.cumsum(1)
-    start = torch.where(begins, read - 1, -position[:, None]).cummax(1).values
-    place = read - 1 - start
-    return real & (place % block_length == block_length - 1), begins, (place[:, -1] + 1) % block_length
-
-
 def columns_of_block(rows: PackedRows, columns: torch.Tensor) -> torch.Tensor:
     """Which of these packed `columns` `(B or 1, C)` exist and hold tokens of the same document as the last one."""
     visible = columns >= 0
@@ -120,54 +99,4 @@ def columns_of_block(rows: PackedRows, columns: torch.Tensor) -> torch.Tensor:
     return visible
 
 
-class TextPiece(NamedTuple):
-    """The tokens of a call that belong to one block of each row, padded on the left.
-
-    Args:
-        hidden_states: `(B, P, E)`.
-        mask: `(B, P)` bool, which columns are tokens; None: all.
-        columns: `(B, P)`, index of each token in the call; T for padding.
-        begun: `(B,)` bool, rows in which a document begins with this piece.
-    """
-
-    hidden_states: torch.Tensor
-    mask: torch.Tensor | None
-    columns: torch.Tensor
-    begun: torch.Tensor
-
-
-def pieces_of_blocks(
-    hidden_states: torch.Tensor,
-    segment_mask: torch.Tensor | None,
-    document_ids: torch.Tensor | None,
-    position: torch.Tensor,
-    block_length: int,
-) -> list[TextPiece]:
-    """Cut a call at the ends of blocks and documents, so that each piece holds tokens of one block per row; an empty list
-    when the whole call is one piece. `position` as in `block_ends`."""
-    batch, length = hidden_states.shape[:2]
-    packing = SegmentPacking(batch, length, hidden_states.device, None, segment_mask, document_ids)
-    ends, begins, _ = token_places(packing, position, block_length)
-    number = (begins | F.pad(ends, (1, 0))[:, :-1]).cumsum(1)
-    real = torch.ones_like(begins) if segment_mask is None else segment_mask
-    pieces = []
-    for index in range(int(number.max()) + 1):
-        mask = real & (number == index)
-        order = keep_last(right_align(mask), int(mask.sum(1).max()))
-        if order.shape[1] > 0:
-            here = gather_columns(mask, order)
-            begun = (begins & mask).any(1)
-            columns = order.masked_fill(~here, length)
-            pieces.append(TextPiece(gather_columns(hidden_states, order), drop_full_mask(here), columns, begun))
-    return pieces if len(pieces) > 1 or bool(begins.any()) else []
-
-
-def join_pieces(pieces: Sequence[TextPiece], states: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-    """Join `states` `(B, P, E)` of all pieces to those of the call, `(B, length, E)`; those of padding are arbitrary."""
-    columns = torch.cat([piece.columns for piece in pieces], dim=1)
-    places = torch.arange(columns.shape[1], device=columns.device).expand_as(columns)
-    order = columns.new_zeros(len(columns), length + 1).scatter(1, columns, places)
-    return gather_columns(torch.cat(list(states), dim=1), order[:, :length])
-
-
-__all__ = ["BlockEnd", "BlockEnds", "TextPiece", "block_ends", "join_pieces", "pieces_of_blocks"]
+__all__ = ["BlockEnd", "BlockEnds", "block_ends"]

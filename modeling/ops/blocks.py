@@ -42,6 +42,27 @@ class TextColumns(NamedTuple):
         return cls(text, place, place + end - columns + 1)
 
 
+class BlockPlaces(NamedTuple):
+    """Of each token of a call, `(B, T)`: whether it is real, the first real one of the call or of a text, and the first one
+    of a document that begins in the call; its place in its block; and `position` `(B,)` after the call."""
+
+    is_real: torch.Tensor
+    is_first: torch.Tensor
+    begins: torch.Tensor
+    place: torch.Tensor
+    position: torch.Tensor
+
+    @classmethod
+    def of(cls, packing: SegmentPacking, position: torch.Tensor, size: int) -> "BlockPlaces":
+        """The places in blocks of `size`, where each row has read `position` `(B,)` tokens of its open block."""
+        text, in_text, _ = TextColumns.of(packing, 0)
+        text = torch.zeros_like(in_text) if text is None else text
+        place = torch.where(text == 0, in_text + position[:, None], in_text) % size
+        text, is_first = text.expand_as(place), (in_text == 0).expand_as(place)
+        after = torch.where(text[:, -1] >= 0, (place[:, -1] + 1) % size, position)
+        return cls(text >= 0, is_first, is_first & (text > 0), place, after)
+
+
 class Blocks(NamedTuple):
     """The blocks that end in a call.
 
@@ -168,4 +189,4 @@ def block_grid(packing: SegmentPacking, before: int, size: int) -> BlockGrid:
     return BlockGrid(number, place, columns, is_first, have(is_end))
 
 
-__all__ = ["BlockGrid", "Blocks", "TextColumns", "block_grid", "ended_blocks"]
+__all__ = ["BlockGrid", "BlockPlaces", "Blocks", "TextColumns", "block_grid", "ended_blocks"]

@@ -27,6 +27,7 @@ from transformers_xl.configuration.configuration_segment_memory import SegmentMe
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.token_memory import (
+    MemoryTokens,
     OpenRows,
     OpenSegmentMemory,
     TokensMemory,
@@ -40,22 +41,20 @@ from transformers_xl.modeling.pretrained.token_places import place_alike, place_
 PerToken = tuple[torch.Tensor, ...]  # what a call says of its tokens: (B, T, ..) each
 
 
-class MemoryTokens(nn.Module):
-    """What training adds to the base model: the vectors `start` `(m, E)` that a fresh row reads, and the number `scale`
-    `(1,)` that written vectors are multiplied by."""
+class ScaledMemoryTokens(MemoryTokens):
+    """What training adds to the base model: the memory tokens, and the number `scale` `(1,)` that written ones are
+    multiplied by."""
 
     def __init__(self, num_tokens: int, width: int):
-        super().__init__()
-        self.start = nn.Parameter(torch.empty(num_tokens, width))
+        super().__init__(num_tokens, width)
         self.scale = nn.Parameter(torch.empty(1))
 
     def init_weights(self, config: SegmentMemoryConfig) -> None:
-        init.normal_(self.start, mean=0.0, std=config.memory_initializer_range)
+        super().init_weights(config)
         init.constant_(self.scale, config.memory_scale)
 
     def forward(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
-        """What rows read, `(B, m, E)`: what they have `written`, or the start where they have not `begun` `(B,)`."""
-        return torch.where(begun[:, None, None], written * self.scale, self.start)
+        return super().forward(written * self.scale, begun)
 
 
 class Rows(NamedTuple):
@@ -127,7 +126,7 @@ class TokenReader(MemoryReader):
 
     def __init__(self, config: SegmentMemoryConfig):
         super().__init__(config)
-        self.memory_tokens = MemoryTokens(config.num_memory_tokens, config.embedding_width)
+        self.memory_tokens = ScaledMemoryTokens(config.num_memory_tokens, config.embedding_width)
 
     def own_memories(self, backbone: nn.Module) -> LayerMemory:
         width = self.config.embedding_width
@@ -289,4 +288,4 @@ def note_open(both: torch.Tensor, lengths: torch.Tensor, packing: SegmentPacking
     memory.open_segment.note(both, lengths, int(lengths.max()))
 
 
-__all__ = ["MemoryTokens", "TokenReader"]
+__all__ = ["ScaledMemoryTokens", "TokenReader"]
