@@ -146,11 +146,7 @@ def wide_attention(
     if query.shape[2] == 1 and visible is None and not learns and (far is None or follows_window):
         return one_token_attention(*queries, key, value, positions, window, scaling, far)
     if far is not None and follows_window:
-        near = key.shape[2] if window is None else window
-        key, value = (
-            torch.cat([beyond, keep_last(each, near, dim=2)], dim=2)
-            for beyond, each in zip(far[:2], (key, value), strict=True)
-        )
+        key, value = behind_the_window(key, value, far, window)
         far = window = None
     columns = [_Columns(key, value, keep_last(positions, key.shape[2] + 1), visible)]
     if far is not None:
@@ -159,6 +155,17 @@ def wide_attention(
         flat = [tensor for each in columns for tensor in each]
         return _WideAttention.apply(window, scaling, recompute, *queries, *flat)
     return _without_gradients(queries, columns, window, scaling)
+
+
+def behind_the_window(
+    key: torch.Tensor, value: torch.Tensor, far: FarColumns, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values that one token sees: the `far` ones directly behind those of its window."""
+    near = key.shape[2] if window is None else window
+    return (
+        torch.cat([far.key, keep_last(key, near, dim=2)], dim=2),
+        torch.cat([far.value, keep_last(value, near, dim=2)], dim=2),
+    )
 
 
 def _without_gradients(queries: Tensors, columns: list[_Columns], window: int | None, scaling: float) -> torch.Tensor:

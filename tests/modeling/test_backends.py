@@ -5,20 +5,35 @@ import torch
 from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 
 from transformers_xl.modeling.ops import backends, wide_attention
-from transformers_xl.modeling.ops.backends import BACKENDS, register_backend
+from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
+from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 from transformers_xl.modeling.ops.key_mask import FarColumns, KeyMask
 
+# the formula of a backend for CUDA, in plain steps
+FLEX = pytest.param(Backend(flex_relative_attention, "cpu", ()), torch.float64, id="flex on a CPU")
 each_backend = pytest.mark.parametrize(
     ("backend", "dtype"),
     [
         pytest.param(row, dtype, id=f"{name} {dtype}", marks=[pytest.mark.gpu] if row.device_type == "cuda" else [])
         for name, row in BACKENDS.items()
         for dtype in row.dtypes
-    ],
+    ]
+    + [FLEX],
 )
 # batch, heads, segment, memory, head width
 SHAPES = [(1, 1, 1, 0, 1), (2, 3, 1, 6, 4), (3, 2, 5, 0, 4), (2, 3, 5, 2, 4), (2, 1, 4, 9, 3), (4, 2, 7, 7, 2)]
-TOLERANCE = {torch.float64: EXACT, torch.float32: FLOAT32}
+TOLERANCE = {
+    torch.float64: EXACT,
+    torch.float32: FLOAT32,
+    torch.float16: {"atol": 2e-2, "rtol": 2e-2},
+    torch.bfloat16: {"atol": 1e-1, "rtol": 1e-1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _flex_learns_on_a_cpu(monkeypatch, recwarn):
+    """FlexAttention refuses to: its plain steps can."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda query, key, value: None)
 
 
 def by_definition(query, key, value, positions, content_bias, position_bias, seen, distance, scaling) -> torch.Tensor:
@@ -63,6 +78,10 @@ def by_window(length: int, num_keys: int, window: int | None) -> torch.Tensor:
 SIZES = [(2**16, 2**20, 32), (2**16, 9, 32), (2**16, 18, 2), (1, 2**20, 3)]
 
 
+def sizes_of(backend: Backend) -> list[tuple[int, int, int]]:
+    return SIZES if backend.function is wide_attention.wide_attention else SIZES[:1]
+
+
 def set_sizes(monkeypatch, one_head: int, piece: int, block: int) -> None:
     monkeypatch.setattr(wide_attention, "ONE_HEAD", one_head)
     monkeypatch.setattr(wide_attention, "PIECE", piece)
@@ -93,7 +112,7 @@ def test_values_and_gradients(backend, dtype, shape, window, padded, recompute, 
         if seen.any()
         else [None] * len(given)
     )
-    for sizes in SIZES:
+    for sizes in sizes_of(backend):
         set_sizes(monkeypatch, *sizes)
         output = backend.function(*given, visible=visible, window=window, scaling=0.7, recompute=recompute)
         torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
@@ -143,7 +162,7 @@ def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hi
 
     mask = KeyMask(None if hidden is None else far_seen, distance=distance, nearest=nearest)
     far = FarColumns(*given[6:], mask)
-    for sizes in SIZES:
+    for sizes in sizes_of(backend):
         set_sizes(monkeypatch, *sizes)
         options = {"visible": visible, "window": window, "scaling": 0.7, "far": far}
         output = backend.function(*given[:6], **options, recompute=recompute)
@@ -207,6 +226,42 @@ def test_a_backend_registers_itself(monkeypatch):
     model.double().set_attn_implementation("eager")
     torch.testing.assert_close(model(tokens(2, 5)).last_hidden_state, expected, **FLOAT32)
     assert not calls
+
+
+def test_under_autocast_a_backend_is_chosen_by_its_type(monkeypatch):
+    """On a CPU there is none for bfloat16 until one registers itself."""
+    query = torch.randn(1, 2, 3, 4)
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert backends.relative_backend("sdpa", query) is None
+        register_backend("bf16", flex_relative_attention, "cpu", (torch.bfloat16,))
+        assert backends.relative_backend("sdpa", query) is flex_relative_attention
+    assert backends.relative_backend("sdpa", query) is wide_attention.wide_attention
+
+
+def test_flex_takes_what_autocast_gives():
+    """Queries, keys and values in bfloat16 beside biases and positions in float32."""
+    given = arguments((2, 3, 5, 2, 4), torch.float32, "cpu")
+    expected = wide_attention.wide_attention(*given, None, 4, 0.7)
+    query, key, value = (each.bfloat16() for each in given[:3])
+    output = flex_relative_attention(query, key, value, *given[3:], None, 4, 0.7)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), expected, **TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_model_learns_on_a_gpu_what_it_learns_on_a_cpu(checkpointed: bool):
+    """Checkpointing around FlexAttention is looked at apart: on a CPU its gradients of captured tensors are wrong there."""
+    gradients = []
+    for device in ("cpu", "cuda"):
+        model = tiny_model("transformer_xl", "causal_lm", torch.float32).to(device).train()
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        ids = tokens(2, 20).to(device)
+        model(ids, labels=ids, attention_mask=(ids != 5).long()).loss.backward()
+        gradients.append({name: parameter.grad.cpu() for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-3)
 
 
 def kept_for_backward(model, ids: torch.Tensor, mems: tuple) -> int:
