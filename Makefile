@@ -8,7 +8,7 @@ FOLDERS := benchmarks cli configuration corpora cpu docs evaluation examples exp
 	tokenization training transformers_xl
 PACKAGE := cli configuration corpora cpu evaluation experiments files hub modeling recipes streams tokenization training
 
-.PHONY: help setup quickstart space test lint format typing bench stress gpu-check clean
+.PHONY: help setup quickstart space test lint format layout typing docs docs-serve bench stress gpu-check clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1: /'
@@ -42,12 +42,20 @@ format: setup  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-typing: setup  ## check the types of the public package, under the names it is imported by
+layout: setup  ## link the folders under build/typing, by the names they are imported by
 	rm -rf build/typing
 	mkdir -p build/typing/transformers_xl
 	cp transformers_xl/__init__.py transformers_xl/py.typed build/typing/transformers_xl/
 	for folder in $(PACKAGE); do ln -s ../../../$$folder build/typing/transformers_xl/$$folder; done
+
+typing: layout  ## check the types of the public package
 	$(BIN)/mypy build/typing/transformers_xl
+
+docs: layout  ## build the site into build/site: every link is checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: layout  ## serve the site at http://127.0.0.1:8000, with its search
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 bench: setup  ## run the benchmarks
 	set -e; for script in benchmarks/bench_*.py; do [ -e "$$script" ] || continue; $(BIN)/python "$$script"; done

@@ -3,7 +3,7 @@
 Trains one Transformer-XL with a memory of M (`transformers-xl train`), and predicts the held-out end of the text with
 memories of 0, M/4, M/2, M, 2M and 4M: as it is, and with the distances above M, which it has never seen, taken for M
 (`clamp_len`). All are read in segments of M/4, so that no token sees more of its own segment than the shortest memory
-holds. Writes `results/memory_length.json` and prints the table of the README.
+holds. Writes `results/memory_length.json` and prints the table of docs/training_papers.md.
 """
 
 import argparse
