@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 READY := $(VENV)/.ready
+SMALL := $(VENV)/.small
+# Without a GPU torch's CPU build is a tenth of the size. Where pip is told of an index or of wheels, it is told of no other.
+# The shell decides when pip is there.
+TORCH_INDEX = $$([ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || $(BIN)/python -m pip config list | \
+	grep -qE 'index|find-links' || echo --extra-index-url https://download.pytorch.org/whl/cpu)
 FOLDERS := benchmarks cli configuration corpora cpu docs evaluation examples experiments files hub modeling recipes streams tests \
 	tokenization training transformers_xl
 PACKAGE := cli configuration corpora cpu evaluation experiments files hub modeling recipes streams tokenization training
@@ -15,14 +20,20 @@ help:  ## show this list
 
 setup: $(READY)  ## make .venv and install the package with what development needs
 
-$(READY): pyproject.toml constraints.txt
+$(SMALL): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("transformers needs Python 3.11 or newer, \
-	this is " + sys.version.split()[0] + ": name another, as in make setup PYTHON=python3.12")'
+	this is " + sys.version.split()[0] + ": name another, as in make quickstart PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,demo]'
+	@echo "Installing into $(VENV): 0.3 GB to download with the CPU build of torch, several GB with CUDA. Ctrl-C stops it."
+	@$(BIN)/python -m pip install $(TORCH_INDEX) -c constraints.txt -e .
+	touch $(SMALL)
+
+$(READY): $(SMALL)
+	@echo "Installing the tools of development (tests, linters, docs)."
+	@$(BIN)/python -m pip install --quiet $(TORCH_INDEX) -c constraints.txt -e '.[dev,demo]'
 	touch $(READY)
 
-quickstart: setup  ## train a small Transformer-XL on real text, measure its memory, and load it again (under 6 minutes)
+quickstart: $(SMALL)  ## train a small Transformer-XL on real text, measure its memory, and load it again (under 6 minutes)
 	$(BIN)/python examples/quickstart.py
 
 space: setup  ## serve the demo: a model that writes without end, and what it reads of its memory

@@ -1,4 +1,4 @@
-"""The pages of docs/ that no other test reads: their code runs, their figures are current, and what names a page finds it."""
+"""The pages of docs/ that no other test reads: their code runs, figures are current, and a page that is named is there."""
 
 import importlib.util
 import re

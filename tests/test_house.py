@@ -98,6 +98,13 @@ def test_every_dependency_says_from_which_version_on():
     assert [name for name in project["dependencies"] if ">=" not in name] == []
 
 
+def test_the_version_is_one():
+    from transformers_xl import __version__
+
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {__version__} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_the_package_list_is_the_folders():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     listed = re.findall(r'^    "(transformers_xl[\w.]*)",$', text, flags=re.MULTILINE)

@@ -8,7 +8,7 @@ import sys as _sys
 from pathlib import Path as _Path
 from typing import Any as _Any
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 if not (
     _Path(__file__).parent / "modeling"

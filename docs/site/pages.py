@@ -1,4 +1,4 @@
-"""The hook of mkdocs.yml: pages made of files that lie elsewhere, and links that fit on the site as they fit in the repository.
+"""The hook of mkdocs.yml: pages made of files that lie elsewhere, and links that work on the site as in the repository.
 
 README.md is the start page, CONTRIBUTING.md and the cards are pages, and the command's help is written from `cli/`. A link
 between files of the repository becomes one between pages; a file that is no page is copied beside them.
@@ -6,7 +6,9 @@ between files of the repository becomes one between pages; a file that is no pag
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
@@ -66,7 +68,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return re.sub(r"\[(<code>[^<]*</code>)\](?!\()", r"\1", html)  # [`Name`] in docstrings of transformers' style
+    """Names as docstrings of transformers write them: [`Name`], and [`~a.b.Name`] for the last part alone."""
+    return re.sub(r"\[<code>(?:~(?:\w+\.)*)?([^<~]+)</code>\](?!\()", r"<code>\1</code>", html)
 
 
 def origin(uri: str) -> str:
@@ -108,8 +111,9 @@ def link(uri: str, found: re.Match) -> str:
 def models_page() -> str:
     table = TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
     assert table is not None
-    rows = re.sub(r"^\| (`\w+`) \| `(\w+)` \|", r"| [\1](\2.md) | `\2` |", table[0], flags=re.MULTILINE)
-    return f"# Models\n\nEach page has the paper, the equations, what differs, how it was checked, and the classes.\n\n{rows}\n"
+    rows = re.sub(r"^\| (`\w+`) \| `(\w+)` \|", r"| [\1](model_cards/\2.md) | `\2` |", table[0], flags=re.MULTILINE)
+    first = "Each page has the paper, the equations, what differs, how it was checked, and the classes."
+    return f"# Models\n\n{first}\n\n{rows}\n"
 
 
 def model_page(name: str, prefix: str) -> str:
@@ -130,15 +134,21 @@ def command_page() -> str:
     sys.path.insert(0, str(ROOT))
     from transformers_xl.cli.main import app
 
-    group = typer.main.get_command(app)
     lines = ["# The command", "", "`transformers-xl COMMAND --help` prints the same.", ""]
-    for name, command in group.commands.items():
+    for name, command in commands(typer.main.get_command(app), ""):
         lines += [f"## {name}", "", prose(command.help or ""), ""]
         rows = [row for parameter in command.params if (row := parameter_row(parameter))]
-        lines += ["| | default | |", "|---|---|---|", *rows, ""] if rows else []
-        if command.epilog:
-            lines += [prose(command.epilog), ""]
+        lines += ["| option | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
+        lines += [prose(command.epilog), ""] if command.epilog else []
     return "\n".join(lines)
+
+
+def commands(group, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def parameter_row(parameter) -> str:
@@ -148,7 +158,7 @@ def parameter_row(parameter) -> str:
     if parameter.param_type_name == "argument":
         names = f"`{parameter.metavar or parameter.name.upper()}`"
     default = parameter.default
-    shown = "" if default is None or default is False or callable(default) or default == () else f"`{default}`"
+    shown = f"`{default}`" if isinstance(default, (str, int, float)) and default is not False else ""
     return f"| {names} | {shown} | {prose(getattr(parameter, 'help', None) or '').replace('|', '&#124;')} |"
 
 
