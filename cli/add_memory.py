@@ -24,22 +24,24 @@ def add_memory(
         int | None, Option(help="Window: positions that a token sees, itself included.", show_default="1024")
     ] = None,
     num_sinks: Annotated[
-        int | None, Option(help="Window: first tokens of a text that stay in sight.", show_default="0")
+        int | None,
+        Option(help="Window: first tokens of a text that stay visible (attention sinks).", show_default="0"),
     ] = None,
     num_memory_tokens: Annotated[
         int | None, Option(help="Tokens: vectors that are read and written.", show_default="16")
     ] = None,
     segment_length: Annotated[
-        int | None, Option(help="Tokens of a segment; with --kind tokens between two writings.", show_default="512")
+        int | None,
+        Option(help="Tokens of a segment; tokens are written after each.", show_default="512"),
     ] = None,
     bptt_segments: Annotated[
-        int | None, Option(help="Tokens: segments that gradients go back through.", show_default="2")
+        int | None, Option(help="Tokens: segments that gradients flow back through.", show_default="2")
     ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a language model of transformers a memory: a folder that every command here takes, and the Hub too.
+    """Give a language model of transformers a memory, and write a folder that all commands and the Hub take.
 
     Weights, tokenizer, chat template and generation settings stay those of the base. `train --model.base` fine-tunes what
     is written, or a base with `--memory.kind` at once.

@@ -20,8 +20,8 @@ def card(
     ] = None,
     license: Annotated[str | None, Option(help="Licence of the weights, such as apache-2.0.")] = None,
     language: Annotated[str | None, Option(help="Language of the text, such as en.")] = None,
-    base_model: Annotated[str | None, Option(help="Repository of the model that the training began with.")] = None,
-    tag: Annotated[list[str] | None, Option(help="A further tag; may be given more than once.")] = None,
+    base_model: Annotated[str | None, Option(help="Repository of the model that was fine-tuned.")] = None,
+    tag: Annotated[list[str] | None, Option(help="Additional tag; may be given more than once.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the card of a model: its variant, and what was measured, each figure with the file and key it is from.

@@ -25,7 +25,7 @@ from transformers_xl.experiments.loading import load_model
 
 def chat(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model that remembers.")],
-    max_new_tokens: Annotated[int, Option(min=1, help="Longest answer in tokens.")] = 200,
+    max_new_tokens: Annotated[int, Option(min=1, help="Longest answer, in tokens.")] = 200,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = None,
@@ -37,7 +37,7 @@ def chat(
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Talk with a model that remembers what was said: each turn is read once, and goes into its memory.
+    """Chat with a model that remembers the session: it reads each turn once, into its memory.
 
     With a chat template, turns are rendered by it; without one, a line is text that the model continues.
     /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer. With --json every turn is one line:

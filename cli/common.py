@@ -12,20 +12,22 @@ from typer.core import TyperCommand
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
-Temperature = Annotated[float, Option(min=0, help="Of sampling; 0 always takes the likeliest token.")]
-TopK = Annotated[int, Option(min=0, help="Sample from this many likeliest tokens; 0: from all.")]
-TopP = Annotated[float | None, Option(min=0, max=1, help="Sample from the likeliest tokens of this probability.")]
-MinP = Annotated[float | None, Option(min=0, max=1, help="Leave out tokens below this share of the likeliest one's.")]
-TypicalP = Annotated[
-    float | None, Option(min=0, max=1, help="Sample from the most typical tokens of this probability.")
+Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0: always the most likely token.")]
+TopK = Annotated[int, Option(min=0, help="Sample from so many of the most likely tokens; 0: from all.")]
+TopP = Annotated[float | None, Option(min=0, max=1, help="Sample from the fewest tokens with this probability.")]
+MinP = Annotated[
+    float | None, Option(min=0, max=1, help="Leave out tokens below this share of the highest probability.")
 ]
-RepetitionPenalty = Annotated[float | None, Option(help="Above 1, what was written is less likely again.")]
-NoRepeatNgramSize = Annotated[int | None, Option(min=0, help="Never write so many tokens a second time.")]
+TypicalP = Annotated[
+    float | None, Option(min=0, max=1, help="Sample from the most typical tokens that add up to this probability.")
+]
+RepetitionPenalty = Annotated[float | None, Option(help="Above 1: tokens that were written become less likely.")]
+NoRepeatNgramSize = Annotated[int | None, Option(min=0, help="Never repeat a sequence of so many tokens; 0: off.")]
 TrustRemoteCode = Annotated[
     bool,
     Option(
         "--trust-remote-code",
-        help="Take a base that brings code, of its tokenizer too: read it before.",
+        help="Run the code that a base or its tokenizer brings: read it first.",
     ),
 ]
 AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markdown.")]

@@ -20,7 +20,7 @@ def compare(
         list[Path] | None, Argument(exists=True, dir_okay=False, readable=True, help="Text files, read as one text.")
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", file_okay=False, help="Folder to write, or to go on with.")
+        Path | None, Option("--output", "-o", file_okay=False, help="Folder to write, or to resume.")
     ] = None,
     from_dir: Annotated[
         Path | None,
@@ -33,8 +33,8 @@ def compare(
         Option(help="Model type, or gpt2, mistral; may be given more than once.", show_default="all language models"),
     ] = None,
     seeds: Annotated[int, Option(min=1, help="Runs of each model, with seeds 0, 1, ...")] = 3,
-    speeds: Annotated[bool, Option(help="Measure speeds at the end, anew each time.")] = True,
-    turns: Annotated[int, Option(min=1, help="Turns of the speeds; medians of them are taken.")] = 9,
+    speeds: Annotated[bool, Option(help="Measure speeds at the end, again in every call.")] = True,
+    turns: Annotated[int, Option(min=1, help="Rounds of speed measurements; their median counts.")] = 9,
     hidden_size: Annotated[int, Option(help="Width of the models.")] = DEFAULT.hidden_size,
     layers: Annotated[int, Option(help="Number of layers.")] = DEFAULT.layers,
     heads: Annotated[int, Option(help="Attention heads per layer.")] = DEFAULT.heads,
@@ -42,7 +42,9 @@ def compare(
     dropout: Annotated[float, Option(help="Probability of dropout.")] = DEFAULT.dropout,
     eval_fraction: Annotated[float, Option(help="Share of the text to hold out at its end.")] = DEFAULT.eval_fraction,
     segment_length: Annotated[int, Option(min=4, help="Tokens per segment.")] = DEFAULT.segment_length,
-    batch_size: Annotated[int, Option(help="Lanes of text that are read side by side.")] = DEFAULT.batch_size,
+    batch_size: Annotated[
+        int, Option(help="Batch rows: lanes of the text that are read side by side.")
+    ] = DEFAULT.batch_size,
     steps: Annotated[int, Option(min=1, help="Training steps.")] = DEFAULT.steps,
     learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = DEFAULT.learning_rate,
     warmup_steps: Annotated[int, Option(help="Steps of linear warm-up, before a cosine to 0.")] = DEFAULT.warmup_steps,
@@ -52,7 +54,7 @@ def compare(
 
     All have the same width, depth, text, order of batches and steps; the inner width of the feed-forward is chosen so that
     they have the same number of parameters, within 3 %. Every run is a file, runs/MODEL-SEED.json: a command that was
-    killed goes on where it stopped, one with more seeds or models adds them.
+    killed is resumed by the same command; more seeds or models are added.
     """
     if from_dir is not None:
         if texts or output is not None:
@@ -83,7 +85,7 @@ def _compare(
 
     comparison = Comparison(texts, output, variant, seeds, terms)
     found, missing = len(comparison.found), len(comparison.missing)
-    typer.echo(f"{comparison.parameters:,} parameters; {found} runs are there, {missing} to go", err=True)
+    typer.echo(f"{comparison.parameters:,} parameters; {found} runs exist, {missing} to run", err=True)
     for number, (name, seed) in enumerate(comparison.missing, start=1):
         run = comparison.train(name, seed)
         told = f"{run['bits_per_byte']['with_context']:.3f} bits per byte, {run['train_seconds']:.0f} s of training"

@@ -49,7 +49,7 @@ def convert(
     split: Annotated[
         str | None,
         Option(
-            help="How the tokenizer parts a text into words: moses, by the rules of transformers 4.x; spaces, with <eos> "
+            help="How the tokenizer splits a text into words: moses, by the rules of transformers 4.x; spaces, with <eos> "
             "at line ends, as WikiText is written.",
             show_default="spaces for model.pt, moses for a folder of transformers",
         ),
@@ -76,7 +76,7 @@ def convert(
         return
     typer.echo(f"{type(model).__name__}: {model.num_parameters():,} parameters")
     if tokenizer is None:
-        typer.echo("no vocabulary found: give one by --vocab to have the tokenizer converted as well")
+        typer.echo("no vocabulary found: pass --vocab to convert the tokenizer as well")
     typer.echo(f"wrote {output}")
 
 

@@ -16,41 +16,46 @@ def evaluate(
     text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
     segment_length: Annotated[int | None, Option(help="Tokens per segment.", show_default="as in training")] = None,
     batch_size: Annotated[
-        int, Option(help="Lanes of text that are read side by side; each begins without memory.")
+        int, Option(help="Batch rows: lanes of the text that are read side by side, each from an empty memory.")
     ] = 1,
     moving_window: Annotated[
         bool,
         Option(
             "--moving-window",
-            help="Also predict each token from the segment's length of tokens before it, read anew: as many times slower.",
+            help="Also score with a window of one segment that moves token by token: segment_length times as slow.",
         ),
     ] = False,
     record: Annotated[
         bool,
         Option(
             "--record",
-            help="Keep the figures in the folder, for its card: training_metrics.json and README.md.",
+            help="Write the figures into the folder, for its card: training_metrics.json and README.md.",
         ),
     ] = False,
-    dataset: Annotated[str | None, Option(help="With --record: the data set on the Hub that the text is.")] = None,
-    dataset_revision: Annotated[str | None, Option(help="With --record: its commit.")] = None,
-    task_id: Annotated[str | None, Option(help="With --record: the task in its eval.yaml, of a benchmark.")] = None,
+    dataset: Annotated[
+        str | None, Option(help="With --record: the data set on the Hub that the text is from.")
+    ] = None,
+    dataset_revision: Annotated[str | None, Option(help="With --record: the commit of the data set.")] = None,
+    task_id: Annotated[str | None, Option(help="With --record: the task in the eval.yaml of a benchmark.")] = None,
     mem_len: Annotated[
         int | None, Option(min=0, help="Length of the memory, in tokens.", show_default="as in training")
     ] = None,
     clamp_len: Annotated[
-        int | None, Option(help="Distances above are this one; -1: off.", show_default="as in training")
+        int | None, Option(help="Treat longer distances as this one; -1: off.", show_default="as in training")
     ] = None,
     same_length: Annotated[
         bool | None,
         Option(
             "--same-length/--no-same-length",
-            help="Let all tokens see equally many before them.",
+            help="Every token sees exactly mem_len positions.",
             show_default="as in training",
         ),
     ] = None,
     overlap: Annotated[
-        int, Option(min=0, help="Tokens of a segment that are context from the one before; for models without memory.")
+        int,
+        Option(
+            min=0, help="Tokens that a segment repeats from the one before, as context; for models without memory."
+        ),
     ] = 0,
     as_json: Annotated[
         bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")

@@ -30,8 +30,8 @@ def generate(
     prompt_file: Annotated[
         list[Path] | None, Option(exists=True, dir_okay=False, help="File with a text to continue.")
     ] = None,
-    num_samples: Annotated[int, Option(min=1, help="Continuations of each prompt.")] = 1,
-    max_new_tokens: Annotated[int, Option(min=1, help="Number of tokens to write.")] = 300,
+    num_samples: Annotated[int, Option(min=1, help="Number of continuations of each prompt.")] = 1,
+    max_new_tokens: Annotated[int, Option(min=1, help="Number of tokens to generate.")] = 300,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = None,
@@ -39,10 +39,11 @@ def generate(
     typical_p: TypicalP = None,
     repetition_penalty: RepetitionPenalty = None,
     no_repeat_ngram_size: NoRepeatNgramSize = None,
-    num_beams: Annotated[int | None, Option(min=1, help="Texts that are followed side by side.")] = None,
+    num_beams: Annotated[int | None, Option(min=1, help="Number of beams of beam search.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
     stream: Annotated[
-        bool | None, Option("--stream/--no-stream", help="Print while it is written.", show_default="one text")
+        bool | None,
+        Option("--stream/--no-stream", help="Print tokens as they are generated.", show_default="one text"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -34,7 +34,7 @@ from transformers_xl.cpu.allocator import keep_freed_memory
 app = typer.Typer(
     name="transformers-xl",
     cls=Commands,
-    help="Language models that remember past their window: train one on your text, measure it, let it write.",
+    help="Language models that remember past their window: train, evaluate, generate, push.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,

@@ -19,23 +19,23 @@ def context_curve(
         list[int] | None,
         Option(
             min=0,
-            help="Tokens of memory at evaluation; may be given more than once.",
+            help="Memory length in tokens; may be given more than once.",
             show_default="0, 1/4, 1/2, 1, 2, 4 x that of training",
         ),
     ] = None,
     segment_length: Annotated[
         int | None, Option(min=1, help="Tokens per segment.", show_default="as in training")
     ] = None,
-    batch_size: Annotated[
-        int, Option(min=1, help="Lanes (each begins without memory) or windows that are read side by side.")
-    ] = 1,
+    batch_size: Annotated[int, Option(min=1, help="Batch rows: lanes, each from an empty memory, or windows.")] = 1,
     as_json: Annotated[bool, Option("--json", help="Print JSON, with bits per byte by position.")] = False,
     as_markdown: AsMarkdown = False,
-    picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
+    picture: Annotated[
+        Path | None, Option(help="Write a picture: .png, .svg, or both if the name has no ending.")
+    ] = None,
 ) -> None:
     """Measure bits per byte with memories of growing length, from none to longer than in training.
 
-    A model without memory, also one of transformers, reads each segment anew behind so many tokens of the text, as far as
+    A model without memory, also one of transformers, reads each segment again behind so many tokens of the text, as far as
     it can read them.
     """
     names = model_names(models)

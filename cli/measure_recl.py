@@ -20,25 +20,25 @@ def recl(
     ],
     text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
     r: Annotated[
-        float, Option("--r", help="Fraction of the tokens that gains are taken over, the hardest.")
+        float, Option("--r", help="Share of the tokens, the hardest, that gains are averaged over.")
     ] = DEFAULT.r,
-    c0: Annotated[int, Option("--c0", min=1, help="Context to begin with, in tokens.")] = DEFAULT.c0,
+    c0: Annotated[int, Option("--c0", min=1, help="Shortest context, in tokens.")] = DEFAULT.c0,
     delta: Annotated[int, Option(min=1, help="Tokens by which the context grows.")] = DEFAULT.delta,
     threshold: Annotated[
-        float, Option(help="Gain that is too little, a share of the perplexity.")
+        float, Option(help="Relative gain in perplexity below which context counts as useless.")
     ] = DEFAULT.threshold,
     max_context: Annotated[int, Option(min=1, help="Longest context to measure, in tokens.")] = DEFAULT.max_context,
     blocks: Annotated[int, Option(min=2, help="Blocks of the text, for the confidence intervals.")] = DEFAULT.blocks,
     positions: Annotated[int, Option(min=1, help="Tokens to measure in each block.")] = DEFAULT.positions,
-    resamples: Annotated[int, Option(min=1, help="Texts to draw from the blocks.")] = DEFAULT.resamples,
-    confidence: Annotated[float, Option(help="Share of them inside of the intervals.")] = DEFAULT.confidence,
-    seed: Annotated[int, Option(min=0, help="Seed of the draws.")] = DEFAULT.seed,
-    batch_size: Annotated[
-        int, Option(min=1, help="Windows of the text that are read side by side.")
-    ] = DEFAULT.batch_size,
+    resamples: Annotated[int, Option(min=1, help="Bootstrap samples of the blocks.")] = DEFAULT.resamples,
+    confidence: Annotated[float, Option(help="Confidence level of the intervals.")] = DEFAULT.confidence,
+    seed: Annotated[int, Option(min=0, help="Seed of the bootstrap.")] = DEFAULT.seed,
+    batch_size: Annotated[int, Option(min=1, help="Batch rows: windows of the text.")] = DEFAULT.batch_size,
     as_json: Annotated[bool, Option("--json", help="Print JSON, with gains and losses by context.")] = False,
     as_markdown: AsMarkdown = False,
-    picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
+    picture: Annotated[
+        Path | None, Option(help="Write a picture: .png, .svg, or both if the name has no ending.")
+    ] = None,
 ) -> None:
     """Measure the relative effective context length of a group of models, in tokens.
 

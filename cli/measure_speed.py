@@ -18,20 +18,20 @@ def speed(
         list[int] | None,
         Option(
             min=1,
-            help="Tokens of the window, and of the memory; may be given more than once.",
+            help="Length of the window and of the memory, in tokens; may be given more than once.",
             show_default="800, 1800, 2800, 3800",
         ),
     ] = None,
     segment_length: Annotated[
         int | None, Option(min=1, help="Tokens per segment.", show_default="as in training")
     ] = None,
-    repeats: Annotated[int, Option(min=1, help="Turns to time; the median counts.")] = 3,
+    repeats: Annotated[int, Option(min=1, help="Rounds to time; the median counts.")] = 3,
     as_json: AsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
     """Time the evaluation of a text, per predicted token.
 
-    A window that is read anew for every token, against segments with a memory as long as that window (Dai et al., 2019,
+    A window that is read again for every token, against segments with a memory as long as that window (Dai et al., 2019,
     section 4.5).
     """
     typer.echo("starting ...", err=True)  # the imports take seconds

@@ -17,7 +17,7 @@ def prepare(
     corpus: Annotated[str, Argument(help=f"One of {', '.join(CORPORA)}.")],
     source: Annotated[
         Path,
-        Argument(exists=True, readable=True, help="Its official file, packed or not, or the folder of its files."),
+        Argument(exists=True, readable=True, help="Its official file, compressed or not, or the folder of its files."),
     ],
     output: Annotated[Path, Option("--output", "-o", help="Folder to write: texts, tokenizer and their counts.")],
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
@@ -29,7 +29,7 @@ def prepare(
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
-    """Make the texts and the vocabulary that a paper's figures are about.
+    """Make a paper's texts and vocabulary from the official files of a corpus.
 
     Transformer-XL drops the line feeds of enwik8 (204 symbols); adaptive span and SHA-RNN keep them (205).
     """

@@ -15,14 +15,14 @@ from transformers_xl.experiments.loading import shapes_of
 def push(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a saved model.")],
     repo: Annotated[str, Argument(help="Repository on the Hub: you/name, or name.")],
-    private: Annotated[bool, Option("--private", help="Make the repository private, if it is made now.")] = False,
-    revision: Annotated[str | None, Option(help="Branch; made if need be.", show_default="main")] = None,
+    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
+    revision: Annotated[str | None, Option(help="Branch; created if it does not exist.", show_default="main")] = None,
     create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request instead of committing.")] = False,
     message: Annotated[str, Option("--message", "-m", help="Commit message.")] = "Upload model",
     description: Annotated[str | None, Option(help="Description of the commit.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Push a model, its tokenizer, its card and its code. Pickles stay here.
+    """Push a model, its tokenizer, its card and its code. Pickles are not pushed.
 
     Run it again after a failure: what has arrived is not sent twice. The token is that of `hf auth login`, or HF_TOKEN.
     """

@@ -9,8 +9,10 @@ def serve(
     model: Annotated[str, Argument(help="Folder of a language model, or its repository on the Hub.")],
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any free one, which is shown.")] = 8000,
-    device: Annotated[str, Option(help="As cpu, cuda:0, or auto.")] = "auto",
-    dtype: Annotated[str, Option(help="Of the weights, as float32 or bfloat16; auto: as they were saved.")] = "auto",
+    device: Annotated[str, Option(help="Device: cpu, cuda:0, ..., or auto.")] = "auto",
+    dtype: Annotated[
+        str, Option(help="Type of the weights: float32, bfloat16, ...; auto: as they were saved.")
+    ] = "auto",
     seed: Annotated[int | None, Option(help="Seed of sampling, where a request has none.")] = None,
 ) -> None:
     """Serve one model: /v1/completions, and /v1/chat/completions and /v1/responses if it has a chat template.

@@ -23,13 +23,13 @@ def train_tokenizer(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
     min_freq: Annotated[int, Option(help="Leave out words that occur less often.")] = 1,
     max_size: Annotated[
-        int | None, Option(help="The most tokens, special ones included.", show_default="no limit")
+        int | None, Option(help="Largest number of tokens, special ones included.", show_default="no limit")
     ] = None,
-    lower_case: Annotated[bool, Option("--lower-case", help="Put all letters in lower case.")] = False,
+    lower_case: Annotated[bool, Option("--lower-case", help="Lower-case the text.")] = False,
     split: Annotated[
         str, Option(help="moses: text as people write it; spaces: text split already, as WikiText is; characters.")
     ] = "moses",
-    add_eos: Annotated[bool, Option(help="The end of a line is the token <eos>.")] = True,
+    add_eos: Annotated[bool, Option(help="Make the end of a line the token <eos>.")] = True,
     clusters: Annotated[int, Option(help="Clusters of the adaptive softmax to suggest cutoffs for.")] = 4,
     div_val: Annotated[int, Option(help="Each cluster's vectors are narrower by this factor.")] = 1,
     as_json: AsJson = False,

@@ -41,7 +41,7 @@ def train(
     ] = None,
     config: Annotated[
         list[Path] | None,
-        Option(exists=True, dir_okay=False, help="YAML file; of several, the later ones override the earlier ones."),
+        Option(exists=True, dir_okay=False, help="YAML file; a later one overrides an earlier one."),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -50,13 +50,15 @@ def train(
             show_default="small-bytes; add-memory-KIND for a base of others",
         ),
     ] = None,
-    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint in the output folder.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Resume from the last checkpoint in the output folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the output folder if it exists.")] = False,
     trust_remote_code: TrustRemoteCode = False,
-    as_json: Annotated[bool, Option("--json", help="Print the scores as JSON, and all else to stderr.")] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the scores as JSON, and everything else to stderr.")
+    ] = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
-    """Train a language model on texts, from the beginning or from a model, and write a folder that is ready for the Hub.
+    """Train a language model on texts, from scratch or from a base, and write a folder that is ready for the Hub.
 
     A part of the text is held out, and scored with and without the model's memory. On several devices:
     torchrun --nproc_per_node N -m transformers_xl.cli train ..., or accelerate launch -m transformers_xl.cli train ...
@@ -88,7 +90,7 @@ def train(
     if run.was_stopped:
         if is_main_process():
             resumed = shlex.join(["transformers-xl", "train", "--resume", "-o", str(output)])
-            typer.echo(f"stopped behind step {run.step:,}, which is saved; to resume: {resumed}", err=True)
+            typer.echo(f"stopped after step {run.step:,}, which is saved; to resume: {resumed}", err=True)
         sys.exit(130)
     if is_main_process():
         header, *rows = score_table(scores)

@@ -60,7 +60,7 @@ def push_folder(
     """Push the files of a saved model in one commit: all of them are there afterwards, or none has changed.
 
     The repository, and the branch `revision`, are made if need be. What the server already has is not sent again: after a
-    failure, or an interruption, the same call goes on where it stopped, since large files are kept by their content.
+    failure, or an interruption, the same call resumes it, since large files are kept by their content.
 
     Raises:
         ValueError: the folder is not that of a saved model.
@@ -153,7 +153,7 @@ def explained(
         ]
         if create_pr:
             lines.append("No pull request is known to be open.")
-        lines.append("To go on, push again: large files that had arrived are not sent twice.")
+        lines.append("To resume, push again: large files that had arrived are not sent twice.")
         raise PushError(" ".join(lines)) from error
 
 

@@ -58,7 +58,9 @@ class WordTokenizer(TokenizerWithCode):
     model_input_names = ["input_ids", "attention_mask"]
 
     @classmethod
-    def train_from_files(cls, files: Iterable[str | PathLike], progress: bool = True, **options: Any) -> "WordTokenizer":
+    def train_from_files(
+        cls, files: Iterable[str | PathLike], progress: bool = True, **options: Any
+    ) -> "WordTokenizer":
         """Make a vocabulary of the words of text files in UTF-8.
 
         Args:

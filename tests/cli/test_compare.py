@@ -78,7 +78,7 @@ def test_a_comparison_goes_on(text: Path, copied: Path):
     lost.unlink()
     result = compare(text, copied)
     assert result.exit_code == 0, result.output
-    assert "5 runs are there, 1 to go" in result.stderr
+    assert "5 runs exist, 1 to run" in result.stderr
     after, new = files(copied), json.loads(lost.read_text())
     assert after.keys() == before.keys()
     kept = [name for name in before if name.startswith("runs/") and name != "runs/mistral-0.json"]
@@ -119,7 +119,7 @@ def test_what_was_done_is_kept_when_a_run_fails(text: Path, tmp_path: Path, monk
 
 
 def test_a_process_that_is_killed_is_told():
-    with pytest.raises(OSError, match="goes on where it stopped"):
+    with pytest.raises(OSError, match="same command resumes it"):
         comparison_runs.in_a_process(os._exit, 1)
 
 

@@ -161,7 +161,7 @@ def test_a_run_that_is_stopped_is_saved_and_resumes_exactly(
         patch.setattr(TrainingProgress, "on_step_begin", Signals.on_step_begin)
         result = run("train", *words, "-o", folder)
     assert result.exit_code == 130
-    assert "stopped behind step 3" in result.output
+    assert "stopped after step 3" in result.output
     assert f"train --resume -o {folder}" in result.output
     assert signal.getsignal(signal.SIGINT) is handler
     assert {path.name for path in folder.iterdir()} == {"checkpoint-3", "run.yaml"}
