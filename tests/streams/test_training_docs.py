@@ -18,6 +18,6 @@ def test_the_code_on_streams_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     namespace: dict = {}
     for block in re.findall(r"^```python\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE):
-        exec(compile(block, "training.md", "exec"), namespace)
+        exec(compile(block, "training_streams.md", "exec"), namespace)
     assert namespace["position"]["step"] == 10
     assert len(list(namespace["train"])) > 0
