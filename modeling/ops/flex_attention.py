@@ -13,18 +13,18 @@ a mask stays. Its speed has not been measured here.
 
 import functools
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from transformers.utils import is_triton_available
 
 from transformers_xl.modeling.ops.key_mask import FarColumns
 from transformers_xl.modeling.ops.relative_attention import position_scores_at
 from transformers_xl.modeling.ops.wide_attention import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.window import keep_last
 
-HAS_TRITON = find_spec("triton") is not None  # what compiled FlexAttention is written in
+HAS_TRITON = is_triton_available()  # what compiled FlexAttention is written in
 MIN_WIDTH = 16  # of a head, in compiled FlexAttention
 compiled_flex_attention = torch.compile(flex_attention)
 
