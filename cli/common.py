@@ -1,6 +1,5 @@
 """What the commands share: how a text is generated, what is shown, and what refuses a folder."""
 
-import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 from typer.core import TyperCommand
+
+from transformers_xl.configuration.nearest_names import nearest_names
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
@@ -48,7 +49,7 @@ def check_spelling(ctx: typer.Context, words: Iterable[str]) -> None:
     known = [name for parameter in ctx.command.params for name in parameter.opts if name.startswith("--")]
     for word in words:
         name = word.partition("=")[0]
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        close = nearest_names(name, known, cutoff=0.75)
         if name.startswith("--") and "." not in name and close:
             raise ValueError(f"no such option: {name!r}. Did you mean {close[0]}?")
 

@@ -54,6 +54,11 @@ def generate(
     single = len(prompts) == num_samples == 1 and not as_json and num_beams in (None, 1)
     if stream and not single:
         raise ValueError("`stream`=True prints one text of one prompt, without beams or JSON: leave it out.")
+    if num_samples > 1 and temperature == 0 and (num_beams or 1) < num_samples:
+        raise ValueError(
+            f"`num_samples`={num_samples} with `temperature`=0 would write one text {num_samples} times: set a temperature "
+            f"above 0, or `num_beams` to at least {num_samples}."
+        )
     options = generation_options(
         temperature,
         top_k,

@@ -14,7 +14,7 @@ MEMORY_UPDATES = ("linear", "delta")
 class InfiniTransformerConfig(AdaptiveSoftmaxConfig):
     r"""
     Configuration of the Infini-Transformer. Further fields are those of [`AdaptiveSoftmaxConfig`], except `initial_memory`:
-    the memory of a new row is empty. A token attends to its own block only, whatever `same_length` says.
+    the memory of a new row is empty, and `same_length`: a token attends to its own block only.
 
     Args:
         mem_len (`int`, *optional*, defaults to 128):
@@ -37,6 +37,7 @@ class InfiniTransformerConfig(AdaptiveSoftmaxConfig):
 
     # what the base class reads, and no field: a type checker does not know that a dataclass drops it so
     initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]
+    same_length: ClassVar[bool] = True  # type: ignore[misc]
 
     mem_len: int = 128
     segment_length: int = 512

@@ -1,6 +1,8 @@
 """The fields of models with the local attention of Google's meliad: Wu et al., 2022, https://arxiv.org/abs/2203.08913, and
 Hutchins et al., 2022, https://arxiv.org/abs/2203.07852."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -9,8 +11,8 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 @strict
 class LocalAttentionConfig(MemoryConfig):
     r"""
-    Base configuration of these models. Further fields are those of [`MemoryConfig`]. The attention has a sliding window,
-    whatever `same_length` says.
+    Base configuration of these models. Further fields are those of [`MemoryConfig`], except `same_length`: the attention
+    has a sliding window.
 
     Args:
         relative_attention_num_buckets (`int`, *optional*, defaults to 32):
@@ -22,6 +24,9 @@ class LocalAttentionConfig(MemoryConfig):
             `True`: a token sees itself and the `mem_len - 1` before it. `False`, as in the original code: the `mem_len`
             before it, and not itself.
     """
+
+    # what the base class reads, and no field: a type checker does not know that a dataclass drops it so
+    same_length: ClassVar[bool] = True  # type: ignore[misc]
 
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128

@@ -1,15 +1,16 @@
 """The fields that every model with segment memory shares."""
 
 import copy
-import difflib
 import os
 from dataclasses import fields
 from typing import Any, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS, OTHER_NAMES
 from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, settings_of
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
@@ -163,7 +164,7 @@ class MemoryConfig(ConfigWithCode):
     def _objection(cls, name: str) -> str | None:
         """Why a config cannot be made with this keyword; None where it can."""
         if cls._lacks(OTHER_NAMES.get(name, name)):
-            return f"has no meaning for a {cls.__name__}: leave it out"
+            return f"has no meaning for {cls.__name__}: leave it out"
         names = [field.name for field in fields(cls) if not field.name.startswith("_")]
         known = {*names, *cls.attribute_map, *ORIGINAL_OPTIONS, *vars(PreTrainedConfig)}
         known |= {"name_or_path", "token"}  # of `from_pretrained`
@@ -173,7 +174,7 @@ class MemoryConfig(ConfigWithCode):
             return "cannot be set, it follows from the memory: set `mem_len`"
         if isinstance(getattr(cls, name, None), property):
             return "cannot be set, it follows from the fields"
-        close = difflib.get_close_matches(name, [*names, *cls.attribute_map], cutoff=0.8)
+        close = nearest_names(name, [*names, *cls.attribute_map], cutoff=0.8)
         meant = " or ".join(f"`{field}`" for field in close)
         return f"is not a field of {cls.__name__}: did you mean {meant}?" if close else None
 
@@ -258,9 +259,12 @@ class MemoryConfig(ConfigWithCode):
         for name in ("dropout", "embedding_dropout", "residual_dropout", "attention_dropout"):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
-        for name in ("embedding_initializer_range", "norm_initializer_range"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"`{name}`={getattr(self, name)} must not be negative.")
+        initializers = ("initializer_range", "embedding_initializer_range", "norm_initializer_range")
+        for name in ("layer_norm_eps", *initializers):
+            if not (getattr(self, name) or 0) >= 0:  # NaN too
+                raise ValueError(f"`{name}`={getattr(self, name)} must be a number that is not negative.")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"`hidden_act`={self.hidden_act!r} must be one of {', '.join(sorted(ACT2FN))}.")
 
     def with_mem_len(self, mem_len: int) -> Self:
         """A copy with another length of the memory.

@@ -13,7 +13,7 @@ class RecurrentMemoryTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxC
     r"""
     Configuration of the Recurrent Memory Transformer on Transformer-XL. Further fields are those of
     [`RelativeAttentionConfig`] and [`AdaptiveSoftmaxConfig`], except `initial_memory`: a new row has learned memory tokens
-    and an empty cache. A token sees the cache and its segment up to itself, whatever `same_length` says.
+    and an empty cache, and `same_length`: a token sees the cache and its segment up to itself.
 
     Args:
         num_memory_tokens (`int`, *optional*, defaults to 10):
@@ -43,6 +43,7 @@ class RecurrentMemoryTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxC
 
     # what the base class reads, and no field: a type checker does not know that a dataclass drops it so
     initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]
+    same_length: ClassVar[bool] = True  # type: ignore[misc]
 
     mem_len: int = 128
     segment_length: int = 128

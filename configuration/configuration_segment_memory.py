@@ -1,7 +1,6 @@
 """The configuration of memory around a language model of transformers."""
 
 import copy
-import difflib
 from typing import Any, ClassVar, Self, cast
 
 from huggingface_hub.dataclasses import strict
@@ -10,6 +9,7 @@ from transformers.configuration_utils import SubConfigSpec
 from transformers.utils import logging
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
 
@@ -117,7 +117,7 @@ class SegmentMemoryConfig(ConfigWithCode):
             return "cannot be set, it follows from the fields"
         if name in MemoryConfig.__dataclass_fields__ or name in OPTIONAL_FIELDS or name in MemoryConfig.attribute_map:
             return "has no meaning for a memory around a base: leave it out"
-        close = difflib.get_close_matches(name, fields, cutoff=0.8)
+        close = nearest_names(name, fields, cutoff=0.8)
         return f"{UNKNOWN}: did you mean `{'` or `'.join(close)}`?" if close else UNKNOWN
 
     @classmethod

@@ -18,6 +18,8 @@ OPTIONAL_FIELDS: dict[str, Any] = {
     # `MemoryConfig`, for all but the Star-Transformer
     "intermediate_size": 2048,
     "initial_memory": "empty",
+    # the same, for all but those whose windows are their own
+    "same_length": True,
 }
 # other names of one of these
 OTHER_NAMES = {

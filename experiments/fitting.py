@@ -58,7 +58,8 @@ def build_model(
         ValueError: the arguments do not go together, or the model is larger than the machine's memory.
     """
     tokenizer, mem_len = ByteTokenizer(), terms.mem_len
-    memory: dict[str, Any] = {} if variant.memory == "none" else {"mem_len": mem_len, "same_length": mem_len > 0}
+    memory: dict[str, Any] = {} if variant.memory == "none" else {"mem_len": mem_len}
+    memory |= {"same_length": False} if memory and mem_len == 0 else {}
     fields = {"num_attention_heads": terms.heads} | fields
     config = cast(type[MemoryConfig], variant.config_class)(
         vocab_size=len(tokenizer),

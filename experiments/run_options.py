@@ -5,7 +5,6 @@ and it reads what YAML gave by their types. transformers' HfArgumentParser has o
 """
 
 import dataclasses
-import difflib
 import re
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.experiments.loading import base_config, import_models
 from transformers_xl.experiments.run_config import (
     CONFIG_FILE,
@@ -361,8 +361,8 @@ def _nearest(name: str, known: Any) -> str:
     last = name.rpartition(".")[2]
     same = [each for each in known if each.rpartition(".")[2] == last]
     by_last = {each.rpartition(".")[2]: each for each in known}
-    close = same or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    close = close or list(map(by_last.get, difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)))
+    close = same or nearest_names(name, known, cutoff=0.6)
+    close = close or list(map(by_last.get, nearest_names(last, by_last, cutoff=0.6)))
     return f" Did you mean `{close[0]}`?" if close else ""
 
 

@@ -188,8 +188,9 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
 
     It is built once, and every caller gets a copy, with the random numbers where the build left them.
     """
-    if model_type in VARIANTS and lacks(model_type, "initial_memory"):
-        fields.pop("initial_memory", None)  # tests over all variants name it
+    for name in ("initial_memory", "same_length"):  # tests over all variants name them
+        if model_type in VARIANTS and lacks(model_type, name):
+            fields.pop(name, None)
     key = repr((model_type, head, dtype, sorted(fields.items())))
     if key not in _BUILT:
         torch.manual_seed(0)

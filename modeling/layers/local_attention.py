@@ -80,7 +80,7 @@ class LocalAttention(CosineAttention):
 
 
 class LocalLayer(MemoryLayer):
-    """Local attention and a feed-forward, each after an RMS norm. The window slides, also with `same_length=False`."""
+    """Local attention and a feed-forward, each after an RMS norm. The window slides."""
 
     attention_class = LocalAttention
     norm_class = SublayerRMSNorm
@@ -93,7 +93,8 @@ class LocalLayer(MemoryLayer):
 
 def unit_vectors(states: torch.Tensor) -> torch.Tensor:
     """`states` `(..., D)` divided by their lengths; zeros stay zeros."""
-    return states * (states.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    precise = states.to(torch.promote_types(states.dtype, torch.float32))  # float16 holds no square above 65504
+    return (precise * (precise.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(states.dtype)
 
 
 def distance_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:

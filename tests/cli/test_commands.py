@@ -197,6 +197,7 @@ def test_generate_streams_what_it_writes_at_once(model_folder: Path):
         (("generate", "{model}", "-p", "a", "--stream", "--num-samples", "2"), "`stream`=True"),
         (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-p", "0.5"), "`top_p`=0.5"),
         (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-k", "5"), "`top_k`=5"),
+        (("generate", "{model}", "-p", "a", "--temperature", "0", "--num-samples", "3"), "`num_samples`=3"),
         (("evaluate", "{model}", "--text", "{text}", "--mem-len", "0"), "`mem_len`=0"),
         (("evaluate", "{model}", "--text", "{text}", "--clamp-len", "0"), "`clamp_len`=0"),
         (("evaluate", "{model}", "--text", "{text}", "--json", "--markdown"), "`markdown`=True"),

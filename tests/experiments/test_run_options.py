@@ -86,6 +86,7 @@ def test_python_says_the_same():
     ("words", "message"),
     [
         ("--model.hiden_size 3", "Did you mean `model.hidden_size`"),
+        ("--model.mem_lenght 3", "Did you mean `model.mem_len`"),
         ("--training.seeed 3", "Did you mean `training.seed`"),
         ("--trainin.seed 3", "Did you mean `training`"),
         ("--learning-rate 3", "Did you mean `training.learning_rate`"),

@@ -1,5 +1,6 @@
 """What cannot be meant is refused, for every variant: a `ValueError` that names the argument, before any work is done."""
 
+import math
 from functools import partial
 
 import pytest
@@ -179,7 +180,7 @@ def test_refused_calls_leave_the_cache_as_it_was(model_type):
 @of_our_own
 def test_config_keyword_close_to_a_field_is_refused(model_type):
     for misspelled, meant in (
-        ("mem_length", "mem_len"),
+        ("mem_length", "did you mean `mem_len`?"),
         ("memlen", "mem_len"),
         ("hiden_size", "hidden_size"),
         ("num_layers", "n_layer"),
@@ -201,7 +202,7 @@ def test_other_config_keywords_pass(model_type):
 @of_our_own
 def test_config_values(model_type):
     for fields, names in (
-        ({"mem_len": -1, "same_length": False}, ["mem_len", "-1"]),
+        ({"mem_len": -1}, ["mem_len", "-1"]),
         ({"hidden_size": 0}, ["hidden_size"]),
         ({"vocab_size": 0}, ["vocab_size"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
@@ -215,6 +216,10 @@ def test_config_values(model_type):
             ["initial_memory", "ones", "has no meaning" if lacks(model_type, "initial_memory") else "empty"],
         ),
         ({"dropout": 1.5}, ["dropout", "1.5"]),
+        ({"layer_norm_eps": -1.0}, ["layer_norm_eps", "-1.0"]),
+        ({"initializer_range": -1.0}, ["initializer_range", "-1.0"]),
+        ({"initializer_range": math.nan}, ["initializer_range", "nan"]),
+        ({"hidden_act": "nope"}, ["hidden_act", "nope", "relu"]),
         ({"attention_dropout": -0.1}, ["attention_dropout", "-0.1"]),
         ({"sliding_window": 4}, ["sliding_window", "mem_len"]),
     ):

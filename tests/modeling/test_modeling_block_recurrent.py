@@ -7,6 +7,7 @@ from naive_block_recurrent import Naive
 from tiny import EXACT, memory_of, pairwise, read, read_row_alone, tiny_model, tokens
 
 from transformers_xl import BlockRecurrentConfig
+from transformers_xl.modeling.layers.local_attention import unit_vectors
 
 MODEL = "block_recurrent"
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
@@ -169,6 +170,10 @@ def test_feedback_shows_the_hidden_states_of_all_blocks():
 
 
 # --- configuration
+
+
+def test_large_keys_keep_their_direction_in_half_precision():
+    torch.testing.assert_close(unit_vectors(torch.full((2, 4), 300.0).half()), torch.full((2, 4), 0.5).half())
 
 
 def test_the_layer_of_the_paper_is_the_tenth_of_twelve():
