@@ -15,6 +15,7 @@ from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.window_memory import AttentionMemory, WindowMemory
+from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
 
@@ -58,7 +59,9 @@ class LocalAttention(CosineAttention):
 
         score[i, j] = |s| (cos(q_i, k_j) + b[bucket(i - j)])
 
-    With `attend_to_self=False` a token does not see itself.
+    With `attend_to_self=False` a token does not see itself. Queries are read in pieces, each with the keys of its windows:
+    a long call costs its length times the window. With `attn_implementation="eager"` all pairs are computed, and their
+    weights returned.
     """
 
     def __init__(self, config: LocalAttentionConfig, layer_idx: int):
@@ -67,6 +70,22 @@ class LocalAttention(CosineAttention):
         self.max_distance = config.relative_attention_max_distance
         self.attend_to_self = config.attend_to_self
         self.relative_attention_bias = nn.Embedding(self.num_buckets, config.num_attention_heads)
+
+    def attend(self, query, key, value, memory, segment, **kwargs):
+        key_mask, length, num_keys = memory.key_mask, query.shape[-2], key.shape[-2]
+        window = key_mask.window or num_keys
+        size = max(window // 2, PIECE_LENGTH)
+        if self.config._attn_implementation == "eager" or num_keys < window + size:
+            return super().attend(query, key, value, memory, segment, **kwargs)
+        outputs = []
+        for start in range(0, length, size):
+            some, last = query[:, :, start : start + size], num_keys - length + min(start + size, length)
+            keys = slice(max(last - some.shape[-2] - window + 1, 0), last)
+            visible = None if key_mask.visible is None else key_mask.visible[..., start : start + size, keys]
+            near_key, near_value = key[:, :, keys], value[:, :, keys]
+            some, bias = self.score_terms(some, near_key.shape[-2], segment, memory)
+            outputs.append(self.attend_with_bias(some, near_key, near_value, bias, visible, **kwargs)[0])
+        return torch.cat(outputs, dim=1), None
 
     def score_terms(
         self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory

@@ -7,7 +7,7 @@ from naive_block_recurrent import Naive
 from tiny import EXACT, memory_of, pairwise, read, read_row_alone, tiny_model, tokens
 
 from transformers_xl import BlockRecurrentConfig
-from transformers_xl.modeling.layers.local_attention import unit_vectors
+from transformers_xl.modeling.layers.local_attention import LocalAttention, unit_vectors
 
 MODEL = "block_recurrent"
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
@@ -174,6 +174,30 @@ def test_feedback_shows_the_hidden_states_of_all_blocks():
 
 def test_large_keys_keep_their_direction_in_half_precision():
     torch.testing.assert_close(unit_vectors(torch.full((2, 4), 300.0).half()), torch.full((2, 4), 0.5).half())
+
+
+@pytest.mark.parametrize("attend_to_self", [True, False])
+def test_a_long_call_reads_windows_alone(attend_to_self, monkeypatch):
+    """Pieces of queries, with padding and documents: values and gradients are those of all pairs."""
+    model = tiny_model("block_recurrent", attend_to_self=attend_to_self, block_length=40)
+    ids, mask, reset, seen = tokens(2, 150), torch.ones(2, 150, dtype=torch.bool), torch.zeros(2, 150).bool(), []
+    mask[0, :20], reset[1, 70] = False, True
+    attend = LocalAttention.attend_with_bias
+
+    def counting(self, query, key, *args, **kwargs):
+        seen.append(key.shape[-2])
+        return attend(self, query, key, *args, **kwargs)
+
+    monkeypatch.setattr(LocalAttention, "attend_with_bias", counting)
+    results = []
+    for implementation in ("sdpa", "eager"):
+        model.config._attn_implementation = implementation
+        seen.clear()
+        output, _ = read(model, ids, [30, 120], attention_mask=mask, reset=reset)
+        gradients = torch.autograd.grad(output[mask].square().sum(), list(model.parameters()), allow_unused=True)
+        results.append([output[mask], *(each for each in gradients if each is not None)])
+        assert max(seen) == (64 + 8 - attend_to_self if implementation == "sdpa" else 150)
+    torch.testing.assert_close(*results, **EXACT)
 
 
 def test_the_layer_of_the_paper_is_the_tenth_of_twelve():
