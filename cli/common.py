@@ -9,8 +9,6 @@ import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from transformers_xl.configuration.nearest_names import nearest_names
-
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
 Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0: always the most likely token.")]
@@ -46,6 +44,8 @@ class OneForm(TyperCommand):
 def check_spelling(ctx: typer.Context, words: Iterable[str]) -> None:
     """Raise a `ValueError` where a word that the command does not know, and that is of no section, is nearly one of its
     options."""
+    from transformers_xl.configuration.nearest_names import nearest_names
+
     known = [name for parameter in ctx.command.params for name in parameter.opts if name.startswith("--")]
     for word in words:
         name = word.partition("=")[0]

@@ -44,6 +44,8 @@ class MemoryTrainingArguments(TrainingArguments):
         average_in_the_end: whether the trained model is the average; with `False` only evaluation uses it.
         initial_mem_len: length of the model's memory in the first step, in positions; it grows to `mem_len`.
         mem_len_warmup_steps: steps in which it grows, or below 1 a share of the training.
+        initial_bptt_segments: `bptt_segments` of a model with memory tokens in the first step; it grows to the model's.
+        bptt_warmup_steps: steps in which it grows, or below 1 a share of the training.
         early_stopping_patience: stop when so many evaluations in a row were no better than the best; it needs
             `load_best_model_at_end` or `metric_for_best_model`, and an `eval_strategy`.
 
@@ -65,6 +67,8 @@ class MemoryTrainingArguments(TrainingArguments):
     average_in_the_end: bool = True
     initial_mem_len: int | None = None
     mem_len_warmup_steps: float = 0.0
+    initial_bptt_segments: int | None = None
+    bptt_warmup_steps: float = 0.0
     early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:

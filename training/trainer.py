@@ -15,8 +15,8 @@ from transformers_xl.training.arguments import MemoryTrainingArguments, check_ar
 from transformers_xl.training.averaging import averaging_of, check_averaging
 from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, TrainingProgress
 from transformers_xl.training.label_smoothing import check_smoothing, smoothed_labels
-from transformers_xl.training.memory_length import MemoryLengthWarmup, check_memory_warmup
 from transformers_xl.training.memory_state import Memory, match_rows
+from transformers_xl.training.memory_warmup import check_warmups, warmups_of
 from transformers_xl.training.optimizers import check_optimizer, lamb_and_kwargs
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
 from transformers_xl.training.pushing import CheckpointPushes, HubPushes
@@ -54,7 +54,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         check_groups(model, args)
         check_optimizer(args)
         check_averaging(args)
-        check_memory_warmup(model, args)
+        check_warmups(model, args)
         check_smoothing(model, args.label_smoothing_factor)
         check_prompt_learning(model, with_memory=True)
         self.memory: dict[str, Memory] = {}
@@ -66,8 +66,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         self._labels_of_model = self.label_names
         self.add_callback(TrainingProgress)
         self.add_callback(SpanTrimming)
-        if isinstance(args, MemoryTrainingArguments) and args.mem_len_warmup_steps > 0:
-            self.add_callback(MemoryLengthWarmup(cast(int, args.initial_mem_len), args.mem_len_warmup_steps))
+        for warmup in warmups_of(args):
+            self.add_callback(warmup)
         averaging = averaging_of(args)
         self.weight_average = None if averaging is None else averaging.average
         if averaging is not None:  # behind the callbacks that change weights after a step

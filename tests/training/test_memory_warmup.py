@@ -8,6 +8,8 @@ from transformers import set_seed
 
 from transformers_xl import (
     MemoryTrainer,
+    RecurrentMemoryTransformerConfig,
+    RecurrentMemoryTransformerForCausalLM,
     TransformerXLConfig,
     TransformerXLForCausalLM,
 )
@@ -18,13 +20,22 @@ VOCAB, SEGMENT, LANES, STEPS = 23, 4, 2, 8
 IDS = np.random.default_rng(0).integers(0, VOCAB, LANES * SEGMENT * STEPS + 1)
 
 
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    "dropout": 0.0,
+}  # fmt: skip
+
+
 def small_model(mem_len: int = 14) -> TransformerXLForCausalLM:
     set_seed(0)
-    config = TransformerXLConfig(
-        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, dropout=0.0,
-        mem_len=mem_len,
-    )  # fmt: skip
-    return TransformerXLForCausalLM(config)
+    return TransformerXLForCausalLM(TransformerXLConfig(mem_len=mem_len, **SIZES))
+
+
+def model_with_memory_tokens() -> RecurrentMemoryTransformerForCausalLM:
+    """A step of four tokens is four segments."""
+    set_seed(0)
+    tokens = {"segment_length": 1, "num_memory_tokens": 1, "bptt_segments": 4, "mem_len": 2}
+    return RecurrentMemoryTransformerForCausalLM(RecurrentMemoryTransformerConfig(**tokens, **SIZES))
 
 
 def trainer_of(tmp_path, model, **fields) -> MemoryTrainer:
@@ -37,10 +48,10 @@ def trainer_of(tmp_path, model, **fields) -> MemoryTrainer:
     return MemoryTrainer(model, args, train_dataset=TextStream(IDS, SEGMENT, LANES))
 
 
-def lengths_of(trainer: MemoryTrainer, **options) -> list[int]:
+def lengths_of(trainer: MemoryTrainer, field: str = "mem_len", **options) -> list[int]:
     """Train, and note the length of the memory in every step."""
     seen = []
-    hook = trainer.model.register_forward_pre_hook(lambda module, inputs: seen.append(module.config.mem_len))
+    hook = trainer.model.register_forward_pre_hook(lambda module, inputs: seen.append(getattr(module.config, field)))
     trainer.train(**options)
     hook.remove()
     return seen
@@ -89,6 +100,20 @@ def test_a_model_from_a_checkpoint_grows_on(tmp_path):
             assert torch.equal(ours, theirs)
 
 
+def test_gradients_through_more_and_more_segments_go_on_from_a_checkpoint(tmp_path):
+    fields = {"initial_bptt_segments": 1, "bptt_warmup_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    whole = trainer_of(tmp_path, model_with_memory_tokens(), **fields)
+    assert lengths_of(whole, "bptt_segments") == [1, 1, 2, 2, 3, 3, 4, 4]
+    checkpoint = tmp_path / "checkpoint-3"
+    model = RecurrentMemoryTransformerForCausalLM.from_pretrained(checkpoint)
+    assert model.config.bptt_segments == 2
+    trainer = trainer_of(tmp_path / "resumed", model, **fields)
+    assert lengths_of(trainer, "bptt_segments", resume_from_checkpoint=str(checkpoint)) == [2, 3, 3, 4, 4]
+    assert trainer.model.config.bptt_segments == 4
+    for ours, theirs in zip(trainer.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -97,6 +122,10 @@ def test_a_model_from_a_checkpoint_grows_on(tmp_path):
         ({"initial_mem_len": 4, "mem_len_warmup_steps": -1}, "`mem_len_warmup_steps`=-1"),
         ({"initial_mem_len": 15, "mem_len_warmup_steps": 4}, "`initial_mem_len`=15 is above `mem_len`=14"),
         ({"initial_mem_len": 0, "mem_len_warmup_steps": 4}, "`mem_len`=0 with `same_length`=True"),
+        (
+            {"initial_bptt_segments": 1, "bptt_warmup_steps": 4},
+            "TransformerXLForCausalLM, which has no `bptt_segments`",
+        ),
     ],
 )
 def test_what_cannot_be_meant(tmp_path, fields: dict, message: str):

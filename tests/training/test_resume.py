@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from patience import PATIENCE
+from tiny import tiny_model
 from trained import LANES, SEGMENT, Flowing, arguments, small_model, text
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -68,6 +69,19 @@ def ends_of(trainer: MemoryTrainer) -> list:
 
 def equal(ours: list, theirs: list) -> bool:
     return ours[1:] == theirs[1:] and all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
+
+
+@pytest.mark.parametrize("model_type", ["block_recurrent", "infini_transformer", "recurrent_memory_transformer"])
+def test_what_moves_by_blocks_goes_on_in_the_middle_of_a_block(tmp_path, model_type):
+    def training() -> MemoryTrainer:
+        model = tiny_model(model_type, "causal_lm", torch.float32, dropout=0.2).train()
+        args = arguments(tmp_path, save_strategy="steps", save_steps=2, max_steps=3)
+        return MemoryTrainer(model, args, train_dataset=TextStream(text(LANES * 5 * 3 + 1), 5, LANES))
+
+    whole, resumed = training(), training()
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert equal(ends_of(resumed), ends_of(whole))
 
 
 @pytest.fixture(scope="module")
