@@ -11,7 +11,7 @@ from transformers_xl import RecurrentMemoryTransformerConfig, RecurrentMemoryTra
 def build(case: Case, bptt_segments: int) -> RecurrentMemoryTransformerForCausalLM:
     hyper = case.hyper
     if hyper["num_mem_tokens"] > 1:
-        case.out_of_scope("memory tokens see those behind them there, at foreign distances", "num_mem_tokens")
+        case.out_of_scope("memory tokens see those behind them there, by scores of the next query", "num_mem_tokens")
     if not hyper.get("mem_at_end", True):
         case.out_of_scope("a segment without write positions writes nothing", "mem_at_end")
     if hyper["pre_lnorm"]:
