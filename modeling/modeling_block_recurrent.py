@@ -139,9 +139,10 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         whole = (hidden_states, segment_mask, document_ids, memory, order)
         if not self.config.feedback:
             return super()._run(*whole, **kwargs)
+        batch, length = hidden_states.shape[:2]
         if memory.batch < 0:
-            memory.start(len(hidden_states), hidden_states)
-        packing = SegmentPacking(*hidden_states.shape[:2], hidden_states.device, None, segment_mask, document_ids)
+            memory.start(batch, hidden_states)
+        packing = SegmentPacking(batch, length, hidden_states.device, None, segment_mask, document_ids)
         parts = CallParts.of(packing, memory.own.block_position.read(), self.config.block_length)
         if parts.is_one:
             return super()._run(*whole, **kwargs)

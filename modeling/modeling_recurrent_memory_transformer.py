@@ -82,14 +82,16 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
             raise ValueError(
                 "`output_attentions`=True has no meaning here: segments are read one by one. Leave it out."
             )
+        batch, length = hidden_states.shape[:2]
         if memory.batch < 0:
-            memory.start(len(hidden_states), hidden_states)
-        packing = SegmentPacking(*hidden_states.shape[:2], hidden_states.device, None, segment_mask, document_ids)
+            memory.start(batch, hidden_states)
+        packing = SegmentPacking(batch, length, hidden_states.device, None, segment_mask, document_ids)
         call = CallParts.of(packing, memory.own.place.read(), self.config.segment_length)
         num_parts = len(call.parts)
         if self.training:
             warn_of_writing(num_parts, self.config.segment_length, self.config.bptt_segments)
-        written, outputs = memory.own.memory_tokens.read_rows(), []
+        outputs: list[MemoryModelOutput] = []
+        written = memory.own.memory_tokens.read_rows()
         for part, here in memory.read_parts(call.parts, hidden_states, detach=True):
             state, begun = written
             state = state.detach() if (num_parts - len(outputs)) % self.config.bptt_segments == 0 else state
