@@ -30,7 +30,9 @@ def compare(
     ] = None,
     variant: Annotated[
         list[str] | None,
-        Option(help="Model type, or gpt2, mistral; may be given more than once.", show_default="all language models"),
+        Option(
+            help="Model type, or gpt2, lstm, mistral; may be given more than once.", show_default="all language models"
+        ),
     ] = None,
     seeds: Annotated[int, Option(min=1, help="Runs of each model, with seeds 0, 1, ...")] = 3,
     speeds: Annotated[bool, Option(help="Measure speeds at the end, again in every call.")] = True,

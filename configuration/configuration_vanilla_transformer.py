@@ -2,23 +2,19 @@
 
 from huggingface_hub.dataclasses import strict
 
-from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_absolute_positions import AbsolutePositionsConfig
 
-POSITION_TYPES = ("per_layer", "sinusoid")
 INTERMEDIATE_LOSSES = ("hard", "linear", "none")
 
 
 @strict
-class VanillaTransformerConfig(AdaptiveSoftmaxConfig):
+class VanillaTransformerConfig(AbsolutePositionsConfig):
     r"""
-    Configuration of the vanilla Transformer. Further fields are those of [`AdaptiveSoftmaxConfig`]. It has no memory,
+    Configuration of the vanilla Transformer. Further fields are those of [`AbsolutePositionsConfig`]. It has no memory,
     so `mem_len` is 0 and `same_length` False; `segment_length` is the number of positions, the longest text of one
     call.
 
     Args:
-        position_type (`str`, *optional*, defaults to `"per_layer"`):
-            `"per_layer"`: learned positions are added before every layer; `"sinusoid"`: sinusoids are added to the
-            embedding (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762).
         intermediate_losses (`str`, *optional*, defaults to `"hard"`):
             Whether layers before the last predict in training too. Layer l of n does so in the first l/(2n) of the
             training: with weight 1 (`"hard"`) or a weight that falls linearly to 0 (`"linear"`); `"none"` turns it off.
@@ -34,7 +30,6 @@ class VanillaTransformerConfig(AdaptiveSoftmaxConfig):
 
     mem_len: int = 0
     same_length: bool = False
-    position_type: str = "per_layer"
     intermediate_losses: str = "hard"
     num_targets: int = 2
     second_target_weight: float | int = 0.5
@@ -49,7 +44,6 @@ class VanillaTransformerConfig(AdaptiveSoftmaxConfig):
                     "or use a variant that remembers."
                 )
         choices = (
-            ("position_type", POSITION_TYPES),
             ("intermediate_losses", INTERMEDIATE_LOSSES),
             ("num_targets", (1, 2)),
         )

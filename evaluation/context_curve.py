@@ -12,9 +12,10 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.evaluation.bits_per_byte import ScoreSums, TextScore, score_text
 from transformers_xl.evaluation.context_losses import longest_window
-from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.streams.text_stream import TextStream
@@ -24,8 +25,7 @@ SHARES = (0, 1 / 4, 1 / 2, 1, 2, 4)  # of the trained length
 
 def remembers(model: PreTrainedModel) -> bool:
     """Whether a model carries a memory from segment to segment: one of this package, trained with one."""
-    variant = VARIANTS.get(model.config.model_type)
-    return variant is not None and variant.memory != "none" and model.config.mem_len > 0
+    return isinstance(model.config, (MemoryConfig, SegmentMemoryConfig)) and model.config.mem_len > 0
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Models of transformers that `compare` trains beside the variants, and how a model without memory is given a context.
+"""Models that `compare` trains beside the variants, and how a model without memory is given a context.
 
 GPT-2 has learned positions, as many as a segment has tokens: it sees its segment. Mistral's window is as long as the memory
-of the variants: it reads every segment behind so many tokens of the text, each time anew.
+of the variants: it reads every segment behind so many tokens of the text, each time anew. The LSTM carries its state.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from transformers_xl.experiments.comparison_terms import ComparisonTerms
+from transformers_xl.experiments.lstm_baseline import LSTMConfig, LSTMForCausalLM
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
@@ -52,6 +53,22 @@ def mistral(terms: ComparisonTerms, seed: int, intermediate_size: int) -> Mistra
     )
     transformers.set_seed(seed)
     return MistralForCausalLM(config)
+
+
+def lstm(terms: ComparisonTerms, seed: int, intermediate_size: int) -> LSTMForCausalLM:
+    """A stack of LSTMs with cells of the inner width, without norms and positions, with weights from the seed."""
+    config = LSTMConfig(
+        hidden_size=terms.hidden_size,
+        num_hidden_layers=terms.layers,
+        intermediate_size=intermediate_size,
+        mem_len=terms.mem_len,
+        segment_length=terms.segment_length,
+        dropout=terms.dropout,
+        use_final_norm=False,
+        **_tokens(),
+    )
+    transformers.set_seed(seed)
+    return LSTMForCausalLM(config)
 
 
 def _tokens() -> dict[str, Any]:
@@ -97,6 +114,10 @@ class WindowStream(Dataset):
         }
 
 
-BASELINES: dict[str, Callable[[ComparisonTerms, int, int], PreTrainedModel]] = {"gpt2": gpt2, "mistral": mistral}
+BASELINES: dict[str, Callable[[ComparisonTerms, int, int], PreTrainedModel]] = {
+    "gpt2": gpt2,
+    "lstm": lstm,
+    "mistral": mistral,
+}
 
-__all__ = ["BASELINES", "WindowStream", "gpt2", "mistral"]
+__all__ = ["BASELINES", "WindowStream", "gpt2", "lstm", "mistral"]

@@ -44,8 +44,11 @@ STEPS_OF_CONTEXT, BLOCKS, POSITIONS = 12, 16, 48  # what RECL is measured on
 # fields of a variant beside the shared ones: a memory of about the size of the feed-forward that it stands for; one head,
 # as the authors' code has, where every head would add a map of all pairs of positions
 FIELDS = {
-    "block_recurrent": {"block_length": 16, "num_states": 16},  # several blocks in a segment
+    # several blocks in a segment of training: a write learns from later tokens of the call alone
+    "block_recurrent": {"block_length": 16, "num_states": 16},
+    "infini_transformer": {"mem_len": 16},
     "pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16},
+    "recurrent_memory_transformer": {"segment_length": 16},
     "tensorized_transformer": {"num_attention_heads": 1},
 }
 
@@ -90,16 +93,34 @@ def inner_widths(terms: ComparisonTerms, names: list[str]) -> tuple[dict[str, in
     target = max(_count(known["transformer_xl"](terms, 0, 4 * width)), *at_width.values())
     widths = {}
     for name in names:
-        slope = (_count(known[name](terms, 0, 2 * width)) - at_width[name]) / width
-        # even, because a complex one has real and imaginary parts
-        widths[name] = 2 * round((width + (target - at_width[name]) / slope) / 2)
-        parameters = _count(known[name](terms, 0, widths[name]))
+        widths[name], parameters = _width_of(
+            target, lambda inner, name=name: _count(known[name](terms, 0, inner)), width
+        )
         if abs(parameters / target - 1) > TOLERANCE:
             raise ValueError(
                 f"`hidden_size`={width}: {name} has {parameters:,} parameters, more than {100 * TOLERANCE:g} % from "
                 f"{target:,}: choose a larger width."
             )
     return widths, target
+
+
+def _width_of(target: int, count: Callable[[int], int], width: int) -> tuple[int, int]:
+    """The inner width with `target` parameters, and how many there are at it: by secants, from the width and twice as much.
+
+    The first is exact where parameters grow linearly, which they do in all models but the LSTM.
+    """
+    last, other = 2 * width, width
+    parameters, before = count(last), count(other)
+    for _ in range(4):
+        slope = (parameters - before) / (last - other)
+        # even, because a complex one has real and imaginary parts
+        following = 2 * round((last + (target - parameters) / slope) / 2)
+        if following == last:
+            break
+        (last, other), (parameters, before) = (following, last), (count(following), parameters)
+        if abs(parameters / target - 1) <= TOLERANCE:
+            break
+    return last, parameters
 
 
 def _count(model: PreTrainedModel) -> int:

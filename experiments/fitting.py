@@ -60,14 +60,12 @@ def build_model(
     tokenizer, mem_len = ByteTokenizer(), terms.mem_len
     memory: dict[str, Any] = {} if variant.memory == "none" else {"mem_len": mem_len}
     memory |= {"same_length": False} if memory and mem_len == 0 else {}
-    fields = {"num_attention_heads": terms.heads} | fields
+    fields = {"num_attention_heads": terms.heads, "segment_length": terms.segment_length} | memory | fields
     config = cast(type[MemoryConfig], variant.config_class)(
         vocab_size=len(tokenizer),
         hidden_size=terms.hidden_size,
         num_hidden_layers=terms.layers,
         intermediate_size=intermediate_size,
-        **memory,
-        segment_length=terms.segment_length,
         dropout=terms.dropout,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,

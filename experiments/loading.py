@@ -17,9 +17,10 @@ JSON_FILES = (
 
 
 def import_models() -> dict:
-    """The table of variants, registered with the Auto classes, and transformers told to be quiet."""
+    """The table of variants, registered with the Auto classes, as is the LSTM; and transformers told to be quiet."""
     from transformers.utils import logging
 
+    from transformers_xl.experiments import lstm_baseline  # noqa: F401  registers it
     from transformers_xl.modeling.auto import VARIANTS
 
     logging.disable_progress_bar()

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling import (
+    modeling_absolute_transformer_xl,
     modeling_adaptive_span,
     modeling_block_recurrent,
     modeling_causal_longformer,
@@ -112,6 +113,14 @@ VARIANTS: dict[str, Variant] = {
             url="https://arxiv.org/abs/1808.04444",
             idea="Fixed segments without memory: positions before every layer, and auxiliary predictions in training.",
             memory="none",
+        ),
+        _variant(
+            modeling_absolute_transformer_xl,
+            paper="Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
+            authors="Dai et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1901.02860",
+            idea="The baseline of its section 3.2: the memory of Transformer-XL, with absolute positions of a segment.",
         ),
         _variant(
             modeling_shaw_transformer,

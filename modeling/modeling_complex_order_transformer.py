@@ -16,7 +16,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.absolute_positions import positions_in_row
+from transformers_xl.modeling.layers.absolute_positions import positions_in_text
 from transformers_xl.modeling.layers.complex_embedding import (
     AdaptiveComplexOrderEmbedding,
     AmplitudeDropout,
@@ -105,13 +105,7 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
     ) -> RunOutput:
-        before, segment_mask, document_ids = memory.own.tokens_read.read(), segment.segment_mask, segment.document_ids
-        of_text = before[:, None] if document_ids is None else before[:, None] * (document_ids == 0)
-        places = positions_in_row(hidden_states.shape[:2], segment_mask, document_ids, hidden_states.device)
-        positions = of_text + places + 1
-        # the padding of a row stands on its left: where the last column is padding, there is no token
-        tokens_read = positions[:, -1] if segment_mask is None else positions[:, -1].where(segment_mask[:, -1], before)
-        memory.own.tokens_read.write(tokens_read)
+        positions = positions_in_text(memory.own.tokens_read, hidden_states.shape[:2], segment) + 1
         return super().run_layers(at_positions(hidden_states, positions), memory, segment, **kwargs)
 
 

@@ -18,39 +18,18 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.absolute_positions import (
     AbsolutePositionsContext,
-    LearnedPositions,
-    SinusoidPositions,
+    AbsolutePositionsLayer,
     positions_in_row,
 )
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss, output_layer
-from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
-class VanillaTransformerLayer(MemoryLayer):
-    """Positions, attention, feed-forward. With sinusoids, the first layer adds them for all."""
-
-    attention_class = MemoryAttention
-
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
-        super().__init__(config, layer_idx)
-        self.positions: nn.Module | None = None
-        if config.position_type == "per_layer":
-            self.positions = LearnedPositions(config.segment_length, config.hidden_size)
-        elif layer_idx == 0:
-            self.positions = SinusoidPositions(config.hidden_size)
-
-    def forward(
-        self, hidden_states: torch.Tensor, memory: AttentionMemory, segment: AbsolutePositionsContext, **kwargs
-    ) -> LayerOutput:
-        if self.positions is not None:
-            hidden_states = hidden_states + self.positions(segment.places, hidden_states.dtype)
-        return super().forward(hidden_states, memory, segment, **kwargs)
+class VanillaTransformerLayer(AbsolutePositionsLayer):
+    """Positions, attention, feed-forward."""
 
 
 class AuxiliaryClassifiers(nn.Module):

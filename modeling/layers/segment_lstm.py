@@ -60,10 +60,16 @@ def split_chunks(length: int, segment_mask: torch.Tensor | None, document_ids: t
 
 # B batch, T segment length, E hidden size
 class SegmentLSTM(nn.LSTM):
-    """An LSTM whose state skips padding and starts from zero with a document. Plain segments are one call of torch's."""
+    """An LSTM whose state skips padding and starts from zero with a document. Plain segments are one call of torch's.
 
-    def __init__(self, config: MemoryConfig):
-        super().__init__(config.hidden_size, config.hidden_size, batch_first=True)
+    `cell_size` C: width of the cell, that of the model (E) when not given; where it is larger, h is a projection of what
+    the cell puts out (Sak et al., 2014, https://arxiv.org/abs/1402.1128).
+    """
+
+    def __init__(self, config: MemoryConfig, cell_size: int | None = None):
+        width = config.hidden_size
+        cell_size = width if cell_size is None else cell_size
+        super().__init__(width, cell_size, batch_first=True, proj_size=width if cell_size > width else 0)
 
     @contextmanager
     def weights_of_call(self) -> Iterator[None]:
@@ -85,7 +91,7 @@ class SegmentLSTM(nn.LSTM):
         Args:
             inputs: `(B, T, E)`, padding on the left.
             hidden: `(B, E)`, the state h before the segment.
-            cell: `(B, E)`, the state c.
+            cell: `(B, C)`, the state c.
             chunks: the `chunks` of the segment.
 
         Returns:

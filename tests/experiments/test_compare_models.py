@@ -29,7 +29,7 @@ def build(name: str):
 def test_all_models_are_equally_large():
     names = list(comparison_runs.builders())
     from_nothing = [each for each in variants(causal_lm=True) if each not in AROUND_BASES]
-    assert sorted(names) == sorted([*from_nothing, "gpt2", "mistral"])
+    assert sorted(names) == sorted([*from_nothing, "gpt2", "lstm", "mistral"])
     for terms in (TERMS, replace(TERMS, hidden_size=32, layers=3)):
         widths, target = comparison_runs.inner_widths(terms, names)
         for name in names:
@@ -78,6 +78,7 @@ def test_what_the_models_are_trained_on():
     stream = TextStream(IDS, SEGMENT, LANES)
     assert comparison_runs.stream_for(build("transformer_xl"), stream, TERMS) is stream
     assert comparison_runs.stream_for(build("vanilla_transformer"), stream, TERMS) is stream
+    assert comparison_runs.stream_for(build("lstm"), stream, TERMS) is stream
     assert comparison_runs.stream_for(build("gpt2"), stream, TERMS).context == 0
     mistral = build("mistral")
     assert comparison_runs.stream_for(mistral, stream, TERMS).context == MEMORY
@@ -103,6 +104,27 @@ def test_scores_by_hand():
         assert alone != window
 
 
+def test_the_lstm_is_a_stack_of_torchs_and_goes_on_from_segment_to_segment():
+    model = build("lstm").double()
+    ids = torch.from_numpy(IDS[:30].reshape(2, 15))
+    first = model(ids[:, :8])
+    second = model(ids[:, 8:], mems=first.mems)
+    states = model.model.embed_tokens(ids)
+    for layer in model.model.layers:
+        plain = torch.nn.LSTM(16, 32, batch_first=True, proj_size=16).double()
+        plain.load_state_dict(layer.lstm.state_dict())
+        states, _ = plain(states)
+    expected = model.lm_head(states)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], dim=1), expected)
+    assert not torch.allclose(model(ids[:, 8:]).logits, second.logits)
+    assert [tuple(each.shape) for each in first.mems] == [(2, 16), (2, 32)] * 2
+    with torch.no_grad():
+        written = model.generate(ids, max_new_tokens=3, do_sample=False)
+        for _ in range(3):
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
+    assert written.equal(ids)
+
+
 def bits_by_hand(model, text: np.ndarray, windows: list[tuple[int, int, int]]) -> float:
     """Bits per byte of a text, whose tokens from `start` to `stop` are read from `first` on."""
     total, ids = 0.0, torch.from_numpy(text.copy())
@@ -114,7 +136,7 @@ def bits_by_hand(model, text: np.ndarray, windows: list[tuple[int, int, int]]) -
     return total / math.log(2) / (len(ids) - 1)
 
 
-@pytest.mark.parametrize("name", ["transformer_xl", "gpt2", "mistral"])
+@pytest.mark.parametrize("name", ["transformer_xl", "gpt2", "lstm", "mistral"])
 def test_timed_steps_are_whole_and_alike(name: str):
     model = build(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -3,7 +3,8 @@
 The converter of their checkpoints reads each case's `hyper`: any geometry of relative attention is run, with a plain or an
 adaptive softmax. The other attentions of that code are made of our layers: learned vectors of distances, with two biases
 (`attn_type` 1), by Shaw's; sinusoids at the input (2) and tables in each layer (3), both counted from the end of a segment,
-by the vanilla Transformer, which has no memory and whose norm comes last here.
+by the vanilla Transformer, and with memory by Transformer-XL with absolute positions, whose memory gets here what that code
+adds to it in every segment.
 """
 
 import golden
@@ -11,8 +12,11 @@ import torch
 from golden import Case
 from old_gradients import translated
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
 from transformers_xl import (
+    AbsoluteTransformerXLConfig,
+    AbsoluteTransformerXLForCausalLM,
     ShawTransformerConfig,
     ShawTransformerForCausalLM,
     TransformerXLForCausalLM,
@@ -31,9 +35,8 @@ def skip_what_is_not_ours(case: Case) -> None:
         case.out_of_scope("an extended context is not part of the model", "ext_len")
     if hyper["same_length"] and not hyper["mem_len"]:
         case.out_of_scope("no token sees anything, and a mean of nothing is no number", "same_length", "mem_len")
-    if hyper["attn_type"] in (2, 3) and (hyper["mem_len"] or hyper["pre_lnorm"]):
-        reason = "positions pile up in that code's memory, and its pre-norm leaves queries without a norm"
-        case.out_of_scope(reason, "attn_type", "mem_len", "pre_lnorm")
+    if hyper["attn_type"] in (2, 3) and hyper["pre_lnorm"]:
+        case.out_of_scope("its pre-norm leaves queries without a norm", "attn_type", "pre_lnorm")
 
 
 def note_ties(config, hyper: dict) -> None:
@@ -114,10 +117,23 @@ def rows_of(case: Case) -> int:
 
 
 class FromTheEnd(LearnedPositions):
-    """The last row of the table belongs to the last token."""
+    """The last row of the table belongs to the last token, whatever the place of a segment in its text."""
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return super().forward(positions + self.num_embeddings - positions.shape[1], dtype)
+        length = positions.shape[1]
+        return super().forward(torch.arange(self.num_embeddings - length, self.num_embeddings)[None], dtype)
+
+
+def piled_up(case: Case, model, mems: tuple[torch.Tensor, ...], length: int) -> tuple[torch.Tensor, ...]:
+    """`mems` as that code changes them before a segment of `length`: it adds positions to what has some already. Where the
+    table of a layer is too short, its first row is that of all that lie farther."""
+    result = list(mems)
+    for index, (layer, memory) in enumerate(zip(model.model.layers, mems, strict=False)):
+        rows = layer.positions.weight[: layer.positions.num_embeddings - length]
+        missing = memory.shape[1] - len(rows)
+        rows = torch.cat([rows[:1].expand(missing, -1), rows]) if missing > 0 else rows[len(rows) - memory.shape[1] :]
+        result[index] = memory + rows
+    return tuple(result)
 
 
 def tables(case: Case, length: int) -> torch.Tensor:
@@ -131,12 +147,15 @@ def tables(case: Case, length: int) -> torch.Tensor:
     return torch.stack([at_the_input, *[torch.zeros_like(at_the_input)] * (case.hyper["n_layer"] - 1)])
 
 
-def build_absolute(case: Case) -> VanillaTransformerForCausalLM:
-    positions = tables(case, max(case.hyper["segments"]))
-    fields = {"segment_length": positions.shape[1], "intermediate_losses": "none", "num_targets": 1}
-    config = VanillaTransformerConfig(**geometry(case.hyper), **fields)
+def build_absolute(case: Case) -> VanillaTransformerForCausalLM | AbsoluteTransformerXLForCausalLM:
+    positions = tables(case, max(case.hyper["segments"]) + case.hyper["mem_len"])
+    fields = geometry(case.hyper) | {"segment_length": positions.shape[1]}
+    if case.hyper["mem_len"]:
+        config = AbsoluteTransformerXLConfig(**fields)
+    else:
+        config = VanillaTransformerConfig(**fields, intermediate_losses="none", num_targets=1)
     note_ties(config, case.hyper)
-    model = VanillaTransformerForCausalLM(config).to(case.dtype)
+    model = AutoModelForCausalLM.from_config(config).to(case.dtype)
     for layer, table in zip(model.model.layers, positions, strict=True):
         layer.positions = FromTheEnd.from_pretrained(table, freeze=False)
     return filled(model, ours_of(case, config, case.weights))
@@ -171,6 +190,8 @@ def test_values_and_gradients(case: Case):
             case.inputs[f"{name}_seg{segment}"].long().T for name in ("data", "target")
         )  # time-major there
         assert ids.shape[1] == length
+        if memory and case.hyper["attn_type"] in (2, 3):
+            memory["mems"] = piled_up(case, model, memory["mems"], length)
         output = model(ids, shift_labels=targets, output_hidden_states=True, **memory)
         memory = {"mems": output.mems, "mems_mask": output.mems_mask} if case.hyper["mem_len"] else {}
         logprobs = output.logits.log_softmax(-1)
@@ -180,7 +201,7 @@ def test_values_and_gradients(case: Case):
         case.check(f"loss_seg{segment}", losses.T)
         torch.testing.assert_close(output.loss, losses.mean(), check_dtype=False)
         case.check(f"logprob_seg{segment}", logprobs.transpose(0, 1))
-        for layer, remembered in enumerate(output.mems or ()):
+        for layer, remembered in enumerate((output.mems or ())[: case.hyper["n_layer"]]):
             case.check(f"mems_seg{segment}.{layer}", remembered.transpose(0, 1))
         assert (output.mems is None) == (case.hyper["mem_len"] == 0)
     case.check("scalar", scalar)

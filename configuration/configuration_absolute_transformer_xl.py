@@ -1,0 +1,24 @@
+"""Configuration of segment recurrence with absolute positions (Dai et al., 2019, https://arxiv.org/abs/1901.02860, 3.2)."""
+
+from huggingface_hub.dataclasses import strict
+
+from transformers_xl.configuration.configuration_absolute_positions import AbsolutePositionsConfig
+
+
+@strict
+class AbsoluteTransformerXLConfig(AbsolutePositionsConfig):
+    r"""
+    Configuration of Transformer-XL's recurrence with absolute positions. Fields are those of
+    [`AbsolutePositionsConfig`]. Positions begin anew every `segment_length` tokens of a text.
+
+    Args:
+        position_type (`str`, *optional*, defaults to `"sinusoid"`):
+            As in [`AbsolutePositionsConfig`].
+    """
+
+    model_type = "absolute_transformer_xl"
+
+    position_type: str = "sinusoid"
+
+
+__all__ = ["AbsoluteTransformerXLConfig"]

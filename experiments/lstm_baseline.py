@@ -1,0 +1,100 @@
+"""The LSTM that `compare` trains beside the variants: Hochreiter and Schmidhuber, 1997, with the projection of Sak et al.,
+2014, https://arxiv.org/abs/1402.1128, by which it gets as many parameters as they have.
+
+Its state is its memory: it goes from segment to segment as `mems`, so that the same commands train it, measure it and
+generate with it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.modeling.heads import MemoryForCausalLM
+from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext, split_chunks
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
+
+@strict
+class LSTMConfig(AdaptiveSoftmaxConfig):
+    """Configuration of a stack of LSTMs. Fields are those of [`AdaptiveSoftmaxConfig`]; `intermediate_size` is the width of
+    the cells, at least `hidden_size`. `mem_len` above 0 says that the state goes on; it has no length."""
+
+    model_type = "lstm"
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        if self.intermediate_size < self.hidden_size:
+            raise ValueError(
+                f"`intermediate_size`={self.intermediate_size} must be at least `hidden_size`={self.hidden_size}: cells "
+                "are projected to a smaller width, not to a larger one."
+            )
+
+
+class LSTMMemory(NamedTuple):
+    """The state of a layer: `hidden` (batch, hidden_size), `cell` (batch, intermediate_size)."""
+
+    hidden: RecurrentMemory
+    cell: RecurrentMemory
+
+
+class LSTMLayer(GradientCheckpointingLayer):
+    """An LSTM, and dropout."""
+
+    def __init__(self, config: LSTMConfig, layer_idx: int):
+        super().__init__()
+        self.lstm = SegmentLSTM(config, config.intermediate_size)
+        self.dropout = Dropout(config, config.residual_dropout)
+
+    def memories(self) -> LSTMMemory:
+        return LSTMMemory(RecurrentMemory((self.lstm.input_size,)), RecurrentMemory((self.lstm.hidden_size,)))
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: LSTMMemory, segment: SegmentLSTMContext, **kwargs
+    ) -> LayerOutput:
+        output, hidden, cell = self.lstm(hidden_states, memory.hidden.read(), memory.cell.read(), segment.chunks)
+        memory.hidden.write(hidden)
+        memory.cell.write(cell)
+        return LayerOutput(self.dropout(output))
+
+
+class LSTMPreTrainedModel(MemoryPreTrainedModel):
+    config: LSTMConfig
+    _no_split_modules = ["LSTMLayer"]
+    _is_stateful = True
+    _can_compile_fullgraph = False  # TorchDynamo does not trace recurrent networks
+    lora_targets = ()  # no matrix is an `nn.Linear`
+
+
+class LSTMModel(LSTMPreTrainedModel, MemoryModel):
+    """Without a head."""
+
+    layer_class = LSTMLayer
+    positions_class = None
+
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> SegmentLSTMContext:
+        chunks = split_chunks(hidden_states.shape[1], segment.segment_mask, segment.document_ids)
+        return SegmentLSTMContext(**vars(segment), chunks=chunks)
+
+
+class LSTMForCausalLM(LSTMPreTrainedModel, MemoryForCausalLM):
+    """With a language modeling head."""
+
+    model_class = LSTMModel
+
+
+# a saved one loads as any other; it is no row of the table of variants, for it is nobody's memory past a window
+AutoConfig.register("lstm", LSTMConfig)
+AutoModelForCausalLM.register(LSTMConfig, LSTMForCausalLM)
+
+__all__ = ["LSTMConfig", "LSTMForCausalLM", "LSTMModel"]

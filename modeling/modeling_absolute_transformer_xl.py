@@ -1,0 +1,96 @@
+"""Segment recurrence with absolute positions: Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 3.2.
+
+What the paper argues against, and its ablation measures. A position is added to a token before its layers, and stays in
+what they remember: the i-th token of a segment and the i-th token of the one before it have the same. Code:
+kimiyoung/transformer-xl (`attn_type` 2 and 3).
+"""
+
+from typing import NamedTuple
+
+import torch
+from transformers.utils import auto_docstring
+
+from transformers_xl.configuration.configuration_absolute_transformer_xl import AbsoluteTransformerXLConfig
+from transformers_xl.modeling.heads import (
+    MemoryForCausalLM,
+    MemoryForSequenceClassification,
+    MemoryForTokenClassification,
+)
+from transformers_xl.modeling.layers.absolute_positions import (
+    AbsolutePositionsContext,
+    AbsolutePositionsLayer,
+    positions_in_text,
+)
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.position_memory import PositionMemory
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+
+
+class AbsoluteTransformerXLLayer(AbsolutePositionsLayer):
+    """Positions, attention over `[memory; segment]`, feed-forward.
+
+    Differs from the original: positions count forward and are added once; its code counts them from the end of a segment,
+    and adds those of the memory anew in every segment to what already has some.
+    """
+
+
+class TextPositionMemory(NamedTuple):
+    """How many tokens of its text each row has read, which says where in a segment the next one stands."""
+
+    tokens_read: PositionMemory
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of Transformer-XL with absolute positions.")
+class AbsoluteTransformerXLPreTrainedModel(MemoryPreTrainedModel):
+    config: AbsoluteTransformerXLConfig
+    _no_split_modules = ["AbsoluteTransformerXLLayer"]
+    _can_compile_fullgraph = False  # a static cache has no place for the tokens read
+
+
+@auto_docstring(
+    custom_intro="""
+    Transformer-XL with absolute positions, without a head. Positions begin anew every `segment_length` tokens of a text:
+    each row remembers how many it has read, so that results do not depend on how a text is cut into calls.
+    """
+)
+class AbsoluteTransformerXLModel(AbsoluteTransformerXLPreTrainedModel, MemoryModel):
+    layer_class = AbsoluteTransformerXLLayer
+    positions_class = None
+
+    def own_memories(self) -> TextPositionMemory:
+        return TextPositionMemory(PositionMemory())
+
+    def segment_context(
+        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
+    ) -> AbsolutePositionsContext:
+        places = positions_in_text(memory.own.tokens_read, hidden_states.shape[:2], segment)
+        return AbsolutePositionsContext(**vars(segment), places=places % self.config.segment_length)
+
+
+@auto_docstring(custom_intro="Transformer-XL with absolute positions and a language modeling head.")
+class AbsoluteTransformerXLForCausalLM(AbsoluteTransformerXLPreTrainedModel, MemoryForCausalLM):
+    model_class = AbsoluteTransformerXLModel
+
+
+@auto_docstring(
+    custom_intro="Transformer-XL with absolute positions and a classification head on the last real token."
+)
+class AbsoluteTransformerXLForSequenceClassification(
+    AbsoluteTransformerXLPreTrainedModel, MemoryForSequenceClassification
+):
+    model_class = AbsoluteTransformerXLModel
+
+
+@auto_docstring(custom_intro="Transformer-XL with absolute positions and a classification head on every token.")
+class AbsoluteTransformerXLForTokenClassification(AbsoluteTransformerXLPreTrainedModel, MemoryForTokenClassification):
+    model_class = AbsoluteTransformerXLModel
+
+
+__all__ = [
+    "AbsoluteTransformerXLForCausalLM",
+    "AbsoluteTransformerXLForSequenceClassification",
+    "AbsoluteTransformerXLForTokenClassification",
+    "AbsoluteTransformerXLModel",
+    "AbsoluteTransformerXLPreTrainedModel",
+]
