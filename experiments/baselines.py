@@ -11,10 +11,19 @@ import numpy as np
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
+from transformers_xl.configuration.configuration_lstm import LSTMConfig
 from transformers_xl.experiments.comparison_terms import ComparisonTerms
-from transformers_xl.experiments.lstm_baseline import LSTMConfig, LSTMForCausalLM
+from transformers_xl.modeling.modeling_lstm import LSTMForCausalLM
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
@@ -113,6 +122,10 @@ class WindowStream(Dataset):
             "shift_labels": torch.cat([ignored, item["shift_labels"]]),
         }
 
+
+# a saved one loads as any other
+AutoConfig.register("lstm", LSTMConfig)
+AutoModelForCausalLM.register(LSTMConfig, LSTMForCausalLM)
 
 BASELINES: dict[str, Callable[[ComparisonTerms, int, int], PreTrainedModel]] = {
     "gpt2": gpt2,

@@ -20,7 +20,7 @@ def import_models() -> dict:
     """The table of variants, registered with the Auto classes, as is the LSTM; and transformers told to be quiet."""
     from transformers.utils import logging
 
-    from transformers_xl.experiments import lstm_baseline  # noqa: F401  registers it
+    from transformers_xl.experiments import baselines  # noqa: F401  registers it
     from transformers_xl.modeling.auto import VARIANTS
 
     logging.disable_progress_bar()

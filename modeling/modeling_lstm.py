@@ -2,17 +2,15 @@
 2014, https://arxiv.org/abs/1402.1128, by which it gets as many parameters as they have.
 
 Its state is its memory: it goes from segment to segment as `mems`, so that the same commands train it, measure it and
-generate with it.
+generate with it. A baseline, not a row of the table of variants: it has no window to remember past.
 """
 
 from typing import NamedTuple
 
 import torch
-from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_lstm import LSTMConfig
 from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.segment_context import SegmentContext
@@ -21,22 +19,6 @@ from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-
-
-@strict
-class LSTMConfig(AdaptiveSoftmaxConfig):
-    """Configuration of a stack of LSTMs. Fields are those of [`AdaptiveSoftmaxConfig`]; `intermediate_size` is the width of
-    the cells, at least `hidden_size`. `mem_len` above 0 says that the state goes on; it has no length."""
-
-    model_type = "lstm"
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        if self.intermediate_size < self.hidden_size:
-            raise ValueError(
-                f"`intermediate_size`={self.intermediate_size} must be at least `hidden_size`={self.hidden_size}: cells "
-                "are projected to a smaller width, not to a larger one."
-            )
 
 
 class LSTMMemory(NamedTuple):
@@ -93,8 +75,4 @@ class LSTMForCausalLM(LSTMPreTrainedModel, MemoryForCausalLM):
     model_class = LSTMModel
 
 
-# a saved one loads as any other; it is no row of the table of variants, for it is nobody's memory past a window
-AutoConfig.register("lstm", LSTMConfig)
-AutoModelForCausalLM.register(LSTMConfig, LSTMForCausalLM)
-
-__all__ = ["LSTMConfig", "LSTMForCausalLM", "LSTMModel"]
+__all__ = ["LSTMForCausalLM", "LSTMModel", "LSTMPreTrainedModel"]

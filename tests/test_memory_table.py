@@ -1,0 +1,119 @@
+"""The table of `docs/memory.md`: it is what the code gives, and what it says is so."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import (
+    SEGMENT_BY_SEGMENT,
+    keeps_blocks,
+    models,
+    reach_of_states,
+    result_of,
+    tiny_model,
+    tokens,
+    variants,
+)
+
+from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.memory.memory_layout import MemoryLayout
+
+PAGE = Path(__file__).parent.parent / "docs" / "memory.md"
+TABLE = re.compile(r"(<!-- table of memories: .*? -->\n).*?(<!-- end of table -->)", flags=re.DOTALL)
+OWN = [name for name, row in VARIANTS.items() if issubclass(row.config_class, MemoryConfig)]
+
+
+def bytes_of_a_row(layout: MemoryLayout, size: int = 4) -> int:
+    """Of `mems`, at most, for numbers of `size` bytes."""
+    total = 0
+    for part in layout.parts:
+        for name, shape in part.memory.shapes.items():
+            length = part.memory.length if isinstance(part.memory, ColumnMemory) else 1
+            numbers = math.prod(length if each is None else each for each in shape)
+            dtype = torch.bool if name == "_begun" else getattr(part.memory, "dtype", None)
+            total += numbers * (size if dtype is None else dtype.itemsize)
+    return total
+
+
+def horizon(model) -> int:
+    """How far back a token can be that changes an output, at most."""
+    config = model.config
+    # what is compressed has left the window by blocks, of which the last may not be whole
+    reach = config.sliding_window + reach_of_states(model) + getattr(config, "compression_rate", 1) - 1
+    return (config.num_hidden_states - 1) * (reach - 1)
+
+
+def row_of(model_type: str) -> str:
+    row, config = VARIANTS[model_type], VARIANTS[model_type].config_class()
+    with torch.device("meta"):
+        model = row.model_class(config)
+    seen = f"{config.sliding_window + reach_of_states(model):,}"
+    reach = "none" if row.recurrent else f"{horizon(model):,}"
+    if row.memory == "none":
+        seen, reach = f"{config.segment_length:,}", "its segment"
+    elif not row.causal:
+        seen, reach = "all of its segment", "none"
+    through = " (in a call: through `bptt_segments`)" if hasattr(config, "bptt_segments") else ""
+    cells = (
+        f"`{model_type}`",
+        {"exact": "yes", "own": "own", "none": "no memory"}[row.memory],
+        seen,
+        reach,
+        "yes" if row.croppable and row.memory != "none" else "no",
+        "-" if row.memory == "none" else f"end with a call{through}",
+        f"{bytes_of_a_row(model.layout) / 2**20:.3g}" if row.memory != "none" else "0",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def table_of_memories() -> str:
+    header = "| `model_type` | exact | a layer sees | horizon, tokens | cropped | gradients | MiB of a row |"
+    return "\n".join([header, "|---|---|---:|---:|---|---|---:|", *map(row_of, OWN)]) + "\n"
+
+
+def test_the_table_is_that_of_the_code(request: pytest.FixtureRequest):
+    text = PAGE.read_text(encoding="utf-8")
+    expected = TABLE.sub(lambda match: match[1] + table_of_memories() + match[2], text)
+    if request.config.getoption("--write-readme"):
+        PAGE.write_text(expected, encoding="utf-8")
+    else:
+        assert text == expected, "run `python -m pytest tests/test_memory_table.py --write-readme`"
+
+
+@pytest.mark.parametrize("model_type", variants(memory=("exact",), recurrent=False))
+def test_nothing_arrives_from_beyond_the_horizon(model_type: str):
+    model = tiny_model(model_type)
+    far = horizon(model) if model_type in OWN else 2 * (model.config.sliding_window - 1)
+    ids = tokens(1, far + 2)
+    changed = ids.clone()
+    changed[0, 0] = (ids[0, 0] + 1) % 37
+    with torch.no_grad():
+        last, other = (result_of(model(text))[0, -1] for text in (ids, changed))
+    assert last.equal(other)
+
+
+@pytest.mark.parametrize("model_type", models(recurrent=True))
+def test_a_state_brings_what_no_window_holds(model_type: str):
+    model = tiny_model(model_type)
+    ids = tokens(1, 40)  # twice as far as two windows
+    changed = ids.clone()
+    changed[0, :4] = (ids[0, :4] + 1) % 37
+    with torch.no_grad():
+        last, other = (result_of(model(text))[0, -1] for text in (ids, changed))
+    assert not last.equal(other)
+
+
+@pytest.mark.parametrize("model_type", [name for name in OWN if VARIANTS[name].memory != "none"])
+def test_a_row_is_as_large_as_the_table_says(model_type: str):
+    model, largest = tiny_model(model_type, dtype=torch.float32), 0
+    with torch.no_grad():
+        for length in (40, 41, 43) if keeps_blocks(model_type) or model_type in SEGMENT_BY_SEGMENT else (40,):
+            mems = model(tokens(1, length)).mems
+            largest = max(largest, sum(each.nbytes for each in mems))
+    promised = bytes_of_a_row(model.layout)
+    assert largest <= promised
+    assert largest == promised or keeps_blocks(model_type) or model_type in SEGMENT_BY_SEGMENT
