@@ -25,7 +25,7 @@ SHARES = (0, 1 / 4, 1 / 2, 1, 2, 4)  # of the trained length
 
 def remembers(model: PreTrainedModel) -> bool:
     """Whether a model carries a memory from segment to segment: one of this package, trained with one."""
-    return isinstance(model.config, (MemoryConfig, SegmentMemoryConfig)) and model.config.mem_len > 0
+    return isinstance(model.config, (MemoryConfig, SegmentMemoryConfig)) and (model.config.mem_len or 0) > 0
 
 
 @contextmanager

@@ -93,9 +93,7 @@ def inner_widths(terms: ComparisonTerms, names: list[str]) -> tuple[dict[str, in
     target = max(_count(known["transformer_xl"](terms, 0, 4 * width)), *at_width.values())
     widths = {}
     for name in names:
-        widths[name], parameters = _width_of(
-            target, lambda inner, name=name: _count(known[name](terms, 0, inner)), width
-        )
+        widths[name], parameters = _width_of(target, known[name], terms)
         if abs(parameters / target - 1) > TOLERANCE:
             raise ValueError(
                 f"`hidden_size`={width}: {name} has {parameters:,} parameters, more than {100 * TOLERANCE:g} % from "
@@ -104,12 +102,17 @@ def inner_widths(terms: ComparisonTerms, names: list[str]) -> tuple[dict[str, in
     return widths, target
 
 
-def _width_of(target: int, count: Callable[[int], int], width: int) -> tuple[int, int]:
-    """The inner width with `target` parameters, and how many there are at it: by secants, from the width and twice as much.
+def _width_of(target: int, builder: Builder, terms: ComparisonTerms) -> tuple[int, int]:
+    """The inner width with `target` parameters, and how many there are at it: by secants, from the model's width and twice
+    as much.
 
     The first is exact where parameters grow linearly, which they do in all models but the LSTM.
     """
-    last, other = 2 * width, width
+
+    def count(width: int) -> int:
+        return _count(builder(terms, 0, width))
+
+    last, other = 2 * terms.hidden_size, terms.hidden_size
     parameters, before = count(last), count(other)
     for _ in range(4):
         slope = (parameters - before) / (last - other)

@@ -20,7 +20,7 @@ hypothesis.settings.load_profile("same everywhere")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-dir", type=Path, default=golden.SHIPPED, help="folder of golden numbers")
-    parser.addoption("--write-readme", action="store_true", help="write the table of variants into README.md")
+    parser.addoption("--write-readme", action="store_true", help="write the generated tables into README.md and docs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
