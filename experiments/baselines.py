@@ -65,7 +65,11 @@ def mistral(terms: ComparisonTerms, seed: int, intermediate_size: int) -> Mistra
 
 
 def lstm(terms: ComparisonTerms, seed: int, intermediate_size: int) -> LSTMForCausalLM:
-    """A stack of LSTMs with cells of the inner width, without norms and positions, with weights from the seed."""
+    """A stack of LSTMs with cells of the inner width and a norm behind the last, with weights from the seed.
+
+    Between the layers there is no norm that would lift small numbers: embeddings start with a variance of 1, as torch's do,
+    where the model scales them.
+    """
     config = LSTMConfig(
         hidden_size=terms.hidden_size,
         num_hidden_layers=terms.layers,
@@ -73,7 +77,7 @@ def lstm(terms: ComparisonTerms, seed: int, intermediate_size: int) -> LSTMForCa
         mem_len=terms.mem_len,
         segment_length=terms.segment_length,
         dropout=terms.dropout,
-        use_final_norm=False,
+        embedding_initializer_range=terms.hidden_size**-0.5,
         **_tokens(),
     )
     transformers.set_seed(seed)

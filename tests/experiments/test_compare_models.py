@@ -114,7 +114,7 @@ def test_the_lstm_is_a_stack_of_torchs_and_goes_on_from_segment_to_segment():
         plain = torch.nn.LSTM(16, 32, batch_first=True, proj_size=16).double()
         plain.load_state_dict(layer.lstm.state_dict())
         states, _ = plain(states)
-    expected = model.lm_head(states)
+    expected = model.lm_head(model.model.norm(states))
     torch.testing.assert_close(torch.cat([first.logits, second.logits], dim=1), expected)
     assert not torch.allclose(model(ids[:, 8:]).logits, second.logits)
     assert [tuple(each.shape) for each in first.mems] == [(2, 16), (2, 32)] * 2
