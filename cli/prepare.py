@@ -32,6 +32,9 @@ def prepare(
     drop_columns: Annotated[
         int, Option(min=0, help="Of a log: bytes to leave out at the start of every line, such as a date.")
     ] = 0,
+    held_out: Annotated[
+        float | None, Option(help="Of a log: share at its end for validation and test.", show_default="0.2")
+    ] = None,
     check: Annotated[bool, Option(help="Compare checksums and counts with the published ones.")] = True,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     as_markdown: AsMarkdown = False,
@@ -39,15 +42,15 @@ def prepare(
     """Make a paper's texts and vocabulary from the official files of a corpus, or those of a log.
 
     Transformer-XL drops the line feeds of enwik8 (204 symbols); adaptive span and SHA-RNN keep them (205). Of a log, or any
-    text whose lines stand in the order of time, the last fifth is held out.
+    text whose lines stand in the order of time, what comes later is held out.
     """
     if corpus not in (*CORPORA, LOG):
         raise ValueError(f"`corpus`={corpus!r} is not one of {', '.join((*CORPORA, LOG))}.")
-    _check_options(corpus, line_feeds, drop_columns)
+    _check_options(corpus, line_feeds, drop_columns, held_out)
     check_output(output, overwrite)
     typer.echo("starting ...", err=True)  # the imports take seconds
     if corpus == LOG:
-        _prepare_log(source, output, drop_columns, as_json, as_markdown)
+        _prepare_log(source, output, drop_columns, 0.2 if held_out is None else held_out, as_json, as_markdown)
         return
     from transformers_xl.corpora import preparing
 
@@ -63,17 +66,21 @@ def prepare(
     typer.echo(f"wrote {output}")
 
 
-def _check_options(corpus: str, line_feeds: LineFeeds | None, drop_columns: int) -> None:
+def _check_options(corpus: str, line_feeds: LineFeeds | None, drop_columns: int, held_out: float | None) -> None:
     if corpus == LOG and line_feeds is not None:
         raise ValueError(f"`line_feeds`={line_feeds!r} is for symbols of a paper: a log keeps them, leave it out.")
     if corpus != LOG and drop_columns:
         raise ValueError(f"`drop_columns`={drop_columns} is for a log: {corpus} has no columns, leave it out.")
+    if corpus != LOG and held_out is not None:
+        raise ValueError(f"`held_out`={held_out} is for a log: the parts of {corpus} are its own, leave it out.")
 
 
-def _prepare_log(source: Path, output: Path, drop_columns: int, as_json: bool, as_markdown: bool) -> None:
+def _prepare_log(
+    source: Path, output: Path, drop_columns: int, held_out: float, as_json: bool, as_markdown: bool
+) -> None:
     from transformers_xl.corpora.logs import prepare_log
 
-    result = prepare_log(source, output, drop_columns)
+    result = prepare_log(source, output, drop_columns, held_out)
     if as_json:
         typer.echo(json.dumps(asdict(result), indent=2))
         return

@@ -19,6 +19,7 @@ class LogPreparation:
         source: name of the file.
         sha256: its checksum.
         drop_columns: bytes that were left out at the start of every line.
+        held_out: share of the text for validation and test together.
         counts: `vocabulary`; `lines`, `bytes` and `words` (different ones, parted by white space) of each part; and `new
             words` of the held-out parts: those that the training part lacks.
     """
@@ -26,30 +27,35 @@ class LogPreparation:
     source: str
     sha256: str
     drop_columns: int
+    held_out: float
     counts: dict[str, int]
 
 
-def prepare_log(source: Path, output: Path, drop_columns: int = 0) -> LogPreparation:
-    """Write the folder `output`: `train.txt` (the first 80 % of the bytes), `valid.txt` and `test.txt` (10 % each), cut at
-    ends of lines, a tokenizer of the bytes that occur (`tokenizer/`), and `preparation.json`.
+def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: float = 0.2) -> LogPreparation:
+    """Write `train.txt`, `valid.txt` and `test.txt`, cut at ends of lines, a tokenizer of the bytes that occur
+    (`tokenizer/`), and `preparation.json`.
 
     Args:
         source: a text file, its oldest line first.
         output: the folder.
         drop_columns: bytes to leave out at the start of every line: a date that all lines of a day share is learned by
             heart, and the days that are held out have others.
+        held_out: share of the bytes at the end, half of it for validation and, behind that, half for test.
 
     Raises:
-        ValueError: the file is no text, or has too few lines, or `drop_columns` is negative. Nothing is written then.
+        ValueError: the file is no text, or has too few lines, or a number is out of range. Nothing is written then.
     """
     if drop_columns < 0:
         raise ValueError(f"`drop_columns`={drop_columns} must not be negative: 0 leaves lines as they are.")
+    if not 0 < held_out < 1:
+        raise ValueError(f"`held_out`={held_out} must be above 0 and below 1: a share of the text.")
     data = source.read_bytes()
     if b"\0" in data:
         raise ValueError(f"`source`={str(source)!r} is no text: unpack it first, or name another file.")
     lines = data.removesuffix(b"\n").split(b"\n")
     text = b"".join(line[drop_columns:] + b"\n" for line in lines)
-    bounds = [0, *(text.rfind(b"\n", 0, len(text) * share // 100) + 1 for share in (80, 90)), len(text)]
+    kept = (1 - held_out, 1 - held_out / 2)
+    bounds = [0, *(text.rfind(b"\n", 0, round(share * len(text))) + 1 for share in kept), len(text)]
     parts = {part: text[start:stop] for part, (start, stop) in zip(PARTS, pairwise(bounds), strict=True)}
     empty = [part for part in PARTS if not parts[part].strip()]
     if empty:
@@ -58,7 +64,7 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0) -> LogPrepara
         )
     tokenizer = ByteTokenizer(symbols=set(text))
     preparation = LogPreparation(
-        source.name, sha256(source), drop_columns, _counts(parts) | {"vocabulary": len(tokenizer)}
+        source.name, sha256(source), drop_columns, held_out, _counts(parts) | {"vocabulary": len(tokenizer)}
     )
     with output_folder(output) as folder:
         for part, piece in parts.items():

@@ -37,6 +37,11 @@ def test_parts_follow_each_other_in_time(tmp_path: Path):
     assert tokenizer.decode(tokenizer(texts[0])["input_ids"]) == texts[0]
 
 
+def test_the_share_that_is_held_out(tmp_path: Path):
+    result = prepare_log(log(tmp_path), tmp_path / "out", held_out=0.6)
+    assert [result.counts[f"{part} lines"] for part in ("train", "valid", "test")] == [4, 3, 3]
+
+
 def test_lines_are_kept_as_they_are(tmp_path: Path):
     path = tmp_path / "x.log"
     path.write_bytes(b"a\rb\r\n\n" * 9 + b"the end")
@@ -58,7 +63,9 @@ def test_the_command_says_what_is_new(tmp_path: Path):
     [
         (("log", "--drop-columns", 20), "has 10 lines, too few for train and valid and test"),
         (("log", "--line-feeds", "keep"), "`line_feeds`='keep' is for symbols of a paper"),
+        (("log", "--held-out", 1), "`held_out`=1.0 must be above 0 and below 1"),
         (("ptb", "--drop-columns", 6), "`drop_columns`=6 is for a log"),
+        (("ptb", "--held-out", 0.1), "`held_out`=0.1 is for a log"),
     ],
 )
 def test_what_means_nothing_is_refused(arguments, message, tmp_path: Path):
