@@ -166,16 +166,19 @@ def spread(values: list[float]) -> str:
 
 def table(records: dict[str, list[dict]]) -> list[str]:
     """Each way to read each model: at the bytes that the model with memory was trained on, and at its processor time."""
-    goals = [(each["points"][-1]["step"], each["points"][-1]["seconds"]) for each in records["memory"]]
+    goals = {each["seed"]: each["points"][-1] for each in records["memory"]}
     lines = ["| trained | read | at equal bytes | at equal time | bytes | seconds |", "|---|---|---:|---:|---:|---:|"]
     for name, found in records.items():
-        last = [each["points"][-1] for each in found]
-        for way in last[0]["bits"]:
-            reached = all(each["step"] >= goal[0] for each, goal in zip(last, goals, strict=False))
-            equal = [at(each, way, "step", goal[0]) for each, goal in zip(found, goals, strict=False)]
-            timed = [at(each, way, "seconds", goal[1]) for each, goal in zip(found, goals, strict=False)]
-            ends = f"{last[0]['train_bytes']:,} | {np.mean([each['seconds'] for each in last]):.0f}"
-            lines.append(f"| {NAMES[name]} | {way} | {spread(equal) if reached else ''} | {spread(timed)} | {ends} |")
+        pairs = [(each, goals[each["seed"]]) for each in found if each["seed"] in goals]
+        ends = [each["points"][-1] for each, _ in pairs]
+        bytes_reached = all(end["step"] >= goal["step"] for end, (_, goal) in zip(ends, pairs, strict=True))
+        time_reached = all(end["seconds"] > 0.95 * goal["seconds"] for end, (_, goal) in zip(ends, pairs, strict=True))
+        for way in ends[0]["bits"]:
+            equal = spread([at(each, way, "step", goal["step"]) for each, goal in pairs]) if bytes_reached else ""
+            timed = spread([at(each, way, "seconds", goal["seconds"]) for each, goal in pairs])
+            timed += "" if time_reached else ", at its end, which is earlier"
+            last = f"{ends[0]['train_bytes']:,} | {np.mean([end['seconds'] for end in ends]):.0f}"
+            lines.append(f"| {NAMES[name]} | {way} | {equal} | {timed} | {last} |")
     return lines
 
 
