@@ -9,17 +9,28 @@ import sys
 import sysconfig
 from pathlib import Path
 
+FOLDER = Path(sysconfig.get_path("stdlib"))
 LEFT_OUT = {"site-packages", "test", "tests", "idle_test"}
 
 
-def main(output: Path) -> None:
-    """Write all modules outside of tests, in a random order that is always the same, each under its name."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    files = sorted(file for file in folder.rglob("*.py") if not LEFT_OUT & {*file.relative_to(folder).parts})
+def modules() -> list[Path]:
+    """All modules outside of tests, in a random order that is always the same."""
+    files = sorted(file for file in FOLDER.rglob("*.py") if not LEFT_OUT & {*file.relative_to(FOLDER).parts})
     random.Random(0).shuffle(files)
+    return files
+
+
+def source(file: Path) -> bytes:
+    """A module under its name."""
+    return f"# {file.relative_to(FOLDER).as_posix()}\n".encode() + file.read_bytes() + b"\n"
+
+
+def main(output: Path) -> None:
+    """Write all modules to one file."""
+    files = modules()
     with output.open("wb") as text:
         for file in files:
-            text.write(f"# {file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes() + b"\n")
+            text.write(source(file))
     print(f"{output}: {len(files):,} modules of Python {sys.version.split()[0]}, {output.stat().st_size:,} bytes")
 
 

@@ -22,6 +22,7 @@ from transformers_xl.experiments.section_fields import SECTIONS, section_help
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
+BASE = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 CAUSAL = [name for name, row in VARIANTS.items() if row.causal]
 
 
@@ -151,6 +152,23 @@ def test_a_base_says_what_the_model_is(tmp_path: Path):
     assert (found.hidden_size, found.mem_len, found.vocab_size, found.dropout) == (16, 9, 11, 0.3)
     with pytest.raises(ValueError, match="leave it out"):
         read_config([f"--model.base={tmp_path}", "--model.variant=gtrxl"])
+
+
+def test_a_memory_grows_where_the_recipe_means_it(tmp_path: Path):
+    def growth(*options: str, files: tuple[Path, ...] = ()) -> tuple[int | None, float]:
+        training = read_config([f"--{option}" for option in options], files).training
+        return training.initial_mem_len, training.mem_len_warmup_steps
+
+    TransformerXLForCausalLM(config_of_base := TransformerXLConfig(**BASE)).save_pretrained(tmp_path / "base")
+    assert config_of_base.mem_len > 16
+    assert growth() == growth("model.mem_len=17") == (16, 0.5)
+    none = (None, 0.0)
+    assert growth("model.mem_len=16") == growth("model.mem_len=0", "model.same_length=false") == none
+    assert growth(files=(written(tmp_path, "model: {mem_len: 8}"),)) == none
+    assert growth("model.variant=gtrxl") == growth(f"model.base={tmp_path / 'base'}") == none  # learned, or not tried
+    assert growth("training.torch_compile=true") == none
+    assert growth("training.initial_mem_len=32") == (32, 0.5)
+    assert growth("training.initial_mem_len=null", "training.mem_len_warmup_steps=0") == none
 
 
 def test_words_are_options_and_texts_in_any_order():
