@@ -49,6 +49,7 @@ IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # what makes a small model show what its paper adds
 FIELDS = {
     "block_recurrent": {"block_length": 3, "num_states": 4},
+    "memorizing_transformer": {"block_length": 3, "num_memory_keys": 14, "num_retrieved": 3},
     "recurrent_memory_transformer": {"num_memory_tokens": 2, "bptt_segments": 8},
     "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
     "universal_transformer": {"halting_threshold": 0.8},  # so that positions halt at every step
