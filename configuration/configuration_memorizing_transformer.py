@@ -17,7 +17,7 @@ class MemorizingTransformerConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
     Args:
         memory_layers (`list[int]`, *optional*):
             Indices of the layers that remember keys, counted from 0. When not given: one layer at three quarters of the
-            depth (of twelve, index 8).
+            depth (in the paper the ninth of twelve).
         num_memory_keys (`int`, *optional*, defaults to 8192):
             Tokens whose keys and values each of these layers remembers of a text, beside those of the open block. The
             oldest are forgotten first.
@@ -47,7 +47,7 @@ class MemorizingTransformerConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
         if self.memory_layers is not None:
             self.memory_layers = list(self.memory_layers)
         elif isinstance(num_layers, int):  # else the base class names the field and its type
-            self.memory_layers = [max(3 * num_layers // 4 - 1, 0)]
+            self.memory_layers = [(3 * num_layers + 3) // 4 - 1]
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:

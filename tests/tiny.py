@@ -254,7 +254,7 @@ def reach_of_states(model) -> int:
 def keeps_blocks(model_type: str) -> bool:
     """Whether a layer keeps what has left its window until a block of it is whole, to be compressed, read by a state or
     written into a matrix."""
-    fields = ("compression_rate", "block_length", "memory_update")
+    fields = ("compression_rate", "num_states", "memory_update")
     return any(hasattr(tiny_config(model_type), name) for name in fields)
 
 
