@@ -45,6 +45,7 @@ STEPS_OF_CONTEXT, BLOCKS, POSITIONS = 12, 16, 48  # what RECL is measured on
 # as the authors' code has, where every head would add a map of all pairs of positions
 FIELDS = {
     "block_recurrent": {"block_length": 16, "num_states": 16},  # several blocks in a segment
+    "memorizing_transformer": {"block_length": 16, "num_memory_keys": 1024, "num_retrieved": 8},
     "pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16},
     "tensorized_transformer": {"num_attention_heads": 1},
 }
