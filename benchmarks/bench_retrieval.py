@@ -1,8 +1,8 @@
 """How well and how fast an index finds the nearest keys, against exact search: `transformers_xl.cpu.key_index`.
 
-Keys and queries of one head, of width 64: those of a small Memorizing Transformer that reads a text, after some training, and
-random ones of length one. A random key is hardly nearer to a query than any other, the worst case of an index; a text
-repeats itself. Writes `results/retrieval.json`.
+Keys and queries of one head, of width 64: those of a small Memorizing Transformer that reads a text, after some
+training, and random ones of length one. A random key is hardly nearer to a query than any other, the worst case of an
+index; a text repeats itself. Writes `results/retrieval.json`.
 
     python benchmarks/bench_retrieval.py --text input.txt
 
@@ -23,6 +23,7 @@ from bench_cpu import processor
 from transformers_xl import ByteTokenizer, MemorizingTransformerConfig, MemorizingTransformerForCausalLM
 from transformers_xl.cpu.key_index import RowIndex
 from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySearch
+from transformers_xl.modeling.ops.call_parts import CallPart
 
 RESULTS = Path(__file__).parent / "results"
 SIZES, PROBES = (10**4, 10**5, 10**6), (1, 4, 16, 64)
@@ -97,7 +98,7 @@ def measure(keys: torch.Tensor, queries: torch.Tensor, number: int) -> dict:
     held = keys[-number:][None, None].contiguous()
     chosen = queries[:: len(queries) // QUERIES][:QUERIES]
     one = torch.tensor([number])
-    lookup = BlockLookup(one, one, one, one, one, first=0, width=number, visible=None)
+    lookup = BlockLookup(CallPart(one, one, one), one, one, one, first=0, width=number, visible=None)
     row = {"keys": number, "exact": milliseconds(lambda query: KeySearch().find(query, held, lookup, COUNT), chosen)}
     nearest = KeySearch().find(chosen[None, None], held, lookup, COUNT)[0][0, 0]
 

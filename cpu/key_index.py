@@ -4,9 +4,9 @@
     search_by_index(model)   # from now on, in every new cache: `generate()` and `model(ids, use_cache=True)`
     search_exactly(model)    # back again
 
-Which kind of index: keys come and go, first in, first out, in every row and head. A graph (HNSW) cannot let keys go; a flat
-index computes all products, as the exact search does. So the keys of a head stand in lists (IVF), each around a centre; a query
-computes the products with the keys of the `num_probes` lists whose centres are nearest to it, and keys leave by their number.
+Keys come and go, first in, first out, in every row and head. A graph (HNSW) cannot let keys go, and a flat index computes
+all products, as the exact search does. So the keys of a head stand in lists, each around a centre (IVF), from which they
+are removed by their numbers. A query is compared with the keys of the `num_probes` lists whose centres are nearest to it.
 """
 
 import copy
@@ -32,8 +32,8 @@ def search_by_index(model: Model, min_keys: int = 100_000, num_probes: int = 16)
 
     Args:
         min_keys: number of keys of a row from which on it has an index; a row with fewer is searched exactly.
-        num_probes: number of lists that a query reads, of about the root of the number of keys. More find more of the nearest
-            keys, and take longer; as many as there are lists find all.
+        num_probes: number of lists that a query reads; there are about the root of the number of keys. More lists find more
+            of the nearest keys, and take longer; all lists find all.
 
     Raises:
         ValueError: no layer of the model looks keys up, a number is below 1, or faiss is not installed.

@@ -40,9 +40,7 @@ class Naive(NaiveLocal):
             divisor = sum(exponentials)
             if self.config.attend_to_empty:
                 divisor = divisor + self.config.num_retrieved - len(best)
-            sums = [
-                each * values[index][head].detach() for each, index in zip(exponentials, best, strict=True)
-            ]
+            sums = [each * values[index][head].detach() for each, index in zip(exponentials, best, strict=True)]
             found.append(sum(sums) / divisor if best else torch.zeros_like(query[head]))
         self.chosen.append(chosen)
         return torch.stack(found)

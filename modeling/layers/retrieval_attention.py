@@ -55,29 +55,29 @@ class RetrievalAttention(LocalAttention):
         """`remembered` ([`RetrievalMemory`]): what is looked up, and takes the segment's keys and values in."""
         local, weights = super().attend(query, key, value, memory, segment, **kwargs)
         new = tuple(keep_last(each, query.shape[2], dim=2) for each in (key, value))
-        retrieved = self.look_up(query, new, remembered, segment.lookups).transpose(1, 2)
+        retrieved = self.look_up(query, new, remembered, segment.lookups)
         gate = self.memory_gate.sigmoid().to(local.dtype)[:, None]
         return gate * retrieved + (1 - gate) * local, weights
 
     def look_up(
         self, query: torch.Tensor, new: Tensors, remembered: RetrievalMemory, lookups: Lookups
     ) -> torch.Tensor:
-        """V_m `(B, H, T, D)`. The keys of each block are remembered before the next one is looked up."""
+        """V_m `(B, T, H, D)`. The keys of each block are remembered before the next one is looked up."""
         ring, found = remembered.open(lookups, query), []
         for block in lookups.blocks:
-            block_query, *block_new = (gather_columns(each, block.order, dim=2) for each in (query, *new))
+            block_query, *block_new = (gather_columns(each, block.part.order, dim=2) for each in (query, *new))
             if block.width == 0:
-                found.append(torch.zeros_like(block_query))
+                found.append(torch.zeros_like(block_query).transpose(1, 2))
             else:
                 slots, is_found = remembered.find(block_query, ring[0], block, self.num_retrieved)
                 found.append(self.attend_to_retrieved(block_query, *ring, slots, is_found))
             remembered.write(tuple(block_new), block)
-        return gather_columns(torch.cat(found, dim=2), lookups.places, dim=2)
+        return lookups.parts.join(found)
 
     def attend_to_retrieved(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, found: torch.Tensor
     ) -> torch.Tensor:
-        """V_m `(B, H, n, D)` of the keys in `slots` `(B, H, n, k)`, where there is one (`found`)."""
+        """V_m `(B, n, H, D)` of the keys in `slots` `(B, H, n, k)`, where there is one (`found`)."""
         key, value = (
             each.take_along_dim(slots.flatten(2)[..., None], dim=2).unflatten(2, slots.shape[2:])
             for each in (keys, values)
@@ -86,7 +86,7 @@ class RetrievalAttention(LocalAttention):
         empty = 0.0 if self.attend_to_empty else torch.finfo(scores.dtype).min
         weights = scores.masked_fill(~found, empty).softmax(-1).masked_fill(~found, 0.0)
         weights = F.dropout(weights, self.attention_dropout, self.training)
-        return (weights[..., None, :] @ value)[..., 0, :]
+        return (weights[..., None, :] @ value)[..., 0, :].transpose(1, 2)
 
 
 __all__ = ["LookupContext", "MemorizingMemory", "RetrievalAttention"]

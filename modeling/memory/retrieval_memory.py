@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.key_value_memory import KeyValueShape
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
-from transformers_xl.modeling.memory.recurrent_tokens import SegmentParts
+from transformers_xl.modeling.ops.call_parts import CallPart, CallParts
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns, keep_last
 
@@ -37,8 +37,7 @@ class BlockLookup(NamedTuple):
     Keys stand in a ring: that of the p-th token since the memory was made in slot p % size.
 
     Args:
-        order: `(B, n)`, their columns in the call.
-        is_real: `(B, n)` bool, the others are padding.
+        part: which tokens these are.
         slots: `(B, n)`, where their own keys are written.
         start: `(B,)`, p of the first token of the block. The keys before it are searched,
         num_searched: `(B,)`, so many.
@@ -46,8 +45,7 @@ class BlockLookup(NamedTuple):
         visible: `(B, width)` bool, which of these slots each row searches; None: all.
     """
 
-    order: torch.Tensor
-    is_real: torch.Tensor
+    part: CallPart
     slots: torch.Tensor
     start: torch.Tensor
     num_searched: torch.Tensor
@@ -60,15 +58,15 @@ class Lookups(NamedTuple):
     """What a call looks up and remembers, block by block, in every layer that remembers keys.
 
     Args:
-        blocks: in the order of the text.
-        places: `(B, T)`, index of each token in the concatenated blocks.
+        parts: the parts of the call.
+        blocks: what each looks up.
         end: `(B,)`, number of keys that each row has written since the memory was made.
         num_columns: largest number of keys that a row remembers after the call.
         num_slots: slots that the call needs.
     """
 
+    parts: CallParts
     blocks: list[BlockLookup]
-    places: torch.Tensor
     end: torch.Tensor
     num_columns: int
     num_slots: int
@@ -163,20 +161,18 @@ class RetrievalMemory(Memory):
         assert self.end is not None, "start() or load() comes first"
         end, position = self.end.to(packing.device), counts.block_position.read()
         searched = counts.num_searched.read().minimum(end - position).clamp(max=self.num_keys)
-        call = packing.batch, packing.length, packing.device
-        tokens = SegmentPacking(*call, None, packing.segment_mask, packing.document_ids)
-        parts, blocks = SegmentParts.of(tokens, position, self.block_length), []
-        for order, is_real, begins in parts.parts:
-            position, searched = (each.masked_fill(begins, 0) for each in (position, searched))
-            start, slots = end - position, (end[:, None] + is_real.cumsum(1) - 1) % self.size
-            blocks.append(BlockLookup(order, is_real, slots, start, searched, *self.slots_of(start, searched)))
-            end, position = (each + is_real.sum(1) for each in (end, position))
+        parts, blocks = CallParts.of(packing, position, self.block_length), []
+        for part in parts.parts:
+            position, searched = (each.masked_fill(part.begins, 0) for each in (position, searched))
+            start, slots = end - position, (end[:, None] + part.is_real.cumsum(1) - 1) % self.size
+            blocks.append(BlockLookup(part, slots, start, searched, *self.slots_of(start, searched)))
+            end, position = (each + part.is_real.sum(1) for each in (end, position))
             is_whole = position == self.block_length
             position = position.masked_fill(is_whole, 0)
             searched = torch.where(is_whole, searched + self.block_length, searched).clamp(max=self.num_keys)
         counts.block_position.write(position)
         counts.num_searched.write(searched)
-        return Lookups(blocks, parts.places, end, int((position + searched).max()), min(int(end.max()), self.size))
+        return Lookups(parts, blocks, end, int((position + searched).max()), min(int(end.max()), self.size))
 
     def slots_of(self, start: torch.Tensor, searched: torch.Tensor) -> tuple[int, int, torch.Tensor | None]:
         """`first`, `width` and `visible` of a [`BlockLookup`]."""
@@ -217,9 +213,9 @@ class RetrievalMemory(Memory):
         """Remember keys and values of the tokens of a block, each `(B, H, n, D)`."""
         assert self.new is not None, "open() comes first"
         rows = torch.arange(len(lookup.slots), device=lookup.slots.device)[:, None].expand_as(lookup.slots)
-        rows, slots = rows[lookup.is_real], lookup.slots[lookup.is_real]
+        rows, slots = rows[lookup.part.is_real], lookup.slots[lookup.part.is_real]
         for ring, each in zip(self.new[0], new, strict=True):
-            ring[rows, :, slots] = each.detach().transpose(1, 2)[lookup.is_real]
+            ring[rows, :, slots] = each.detach().transpose(1, 2)[lookup.part.is_real]
 
     def value(self, packing: SegmentPacking | None) -> Tensors:
         if self.new is None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from optional_packages import needs
-from tiny import EXACT, memory_of, read, tiny_model, tokens
+from tiny import EXACT, read, tiny_model, tokens
 
 needs("faiss")
 
@@ -39,19 +39,17 @@ def test_reading_all_lists_finds_what_exact_search_finds():
 
 def test_rows_that_move_keep_their_indexes():
     """Beams continue one row twice, and each goes on on its own; so does a copy."""
-    model, after = search_by_index(model_of(), min_keys=8, num_probes=ALL), tokens(3, 9, seed=1)
-    cache = model(tokens(2, 40), use_cache=True).past_key_values
-    before, copied = indexes_of(cache), cache.copy()
-    rows = torch.tensor([1, 1, 0])
+    model, exact, after = model_of(), model_of(), tokens(3, 9, seed=1)
+    search_by_index(model, min_keys=8, num_probes=ALL)
+    mems, cache = exact(tokens(2, 40)).mems, model(tokens(2, 40), use_cache=True).past_key_values
+    before, copied, rows = indexes_of(cache), cache.copy(), torch.tensor([1, 1, 0])
     cache.reorder_cache(rows)
     assert indexes_of(cache)[0] is before[1]
     assert indexes_of(cache)[1].heads[0] is not before[1].heads[0]
-    expected = search_exactly(model_of())(
-        after, mems=tuple(each[rows] for each in model(tokens(2, 40)).mems)
-    ).last_hidden_state
-    torch.testing.assert_close(model(after, past_key_values=cache).last_hidden_state, expected, **EXACT)
-    others = model(after[:2], mems=copied).last_hidden_state
-    torch.testing.assert_close(others, search_exactly(model_of())(after[:2], **memory_of(model(tokens(2, 40)))).last_hidden_state, **EXACT)  # fmt: skip
+    for continued, here in ((cache, rows), (copied, torch.arange(2))):
+        found = model(after[: len(here)], past_key_values=continued).last_hidden_state
+        expected = exact(after[: len(here)], mems=tuple(each[here] for each in mems)).last_hidden_state
+        torch.testing.assert_close(found, expected, **EXACT)
 
 
 def test_an_index_is_made_anew_when_its_keys_are_others(monkeypatch):
@@ -65,7 +63,7 @@ def test_an_index_is_made_anew_when_its_keys_are_others(monkeypatch):
 
     monkeypatch.setattr(key_index, "RowIndex", Noted)
     model = search_by_index(model_of(), min_keys=9, num_probes=ALL)
-    cache = read(model, tokens(1, 100), [1] * 100, use_cache=True)[1]["past_key_values"]
+    cache = read(model, tokens(1, 100), [10] * 10, use_cache=True)[1]["past_key_values"]
     assert made == [(0, 9), (0, 18), (6, 36), (36, 66), (66, 96)]
     (index,) = indexes_of(cache).values()
     assert [head.ntotal for head in index.heads] == [30] * 4

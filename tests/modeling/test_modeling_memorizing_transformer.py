@@ -53,9 +53,7 @@ def test_values_and_gradients_are_those_of_the_equations(
     torch.testing.assert_close(segments, expected, **EXACT)
 
     weight = torch.randn(logits.shape, dtype=logits.dtype, generator=torch.Generator().manual_seed(1))
-    found, wanted = (
-        torch.autograd.grad((each * weight).sum(), parameters.values()) for each in (logits, expected)
-    )
+    found, wanted = (torch.autograd.grad((each * weight).sum(), parameters.values()) for each in (logits, expected))
     for name, *pair in zip(parameters, found, wanted, strict=True):
         torch.testing.assert_close(*pair, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
         assert pair[0].any()
@@ -72,7 +70,7 @@ def test_the_keys_that_are_found_are_the_nearest(max_scores, monkeypatch):
         slots, is_found = find(search, query, keys, lookup, count)
         size, start = model.config.num_memory_keys + model.config.block_length, int(lookup.start)
         places = start - 1 - (start - 1 - slots) % size  # the newest of this slot before the block
-        found.extend(places.where(is_found, -1)[0].transpose(0, 1)[lookup.is_real[0]].tolist())
+        found.extend(places.where(is_found, -1)[0].transpose(0, 1)[lookup.part.is_real[0]].tolist())
         return slots, is_found
 
     monkeypatch.setattr(retrieval_memory.KeySearch, "find", note)
@@ -88,7 +86,9 @@ def test_the_keys_that_are_found_are_the_nearest(max_scores, monkeypatch):
 # --- what the memory is for
 
 
-def moved_by_the_first_token(model, length: int, reset_at: int | None = None, use_cache: bool | None = None) -> list[bool]:
+def moved_by_the_first_token(
+    model, length: int, reset_at: int | None = None, use_cache: bool | None = None
+) -> list[bool]:
     """Which logits of a text, read in two calls, change with its first token."""
     results = []
     for first in (3, 4):
@@ -175,7 +175,7 @@ def test_a_short_text_takes_the_room_of_a_short_text():
 @pytest.mark.parametrize("num_memory_keys", [4, 13])
 @use_cache
 def test_another_number_of_keys_after_training(num_memory_keys, use_cache):
-    """A field of the config: fewer are the newest, more are added to those that there are. `resize_memory` is the window's."""
+    """A field of the config: the newest stay, or more are added to them. `resize_memory` is that of the window."""
     model, ids = language_model(num_retrieved=2, num_hidden_layers=1), tokens(2, 40)
     memory = {"mems": model(ids[:, :20]).mems}
     model.resize_memory(3)
