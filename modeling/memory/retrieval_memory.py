@@ -160,7 +160,7 @@ class RetrievalMemory(Memory):
         """What a call looks up; `counts` follow."""
         assert self.end is not None, "start() or load() comes first"
         end, position = self.end.to(packing.device), counts.block_position.read()
-        searched = counts.num_searched.read().minimum(end - position).clamp(max=self.num_keys)
+        searched = counts.num_searched.read().minimum(end - position).clamp(0, self.num_keys)
         parts, blocks = CallParts.of(packing, position, self.block_length), []
         for part in parts.parts:
             position, searched = (each.masked_fill(part.begins, 0) for each in (position, searched))
@@ -193,6 +193,7 @@ class RetrievalMemory(Memory):
             assert self.columns is not None, "start() or load() comes first"
             columns = self.columns.to(like)
             ring = tuple(grown(each, lookups.num_slots) for each in self.shape.split(columns))
+            self.is_owned = True
         elif ring[0].shape[2] < lookups.num_slots:
             ring = tuple(grown(each, min(max(2 * each.shape[2], lookups.num_slots), self.size)) for each in ring)
             self.is_owned = True
