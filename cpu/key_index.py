@@ -11,6 +11,7 @@ are removed by their numbers. A query is compared with the keys of the `num_prob
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,7 +44,7 @@ def search_by_index(model: Model, min_keys: int = 100_000, num_probes: int = 16)
     for name, number in (("min_keys", min_keys), ("num_probes", num_probes)):
         if number < 1:
             raise ValueError(f"`{name}`={number} must be at least 1.")
-    return _with_search(model, lambda: IndexSearch(min_keys, num_probes))
+    return _with_search(model, partial(IndexSearch, min_keys, num_probes))
 
 
 def search_exactly(model: Model) -> Model:

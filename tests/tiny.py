@@ -32,6 +32,8 @@ AROUND_BASES = {
 # read segment by segment between memory tokens: a call has no one row of keys that weights could belong to
 SEGMENT_BY_SEGMENT = ("recurrent_memory_transformer", "segment_memory/tokens")
 TOKENS_ROW = {"memory": "own", "croppable": False, "recurrent": True}  # what a row of the table promises for windows
+# what a call does depends on where its tokens stand in their blocks: there is no one graph of it
+NOT_ONE_GRAPH = (*AROUND_BASES, *SEGMENT_BY_SEGMENT, "memorizing_transformer")
 # the rows of the table, and one for each further base
 ROWS = VARIANTS | {
     name: dataclasses.replace(VARIANTS["segment_memory"], **(TOKENS_ROW if kind == "tokens" else {}))
