@@ -23,7 +23,7 @@ from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySea
 try:
     import faiss
 except ImportError:  # the extra is not installed: `search_by_index` says so
-    faiss = None
+    faiss = None  # type: ignore[assignment]  # as packages that may be missing are
 
 Model = TypeVar("Model", bound=nn.Module)
 

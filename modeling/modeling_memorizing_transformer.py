@@ -47,10 +47,10 @@ class RetrievalLayer(MemorizingTransformerLayer):
     key_search: Callable[[], KeySearch] = KeySearch  # how a cache finds keys: `cpu.key_index` has another way
 
     def memories(self) -> MemorizingMemory:
-        config = self.self_attn.config
+        config, (window,) = self.self_attn.config, super().memories()
         shape = KeyValueShape(*(config.num_attention_heads, config.head_dim) * 2)
         remembered = RetrievalMemory(config.num_memory_keys, config.block_length, shape, self.key_search())
-        return MemorizingMemory(*super().memories(), remembered)
+        return MemorizingMemory(window, remembered)
 
     def forward(
         self, hidden_states: torch.Tensor, memory: MemorizingMemory, segment: LookupContext, **kwargs

@@ -63,14 +63,14 @@ class RetrievalAttention(LocalAttention):
         self, query: torch.Tensor, new: Tensors, remembered: RetrievalMemory, lookups: Lookups
     ) -> torch.Tensor:
         """V_m `(B, T, H, D)`. The keys of each block are remembered before the next one is looked up."""
-        ring, found = remembered.open(lookups, query), []
+        (keys, values), found = remembered.open(lookups, query), []
         for block in lookups.blocks:
             block_query, *block_new = (gather_columns(each, block.part.order, dim=2) for each in (query, *new))
             if block.width == 0:
                 found.append(torch.zeros_like(block_query).transpose(1, 2))
             else:
-                slots, is_found = remembered.find(block_query, ring[0], block, self.num_retrieved)
-                found.append(self.attend_to_retrieved(block_query, *ring, slots, is_found))
+                slots, is_found = remembered.find(block_query, keys, block, self.num_retrieved)
+                found.append(self.attend_to_retrieved(block_query, keys, values, slots, is_found))
             remembered.write(tuple(block_new), block)
         return lookups.parts.join(found)
 
