@@ -47,6 +47,7 @@ FIELDS = {
     # several blocks in a segment of training: a write learns from later tokens of the call alone
     "block_recurrent": {"block_length": 16, "num_states": 16},
     "infini_transformer": {"mem_len": 16},
+    "memorizing_transformer": {"block_length": 16, "num_memory_keys": 1024, "num_retrieved": 8},
     "pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16},
     "recurrent_memory_transformer": {"segment_length": 16},
     "tensorized_transformer": {"num_attention_heads": 1},

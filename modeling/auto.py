@@ -20,6 +20,7 @@ from transformers_xl.modeling import (
     modeling_gtrxl,
     modeling_infini_transformer,
     modeling_macaron,
+    modeling_memorizing_transformer,
     modeling_pkm_transformer,
     modeling_r_transformer,
     modeling_recurrent_memory_transformer,
@@ -234,6 +235,15 @@ VARIANTS: dict[str, Variant] = {
             idea="A layer has a state of many vectors, which the tokens of a block read, and each block updates once.",
             croppable=False,
             recurrent=True,
+        ),
+        _variant(
+            modeling_memorizing_transformer,
+            paper="Memorizing Transformers",
+            authors="Wu et al.",
+            year=2022,
+            url="https://arxiv.org/abs/2203.08913",
+            idea="A layer remembers very many keys; each head looks up the nearest and mixes them with local attention.",
+            croppable=False,
         ),
         _variant(
             modeling_causal_longformer,

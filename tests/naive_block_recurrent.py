@@ -21,7 +21,8 @@ class Naive:
         nothing = self["model.norm.weight"].new_zeros(self.heads, self.dim)
         self.keys = {layer: [nothing] * zeros for layer in layers}
         self.values = {layer: [nothing] * zeros for layer in layers}
-        self.states = {layer: self[f"model.layers.{layer}.state.start.weight"] for layer in config.recurrent_layers}
+        recurrent = getattr(config, "recurrent_layers", ())  # the Memorizing Transformer has the rest
+        self.states = {layer: self[f"model.layers.{layer}.state.start.weight"] for layer in recurrent}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.of[name]
@@ -77,7 +78,7 @@ class Naive:
         query, biases = self.unit(normed, f"{name}.self_attn.q_proj"), [table[self.bucket(d)] for d in seen]
         keys, values = [keys[-1 - d] for d in seen], [values[-1 - d] for d in seen]
         found = self.attend(query, keys, values, f"{name}.self_attn.attention_scale", biases)
-        if layer in self.states or config.feedback:
+        if layer in self.states or getattr(config, "feedback", False):
             read = layer if layer in self.states else max(self.states)
             cross = self.unit(normed, f"{name}.self_attn.cross_q_proj")
             of_state = self.attend(cross, *self.of_state(read), f"{name}.self_attn.cross_attention_scale")

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "files": set(),
     "recipes": set(),
     "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained` alone
-    "cpu": set(),
+    "cpu": {"modeling.memory"},
     "tokenization": {"configuration"},
     "corpora": {"files", "hub", "tokenization"},
     "modeling.ops": {"configuration"},

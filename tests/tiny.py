@@ -32,6 +32,8 @@ AROUND_BASES = {
 # read segment by segment between memory tokens: a call has no one row of keys that weights could belong to
 SEGMENT_BY_SEGMENT = ("recurrent_memory_transformer", "segment_memory/tokens")
 TOKENS_ROW = {"memory": "own", "croppable": False, "recurrent": True}  # what a row of the table promises for windows
+# what a call does depends on where its tokens stand in their blocks: there is no one graph of it
+NOT_ONE_GRAPH = (*AROUND_BASES, *SEGMENT_BY_SEGMENT, "memorizing_transformer")
 # the rows of the table, and one for each further base
 ROWS = VARIANTS | {
     name: dataclasses.replace(VARIANTS["segment_memory"], **(TOKENS_ROW if kind == "tokens" else {}))
@@ -49,6 +51,7 @@ IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # what makes a small model show what its paper adds
 FIELDS = {
     "block_recurrent": {"block_length": 3, "num_states": 4},
+    "memorizing_transformer": {"block_length": 3, "num_memory_keys": 14, "num_retrieved": 3},
     "recurrent_memory_transformer": {"num_memory_tokens": 2, "bptt_segments": 8},
     "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
     "universal_transformer": {"halting_threshold": 0.8},  # so that positions halt at every step
@@ -253,7 +256,7 @@ def reach_of_states(model) -> int:
 def keeps_blocks(model_type: str) -> bool:
     """Whether a layer keeps what has left its window until a block of it is whole, to be compressed, read by a state or
     written into a matrix."""
-    fields = ("compression_rate", "block_length", "memory_update")
+    fields = ("compression_rate", "num_states", "memory_update")
     return any(hasattr(tiny_config(model_type), name) for name in fields)
 
 

@@ -101,7 +101,7 @@ class LocalAttention(CosineAttention):
 class LocalLayer(MemoryLayer):
     """Local attention and a feed-forward, each after an RMS norm. The window slides."""
 
-    attention_class = LocalAttention
+    attention_class: type[MemoryAttention] = LocalAttention
     norm_class = SublayerRMSNorm
 
     def memories(self) -> LayerMemory:

@@ -226,7 +226,12 @@ def test_config_values(model_type):
         assert_refused(names, tiny_config, model_type, **fields)
 
 
-NEED_A_TOKEN = ("block_recurrent", "infini_transformer", "recurrent_memory_transformer")
+NEED_A_TOKEN = (
+    "block_recurrent",
+    "infini_transformer",
+    "memorizing_transformer",
+    "recurrent_memory_transformer",
+)
 
 
 @pytest.mark.parametrize("model_type", [each for each in models(memory=("exact", "own")) if each not in AROUND_BASES])

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from tiny import (
-    AROUND_BASES,
     EXACT,
     MEM_LEN,
+    NOT_ONE_GRAPH,
     SEGMENT_BY_SEGMENT,
     VARIANTS,
     layers_to_compile,
@@ -32,7 +32,7 @@ carrying = pytest.mark.parametrize("model_type", ["transformer_xl", *sorted(WITH
 
 
 def traced_whole(model_type: str) -> bool:
-    if model_type in (*AROUND_BASES, *SEGMENT_BY_SEGMENT):  # whose positions are looked at
+    if model_type in NOT_ONE_GRAPH:
         return False
     return not any(isinstance(module, torch.nn.RNNBase) for module in tiny_model(model_type).modules())
 

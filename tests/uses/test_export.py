@@ -6,10 +6,9 @@ import pytest
 import torch
 from optional_packages import needs
 from tiny import (
-    AROUND_BASES,
     FLOAT32,
     MEM_LEN,
-    SEGMENT_BY_SEGMENT,
+    NOT_ONE_GRAPH,
     layers_to_compile,
     result_of,
     tiny_model,
@@ -98,9 +97,7 @@ def test_an_exported_step_runs_in_onnx(model_type: str, tmp_path: Path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "model_type", [each for each in variants() if each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)]
-)  # they look at positions
+@pytest.mark.parametrize("model_type", [each for each in variants() if each not in NOT_ONE_GRAPH])
 def test_a_padded_segment_is_exported(model_type: str):
     """The graph holds for any padding, not only for that which it was made with."""
     layers = layers_to_compile(model_type)
