@@ -24,6 +24,7 @@ from transformers_xl.cli.measure_curve import context_curve
 from transformers_xl.cli.measure_recl import recl
 from transformers_xl.cli.measure_speed import speed
 from transformers_xl.cli.prepare import prepare
+from transformers_xl.cli.probe import probe, train_probe
 from transformers_xl.cli.push import push
 from transformers_xl.cli.report import report
 from transformers_xl.cli.serve import serve
@@ -64,6 +65,8 @@ for command in (
     convert,
     recl,
     context_curve,
+    probe,
+    train_probe,
     speed,
     card,
     push,
