@@ -38,15 +38,16 @@ def build_probe_model(terms: ProbeTerms) -> PreTrainedModel:
     Raises:
         ValueError: the type is none of a causal language model, or cannot be built with these sizes.
     """
-    import_models()
+    variant = import_models().get(terms.model_type)
     if terms.model_type not in CONFIG_MAPPING or CONFIG_MAPPING[terms.model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"`model_type`={terms.model_type!r} is no causal language model: give one of this package, or gpt2, mistral, "
             "mamba, ..."
         )
     config_class = CONFIG_MAPPING[terms.model_type]
+    without = {"mem_len", "same_length"} if variant is not None and variant.memory == "none" else set()
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
-    sizes = {name: value for name, value in _sizes(terms).items() if name in known}
+    sizes = {name: value for name, value in _sizes(terms).items() if name in known - without}
     config = config_class(**(sizes | FIELDS.get(terms.model_type, {})))
     transformers.set_seed(terms.seed)
     return AutoModelForCausalLM.from_config(config)

@@ -74,7 +74,9 @@ class WindowSegments(ProbeSegments):
 
 def answer_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | None = None) -> torch.Tensor:
     """Mean nats of the answers `labels` `(batch, length)`, each beside its question: nothing is shifted."""
-    return F.cross_entropy(outputs.logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NO_ANSWER)
+    answers = labels.flatten()
+    nats = F.cross_entropy(outputs.logits.flatten(0, 1).float(), answers, ignore_index=NO_ANSWER, reduction="sum")
+    return nats / (answers != NO_ANSWER).sum().clamp(min=1)
 
 
 def trained_options(model: PreTrainedModel, terms: ProbeTerms) -> ProbeOptions:
@@ -100,7 +102,7 @@ def fit_probe(model: PreTrainedModel, terms: ProbeTerms, folder: Path) -> transf
         lr_scheduler_type="warmup_stable_decay",
         lr_scheduler_kwargs={"num_decay_steps": int(DECAY_SHARE * terms.steps), "decay_type": "linear"},
         seed=terms.seed,
-        logging_steps=50,
+        logging_steps=max(1, terms.steps // 20),
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,

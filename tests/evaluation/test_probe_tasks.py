@@ -95,7 +95,9 @@ def test_streams_are_those_of_their_seed():
         assert generate_text(TASKS["registers"], 1, 500, most, 0).distances.max() == most
 
 
-@pytest.mark.parametrize(("field", "fields"), [("lanes", (0, 5, 5)), ("length", (1, 0, 5)), ("max_distance", (1, 5, 0))])
+@pytest.mark.parametrize(
+    ("field", "fields"), [("lanes", (0, 5, 5)), ("length", (1, 0, 5)), ("max_distance", (1, 5, 0))]
+)
 def test_numbers_below_one_are_refused(field: str, fields: tuple[int, int, int]):
     with pytest.raises(ValueError, match=f"`{field}`=0"):
         generate_text(TASKS["needle"], *fields, seed=0)

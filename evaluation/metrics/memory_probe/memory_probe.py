@@ -35,7 +35,9 @@ class MemoryProbe(evaluate.Metric):
     """The metric; questions may come in batches."""
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
-        features = datasets.Features(dict.fromkeys(("predictions", "references", "distances"), datasets.Value("int64")))
+        features = datasets.Features(
+            dict.fromkeys(("predictions", "references", "distances"), datasets.Value("int64"))
+        )
         return module_info(_DESCRIPTION, _KWARGS_DESCRIPTION, features)
 
     def _compute(self, predictions, references, distances, edges: list[int], chance: float) -> dict:
