@@ -77,8 +77,8 @@ def draw_context_curve(result: dict) -> Figure:
 
 @styled
 def draw_distant_context(result: dict) -> Figure:
-    """A panel for each model: bits that a token loses where the text further away is dropped, shuffled or replaced, with 95 %
-    intervals. `result` is that of `transformers-xl distant-context --json`."""
+    """A panel for each model: bits that a token loses where the text further away is dropped, shuffled or replaced, with
+    95 % intervals. `result` is that of `transformers-xl distant-context --json`."""
     models = result["models"]
     picture, axes = figure(columns=len(models), width=3.4, height=3.0, sharey=True)
     for panel, (name, row) in zip(axes[0], models.items(), strict=True):
