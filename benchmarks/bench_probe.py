@@ -1,6 +1,7 @@
 """What kinds of memory keep: trains every model of the memory probe, asks it, and draws accuracy against distance.
 
-A run is a file, `build/probe/TASK/NAME-SEED.json`: a call that was killed goes on where it stopped. Writes
+A model is a folder, `build/probe/TASK/NAME-SEED`, as `transformers-xl train-probe` writes it: a call that was killed goes on
+where it stopped, and models that are there are asked again. Writes
 `results/probe.json` and a picture for each task, `results/probe_TASK.png`. One thread; processor seconds are those of
 training, the making of the streams included.
 """
@@ -10,8 +11,6 @@ import dataclasses
 import json
 import platform
 import statistics
-import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -20,15 +19,16 @@ from transformers_xl.evaluation.plots import save
 from transformers_xl.evaluation.probe_options import ProbeOptions
 from transformers_xl.evaluation.probe_plots import draw_probe
 from transformers_xl.evaluation.probe_tasks import TASKS
-from transformers_xl.experiments.probe_models import build_probe_model
-from transformers_xl.experiments.probe_runs import probe_row
-from transformers_xl.experiments.probe_terms import ProbeTerms
-from transformers_xl.experiments.probe_training import fit_probe, trained_options
+from transformers_xl.experiments.loading import load_weights
+from transformers_xl.experiments.probe_runs import probe_row, read_terms
+from transformers_xl.experiments.probe_terms import PROBE_FILE, ProbeTerms
+from transformers_xl.experiments.probe_training import train_probe, trained_options
 from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.json_files import read_json
 from transformers_xl.hub.measurements import library_versions
 
 ROOT = Path(__file__).parent.parent
-RESULTS, RUNS = Path(__file__).parent / "results", ROOT / "build" / "probe"
+RESULTS, MODEL_FOLDERS = Path(__file__).parent / "results", ROOT / "build" / "probe"
 LONGER = 256
 # name in the picture -> fields of its terms
 MODELS: dict[str, dict] = {
@@ -49,32 +49,24 @@ MODELS: dict[str, dict] = {
 READ_LONGER = ("transformer_xl",)  # asked once more with a memory of LONGER tokens
 
 
-def run(task: str, name: str, seed: int, steps: int) -> dict:
-    """Train and ask one model."""
-    terms = ProbeTerms(task, steps=steps, seed=seed, **MODELS[name])
-    model = build_probe_model(terms)
-    start = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = fit_probe(model, terms, Path(folder))
-    seconds = time.process_time() - start
+def folder_of(task: str, name: str, seed: int) -> Path:
+    return MODEL_FOLDERS / task / f"{name.replace(', ', '-').replace(' ', '_')}-{seed}"
+
+
+def ask(task: str, name: str, seed: int) -> dict:
+    """What the model of a folder answers, beside how it was trained."""
+    folder = folder_of(task, name, seed)
+    model, terms = load_weights(folder, any_kind=True), read_terms(folder)
     options = trained_options(model, terms)
     row = {
         "name": name,
         "seed": seed,
-        "terms": dataclasses.asdict(terms),
-        "parameters": model.num_parameters(),
-        "processor_seconds": round(seconds, 1),
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        **read_json(folder / PROBE_FILE),
         "asked": probe_row(model, TASKS[task], options),
     }
     if name in READ_LONGER:
         row["asked_longer"] = probe_row(model, TASKS[task], dataclasses.replace(options, length=LONGER))
     return row
-
-
-def read_runs(task: str) -> list[dict]:
-    runs = [json.loads(file.read_text()) for file in sorted((RUNS / task).glob("*.json"))]
-    return sorted(runs, key=lambda run: ([*MODELS].index(run["name"]), run["seed"]))
 
 
 def panels_of(runs: list[dict]) -> dict[str, list[dict]]:
@@ -87,9 +79,8 @@ def panels_of(runs: list[dict]) -> dict[str, list[dict]]:
     return panels
 
 
-def report(task: str) -> None:
+def report(task: str, runs: list[dict]) -> None:
     """Print the table of a task as Markdown, and draw it."""
-    runs = read_runs(task)
     panels = panels_of(runs)
     seconds = {name: [each["processor_seconds"] for each in runs if each["name"] == name] for name in MODELS}
     bins = [f"{first}-{last}" for first, last in runs[0]["asked"]["bins"]]
@@ -110,24 +101,21 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=[*MODELS], help="all when not given")
     parser.add_argument("--seed", action="append", type=int, help="0, 1 and 2 when not given")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--report", action="store_true", help="train nothing, write what is there")
+    parser.add_argument("--report", action="store_true", help="train nothing, ask the models that are there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tasks = args.task or [*TASKS]
     wanted = [(task, name, seed) for task in tasks for seed in args.seed or range(3) for name in args.model or MODELS]
     for task, name, seed in [] if args.report else wanted:
-        file = RUNS / task / f"{name.replace(', ', '-').replace(' ', '_')}-{seed}.json"
-        if file.exists():
-            continue
-        row = run(task, name, seed, args.steps)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(row) + "\n")
-        accuracy = [round(value, 2) for value in row["asked"]["accuracy"]]
-        print(task, name, seed, f"{row['processor_seconds']:.0f} s", accuracy, flush=True)
-    found = {task: read_runs(task) for task in tasks}
-    for task in tasks:
-        if found[task]:
-            report(task)
+        folder = folder_of(task, name, seed)
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            record = train_probe(ProbeTerms(task, steps=args.steps, seed=seed, **MODELS[name]), folder)
+            print(task, name, seed, f"{record['processor_seconds']:.0f} s", flush=True)
+    found = {task: [ask(*each) for each in wanted if each[0] == task and folder_of(*each).exists()] for task in tasks}
+    for task, runs in found.items():
+        if runs:
+            report(task, sorted(runs, key=lambda run: [*MODELS].index(run["name"])))
     result = {
         "options": dataclasses.asdict(ProbeOptions()), "versions": library_versions(),
         "machine": f"{platform.machine()}, {platform.processor()}, 1 thread", "runs": found,

@@ -41,8 +41,8 @@ class MemoryProbe(evaluate.Metric):
         return module_info(_DESCRIPTION, _KWARGS_DESCRIPTION, features)
 
     def _compute(self, predictions, references, distances, edges: list[int], chance: float) -> dict:
-        columns = map(np.asarray, (predictions, references, distances))
-        score = score_answers(*columns, edges=tuple(edges), chance=chance)
+        predicted, answers, distances = map(np.asarray, (predictions, references, distances))
+        score = score_answers(predicted, answers, distances, tuple(edges), chance)
         return {
             "bins": score.bins,
             "asked": list(score.asked),
