@@ -1,9 +1,8 @@
 """What kinds of memory keep: trains every model of the memory probe, asks it, and draws accuracy against distance.
 
-A model is a folder, `build/probe/TASK/NAME-SEED`, as `transformers-xl train-probe` writes it: a call that was killed goes on
-where it stopped, and models that are there are asked again. Writes
-`results/probe.json` and a picture for each task, `results/probe_TASK.png`. One thread; processor seconds are those of
-training, the making of the streams included.
+A model is a folder, `build/probe/TASK/NAME-SEED`, as `transformers-xl train-probe` writes it: a call that was killed goes
+on where it stopped, and models that are there are asked again. Writes `results/probe.json`, and a picture for each task,
+`results/probe_TASK.png`. One thread; processor seconds are those of training, the making of the streams included.
 """
 
 import argparse
