@@ -47,6 +47,11 @@ def build_probe_model(terms: ProbeTerms) -> PreTrainedModel:
     config_class = CONFIG_MAPPING[terms.model_type]
     without = {"mem_len", "same_length"} if variant is not None and variant.memory == "none" else set()
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
+    if "hidden_size" not in known:  # its base would be as large as it is by default
+        raise ValueError(
+            f"`model_type`={terms.model_type!r} is a model around another, with no sizes of its own: give the type of one "
+            "that stands alone."
+        )
     sizes = {name: value for name, value in _sizes(terms).items() if name in known - without}
     config = config_class(**(sizes | FIELDS.get(terms.model_type, {})))
     transformers.set_seed(terms.seed)

@@ -59,7 +59,7 @@ def test_a_window_without_a_question_has_no_loss_that_is_nan():
 
 
 def test_what_is_no_causal_language_model_is_refused():
-    for model_type in ("star_transformer", "vit", "nothing"):
+    for model_type in ("star_transformer", "vit", "nothing", "segment_memory"):
         with pytest.raises(ValueError, match=f"`model_type`='{model_type}'"):
             build_probe_model(ProbeTerms("needle", model_type))
     for field, value in (("steps", 0), ("mem_len", -1), ("learning_rate", 0.0)):
