@@ -21,6 +21,8 @@ from transformers_xl.cli.errors import Commands
 from transformers_xl.cli.evaluate import evaluate
 from transformers_xl.cli.generate import generate
 from transformers_xl.cli.measure_curve import context_curve
+from transformers_xl.cli.measure_distant import distant_context
+from transformers_xl.cli.measure_probe import probe, train_probe
 from transformers_xl.cli.measure_recl import recl
 from transformers_xl.cli.measure_speed import speed
 from transformers_xl.cli.prepare import prepare
@@ -64,6 +66,9 @@ for command in (
     convert,
     recl,
     context_curve,
+    distant_context,
+    probe,
+    train_probe,
     speed,
     card,
     push,

@@ -109,14 +109,16 @@ def token_losses_with_context(
             # behind the text's end stands its last token again, which nothing that is asked for sees
             places_read = (torch.from_numpy(starts[rows])[:, None] + columns).clamp(max=len(text) - 1)
             windows = text[places_read].to(model.device)
-            losses[rows, : len(inside)] = _read(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
+            losses[rows, : len(inside)] = (
+                window_losses(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
+            )
     found = losses[window_of_pair, end_of_length[:, None]]
     if not np.isfinite(found).all():
         raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
     return found
 
 
-def _read(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+def window_losses(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Nats `(batch, ends)` of the tokens of `windows` that stand behind the first `ends` tokens."""
     length = windows.shape[1] - 1
     piece = _piece(model) or length
@@ -143,4 +145,4 @@ def _piece(model: PreTrainedModel) -> int | None:
     return max(config.segment_length, min(config.mem_len, 256))  # measured: less and more are slower
 
 
-__all__ = ["longest_window", "spread_positions", "token_losses_with_context"]
+__all__ = ["longest_window", "spread_positions", "token_losses_with_context", "window_losses"]

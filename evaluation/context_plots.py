@@ -75,6 +75,29 @@ def draw_context_curve(result: dict) -> Figure:
     return picture
 
 
+@styled
+def draw_distant_context(result: dict) -> Figure:
+    """A panel for each model: bits that a token loses where the text further away is dropped, shuffled or replaced, with
+    95 % intervals. `result` is that of `transformers-xl distant-context --json`."""
+    models = result["models"]
+    picture, axes = figure(columns=len(models), width=3.4, height=3.0, sharey=True)
+    for panel, (name, row) in zip(axes[0], models.items(), strict=True):
+        for index, (kind, added) in enumerate(row["added"].items()):
+            distances = [int(distance) for distance in added]
+            bits = np.array(list(added.values())) / np.log(2)
+            margins = np.array(list(row["margin"][kind].values())) / np.log(2)
+            panel.errorbar(distances, bits, yerr=margins, capsize=2, label=kind, **line(index, len(row["added"])))
+        panel.axhline(0, color="black", linewidth=0.8)
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:.0f}")
+        panel.set(xlabel="tokens that stay as they are", title=f"{name}: {row['nats'] / np.log(2):.2f} bits per token")
+    axes[0, 0].set_ylabel("loss added (bits per token)")
+    axes[0, -1].legend(
+        title="what lies further is", title_fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0)
+    )
+    return picture
+
+
 def _lengths(models: dict) -> list[int]:
     """All lengths above 0, or 1 where there are none."""
     return [int(length) for row in models.values() for length in row["bits_per_byte"] if int(length)] or [1]
@@ -85,4 +108,4 @@ def _bins(positions: int, count: int = 16) -> list[int]:
     return sorted({0, *(round(positions ** (step / count)) for step in range(1, count + 1))})
 
 
-__all__ = ["draw_context_curve", "draw_recl"]
+__all__ = ["draw_context_curve", "draw_distant_context", "draw_recl"]

@@ -1,4 +1,5 @@
-"""The measurements of `transformers-xl context-curve` and `recl`: how far back saved models make use of a text."""
+"""The measurements of `transformers-xl context-curve`, `recl` and `distant-context`: how saved models make use of a text
+that lies further back."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,8 +9,10 @@ import numpy as np
 
 from transformers_xl.evaluation import context_curve as curve
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
+from transformers_xl.evaluation.distant_context import KINDS, check_distances, distant_context
 from transformers_xl.evaluation.recl import recl
 from transformers_xl.evaluation.score_ways import score_values
+from transformers_xl.experiments.distant_options import DistantOptions
 from transformers_xl.experiments.loading import load_model
 from transformers_xl.experiments.recl_options import RECLOptions
 from transformers_xl.streams.files import read_ids, read_predicted
@@ -91,4 +94,36 @@ def measure_recl(folders: dict[str, Path], text: list[Path], options: RECLOption
     }
 
 
-__all__ = ["measure_context_curve", "measure_recl"]
+def measure_distant_context(
+    folders: dict[str, Path], text: list[Path], distances: list[int], options: DistantOptions, progress: bool
+) -> dict[str, Any]:
+    """What each model loses where the text further away than each distance is perturbed, in nats per token.
+
+    Raises:
+        ValueError: a folder holds no language model, or it cannot read so long a context, or the text is too short.
+    """
+    check_distances(distances, options.context)
+    rows = {}
+    for name, folder in folders.items():
+        model, tokenizer = load_model(folder, any_kind=True)
+        ids, _ = read_ids(text, tokenizer, progress=progress)
+        room = max(1, (len(ids) - options.context) // options.positions)
+        positions, _ = spread_positions(len(ids), options.context, room, 1, options.positions)
+        found = distant_context(
+            model, ids, distances, options.context, positions, options.batch_size, options.seed, progress
+        )
+        added = {kind: {distance: found.added(kind, distance) for distance in distances} for kind in KINDS}
+        rows[name] = {
+            "nats": float(found.whole.mean()),
+            "added": {kind: {str(each): mean for each, (mean, _) in row.items()} for kind, row in added.items()},
+            "margin": {kind: {str(each): margin for each, (_, margin) in row.items()} for kind, row in added.items()},
+        }
+    return {
+        "text": [path.name for path in text],
+        "options": asdict(options),
+        "distances": distances,
+        "models": rows,
+    }
+
+
+__all__ = ["measure_context_curve", "measure_distant_context", "measure_recl"]

@@ -28,7 +28,17 @@ def import_models() -> dict:
 
 
 def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> tuple:
-    """The language model in a folder, on the GPU where there is one, and its tokenizer.
+    """The language model in a folder, as [`load_weights`] reads it, and its tokenizer.
+
+    Raises:
+        ValueError: the folder holds no such model, or a file in it is damaged.
+        OSError: a file is missing in the folder.
+    """
+    return load_weights(folder, any_kind, encoders), load_tokenizer(folder)
+
+
+def load_weights(folder: Path, any_kind: bool = False, encoders: bool = False):
+    """The language model in a folder, on the GPU where there is one.
 
     `any_kind` also takes language models of transformers; `encoders` the base model of a variant that is none.
 
@@ -65,16 +75,16 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
         if not weight.isfinite().all():
             raise ValueError(f"{str(files.get(name, folder))!r}: the weight {name!r} holds NaN or infinity.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return accelerate_linear_layers(model.to(device=device).eval()), load_tokenizer(folder)
+    return accelerate_linear_layers(model.to(device=device).eval())
 
 
-def _load_adapted(folder: Path, base: str) -> tuple:
+def _load_adapted(folder: Path, base: str):
     """The model `base`, with the adapters in a folder merged into its weights."""
     from peft import PeftModel
 
-    model = load_model(Path(base))[0] if Path(base).is_dir() else _of_hub(base)
+    model = load_weights(Path(base)) if Path(base).is_dir() else _of_hub(base)
     with blamed(folder):
-        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval(), load_tokenizer(folder)
+        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
 
 
 def _of_hub(repo: str):
@@ -276,6 +286,7 @@ __all__ = [
     "import_models",
     "load_model",
     "load_tokenizer",
+    "load_weights",
     "shapes_of",
     "to_be_had",
 ]

@@ -27,6 +27,7 @@ PAGES = [
     "evaluation_atlas.md",
     "generate.md",
     "performance.md",
+    "probe.md",
     "training.md",
     "training_papers.md",
     "words.md",

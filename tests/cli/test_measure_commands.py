@@ -144,3 +144,22 @@ def test_a_group_reads_the_same_tokens(folder: Path, tmp_path: Path):
     result = run("recl", folder / "xl", tmp_path, "--text", folder / "text.txt", *RECL)
     assert result.exit_code == 2
     assert "other tokens" in result.stderr
+
+
+def test_distant_context(folder: Path, tmp_path: Path):
+    group = [folder / name for name in ("xl", "gpt2")]
+    options = ("--text", folder / "text.txt", "--context", 16, "--positions", 6)
+    result = run("distant-context", *group, *options, "--json", "--picture", tmp_path / "distant.png")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["distances"] == [1, 2, 4, 8]
+    for row in found["models"].values():
+        assert list(row["added"]) == ["drop", "shuffle", "replace"]
+        assert all(list(added) == ["1", "2", "4", "8"] for added in row["added"].values())
+    assert (tmp_path / "distant.png").read_bytes().startswith(b"\x89PNG")
+    table = run("distant-context", *group, *options, "--distance", 3)
+    assert table.exit_code == 0, table.output
+    assert "shuffle" in table.stdout
+    result = run("distant-context", *group, *options, "--distance", 16)
+    assert result.exit_code == 2
+    assert "`distances`=[16]" in result.stderr
