@@ -66,6 +66,14 @@ class MemorizingTransformerConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
                 f"`memory_layers`={layers} must list at least one layer of 0..{self.num_hidden_layers - 1}, each once."
             )
 
+    @property
+    def layer_reaches(self) -> list[int]:
+        looked_up = self.num_memory_keys + self.block_length  # from the last token of an open block
+        return [
+            looked_up if self.remembers_keys(layer_idx) else window
+            for layer_idx, window in enumerate(self.layer_windows)
+        ]
+
     def remembers_keys(self, layer_idx: int) -> bool:
         """Whether a layer remembers keys."""
         return layer_idx in (self.memory_layers or ())

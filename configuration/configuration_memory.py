@@ -299,6 +299,11 @@ class MemoryConfig(ConfigWithCode):
         return [self.sliding_window] * self.num_hidden_layers
 
     @property
+    def layer_reaches(self) -> list[int]:
+        """Positions that each layer can read something of, the token itself included: its window, and what it looks up."""
+        return self.layer_windows
+
+    @property
     def layer_mem_lens(self) -> list[int]:
         """Positions that each layer's attention remembers: the length of its `mems`."""
         return [self.mem_len] * self.num_hidden_layers

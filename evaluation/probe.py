@@ -191,10 +191,10 @@ def reach(model: PreTrainedModel, options: ProbeOptions) -> Reach:
     """
     config = model.config
     if remembers(model):
-        if VARIANTS[config.model_type].recurrent:
+        if VARIANTS[config.model_type].recurrent or not config.layer_windows:  # memory tokens around a base
             return Reach(None, None)
         config = config if options.length is None else config.with_mem_len(options.length)
-        windows = [window - 1 for window in config.layer_windows]  # a window counts the token itself
+        windows = [window - 1 for window in config.layer_reaches]  # a window counts the token itself
         return Reach(max(windows), sum(windows))
     read = context_of(model, options) + options.segment_length - 1
     window = None if config.model_type in VARIANTS else getattr(config, "sliding_window", None)

@@ -52,7 +52,7 @@ def seen_by(model, layer_idx: int) -> int:
     """Positions that a layer sees, its own included."""
     config = model.config
     if isinstance(config, MemorizingTransformerConfig) and config.remembers_keys(layer_idx):
-        return config.num_memory_keys + config.block_length  # behind the last token of the open block
+        return config.layer_reaches[layer_idx]
     return config.sliding_window + reach_of_states(model)
 
 

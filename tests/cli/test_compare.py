@@ -171,7 +171,7 @@ def test_the_report_needs_the_files_alone(compared: Path, tmp_path: Path):
         (("-o", "{root}/new"), "`texts`"),
         (("--from", "{root}"), "has no runs"),
         (("--from", "{root}", "{text}"), "leave out texts"),
-        (("{text}", "-o", "{root}/new", "--variant", "lstm"), "'lstm'"),
+        (("{text}", "-o", "{root}/new", "--variant", "gru"), "'gru'"),
         (("{text}", "-o", "{root}/new", "--learning-rate", "0"), "learning_rate"),
         (("{text}", "-o", "{root}/new", "--eval-fraction", "0.01"), "too short"),
         (("{text}", "-o", "{root}/new", "--batch-size", "4000"), "too short"),

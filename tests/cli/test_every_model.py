@@ -12,7 +12,14 @@ from programs import run
 from transformers_xl.cli.main import app
 
 KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder", "window", "tokens")
-NO_MODEL = ("train", "compare", "config", "prepare", "tokenizer")  # they make models, or texts to learn from
+NO_MODEL = (
+    "train",
+    "train-probe",
+    "compare",
+    "config",
+    "prepare",
+    "tokenizer",
+)  # they make models, or texts to learn from
 ARGUMENTS = {
     "evaluate": ("--text", "{text}", "--moving-window"),
     "generate": ("--prompt", "It was the", "--max-new-tokens", 4, "--temperature", 0),
@@ -23,6 +30,8 @@ ARGUMENTS = {
         *("--blocks", 2, "--positions", 5, "--resamples", 5),
     ),
     "context-curve": ("--text", "{text}", "--length", 0, "--length", 16),
+    "distant-context": ("--text", "{text}", "--context", 6, "--positions", 2, "--distance", 2),
+    "probe": ("--task", "counter", "--tokens", 20, "--lanes", 2),
     "speed": ("--text", "{text}", "--length", 8, "--repeats", 1),
     "card": (),
     "push": ("you/model",),

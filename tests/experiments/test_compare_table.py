@@ -113,4 +113,7 @@ def test_what_is_recorded_here_is_a_comparison():
     runs = read_runs(folder)
     rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
     assert {run["model"] for run in runs} == rows.keys()
-    assert all(row["recl"] and row["training"] for row in rows.values())
+    assert all(row["recl"] for row in rows.values())
+    # run later, on another processor: docs/comparison.md says so
+    later = {"block_recurrent", "infini_transformer", "recurrent_memory_transformer"}
+    assert {name for name, row in rows.items() if not row["training"]} == later
