@@ -222,6 +222,11 @@ class SegmentMemoryConfig(ConfigWithCode):
         return [self.sliding_window] * self.num_hidden_layers if self.kind == "window" else []
 
     @property
+    def layer_reaches(self) -> list[int]:
+        """Positions that each layer can read something of, the token itself included."""
+        return self.layer_windows
+
+    @property
     def layer_mem_lens(self) -> list[int]:
         """Positions that each layer remembers."""
         return [self.sliding_window - 1] * self.num_hidden_layers if self.kind == "window" else []
