@@ -3,7 +3,7 @@
 python examples/train_with_accelerate.py my.txt
 accelerate launch --config_file examples/accelerate/ddp.yaml examples/train_with_accelerate.py my.txt
 
-The same command goes on where it stopped. `--base FOLDER_OR_REPO` fine-tunes a model, `--push-to you/name` pushes it.
+Run the same command again to resume. `--base FOLDER_OR_REPO` fine-tunes a model, `--push-to you/name` pushes it.
 """
 
 import json
