@@ -80,7 +80,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By model, best first: `parameters`, `recl_is_bound`, and a list with a value per seed for each of `MEASURES`.
+    """By model, best first: `parameters`, `recl_is_bound`, `recl_floor` (the shortest context that was tried: a RECL of it is
+    that or less), and a list with a value per seed for each of `MEASURES`.
 
     `with_context` and `without_context` are bits per byte, `recl` tokens, `training` tokens per second, `generation`
     milliseconds per token, `memory` the MiB that training takes at its peak beside the libraries. Speeds are one value, or
@@ -91,9 +92,9 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
     rows: dict[str, dict[str, Any]] = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
         name = run["model"]
-        row = rows.setdefault(
-            name, {"parameters": run["parameters"], "recl_is_bound": False} | {measure: [] for measure in MEASURES}
-        )
+        known = {"parameters": run["parameters"], "recl_is_bound": False}
+        known["recl_floor"] = min(run["settings"]["recl"]["contexts"])
+        row = rows.setdefault(name, known | {measure: [] for measure in MEASURES})
         found = lengths[name, run["seed"]]
         for way in ("with_context", "without_context"):
             row[way].append(run["bits_per_byte"][way])
@@ -128,6 +129,15 @@ def spread(values: list[float], digits: int) -> str:
     return mean if len(values) == 1 else f"{mean} +- {statistics.stdev(values):.{digits}f}"
 
 
+def recl_of(row: dict[str, Any]) -> str:
+    """RECL of a row of a summary: where a seed is at the floor, the mean is the most that it can be."""
+    values, floor = row["recl"], row["recl_floor"]
+    if set(values) == {floor}:
+        return f"<= {floor}"
+    bound = "at least " if row["recl_is_bound"] else "<= " if floor in values else ""
+    return bound + spread(values, 0)
+
+
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """A summary as a Markdown table."""
     lines = [
@@ -141,7 +151,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             str(len(row["with_context"])),
             spread(row["with_context"], 3),
             spread(row["without_context"], 3),
-            ("at least " if row["recl_is_bound"] else "") + spread(row["recl"], 0),
+            recl_of(row),
             f"{row['parameters']:,}",
             spread(row["training"], 0),
             spread(row["generation"], 2),

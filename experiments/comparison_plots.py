@@ -29,9 +29,15 @@ def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
                 _marks(axes, row["without_context"], height, hollow["color"], "s", "none")
             scale = 1000 if measure == "training" else 1
             _marks(axes, [value / scale for value in row[measure]], height, full["color"], "o", full["color"])
+        if measure == "recl":
+            floor = min(row["recl_floor"] for row in rows.values())
+            ticks = sorted({value for row in rows.values() for value in row["recl"]})
+            axes.set_xticks(ticks, [f"<= {value:g}" if value == floor else f"{value:g}" for value in ticks])
         axes.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
         axes.set_yticks(range(len(rows)), rows if axes is grid[0][0] else [""] * len(rows))
-    grid[0][0].set_title("dots: with memory or context\nsquares: each segment alone", fontsize="small")
+    grid[0][0].set_title(
+        "dots: with memory or context\nsquares: each segment alone\nno axis begins at 0", fontsize="small"
+    )
     return picture
 
 
