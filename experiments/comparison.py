@@ -80,8 +80,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By model, best first: `parameters`, `recl_is_bound`, `recl_floor` (the shortest context that was tried: a RECL of it is
-    that or less), and a list with a value per seed for each of `MEASURES`.
+    """By model, best first: `parameters`, `recl_is_bound`, `recl_floor` (the shortest context that was tried: a RECL of it
+    is that or less), and a list with a value per seed for each of `MEASURES`.
 
     `with_context` and `without_context` are bits per byte, `recl` tokens, `training` tokens per second, `generation`
     milliseconds per token, `memory` the MiB that training takes at its peak beside the libraries. Speeds are one value, or
