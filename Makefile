@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 READY := $(VENV)/.ready
 SMALL := $(VENV)/.small
-# Without a GPU torch's CPU build is a tenth of the size. Where pip is told of an index or of wheels, it is told of no other.
-# The shell decides when pip is there.
-TORCH_INDEX = $$([ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || $(BIN)/python -m pip config list | \
-	grep -qE 'index|find-links' || echo --extra-index-url https://download.pytorch.org/whl/cpu)
+# Without a GPU torch's CPU build is a tenth of the size. It is tried once, and only where pip is told of no index or wheels of
+# its own; where it cannot be had, torch comes with the rest.
+CPU_TORCH = [ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || \
+	$(BIN)/python -m pip config list | grep -qE 'index|find-links' || \
+	$(BIN)/python -m pip install --retries 0 --index-url https://download.pytorch.org/whl/cpu \
+	"$$(grep ^torch== constraints.txt)" 2> /dev/null || echo "The index of torch's CPU builds cannot be reached: going on without."
 FOLDERS := benchmarks cli configuration corpora cpu docs evaluation examples experiments files hub modeling recipes streams tests \
 	tokenization training transformers_xl
 PACKAGE := cli configuration corpora cpu evaluation experiments files hub modeling recipes streams tokenization training
@@ -25,12 +27,13 @@ $(SMALL): pyproject.toml constraints.txt
 	this is " + sys.version.split()[0] + ": name another, as in make quickstart PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): 0.3 GB to download with the CPU build of torch, several GB with CUDA. Ctrl-C stops it."
-	@$(BIN)/python -m pip install $(TORCH_INDEX) -c constraints.txt -e .
+	@$(CPU_TORCH)
+	@$(BIN)/python -m pip install -c constraints.txt -e .
 	touch $(SMALL)
 
 $(READY): $(SMALL)
 	@echo "Installing the tools of development (tests, linters, docs)."
-	@$(BIN)/python -m pip install --quiet $(TORCH_INDEX) -c constraints.txt -e '.[dev,demo]'
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,demo]'
 	touch $(READY)
 
 quickstart: $(SMALL)  ## train a small Transformer-XL on real text, measure its memory, and load it again (under 6 minutes)
