@@ -10,7 +10,7 @@ SMALL := $(VENV)/.small
 CPU_TORCH = [ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || \
 	$(BIN)/python -m pip config list | grep -qE 'index|find-links' || \
 	$(BIN)/python -m pip install --retries 0 --index-url https://download.pytorch.org/whl/cpu \
-	"$$(grep ^torch== constraints.txt)" 2> /dev/null || echo "The index of torch's CPU builds cannot be reached: going on without."
+	"$$(grep ^torch== constraints.txt)" 2> /dev/null || echo "download.pytorch.org cannot be reached: torch may come with CUDA."
 FOLDERS := benchmarks cli configuration corpora cpu docs evaluation examples experiments files hub modeling recipes streams tests \
 	tokenization training transformers_xl
 PACKAGE := cli configuration corpora cpu evaluation experiments files hub modeling recipes streams tokenization training

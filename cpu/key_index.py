@@ -23,7 +23,7 @@ from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySea
 try:
     import faiss
 except ImportError:  # the extra is not installed: `search_by_index` says so
-    faiss = None  # type: ignore[assignment]  # as packages that may be missing are
+    faiss = None  # type: ignore[assignment]  # a module everywhere else
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -57,7 +57,7 @@ def _with_search(model: Model, key_search: Callable[[], KeySearch]) -> Model:
     if not layers:
         raise ValueError(f"`model` is a {type(model).__name__}: none of its layers looks up keys.")
     for layer in layers:
-        layer.key_search = key_search  # type: ignore[assignment]  # no module
+        layer.key_search = key_search  # type: ignore[assignment]  # torch declares attributes to be tensors or modules
     return model
 
 

@@ -14,7 +14,7 @@ from transformers_xl.configuration.configuration_lstm import LSTMConfig
 from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext, split_chunks
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
@@ -65,8 +65,7 @@ class LSTMModel(LSTMPreTrainedModel, MemoryModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentLSTMContext:
-        chunks = split_chunks(hidden_states.shape[1], segment.segment_mask, segment.document_ids)
-        return SegmentLSTMContext(**vars(segment), chunks=chunks)
+        return SegmentLSTMContext.of(segment, hidden_states.shape[1])
 
 
 class LSTMForCausalLM(LSTMPreTrainedModel, MemoryForCausalLM):

@@ -20,7 +20,7 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext, split_chunks
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext
 from transformers_xl.modeling.layers.single_head_attention import SingleHeadAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
@@ -123,8 +123,7 @@ class ShaRNNModel(ShaRNNPreTrainedModel, MemoryModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentLSTMContext:
-        chunks = split_chunks(hidden_states.shape[1], segment.segment_mask, segment.document_ids)
-        return SegmentLSTMContext(**vars(segment), chunks=chunks)
+        return SegmentLSTMContext.of(segment, hidden_states.shape[1])
 
 
 @auto_docstring(custom_intro="SHA-RNN with a language modeling head.")

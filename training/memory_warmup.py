@@ -1,4 +1,4 @@
-"""A memory that grows while a model learns: short texts first, as the beginning of a training is cheaper and easier so."""
+"""A memory, or a number of segments, that grows in the first steps of a training: a short one is cheaper and learned sooner."""
 
 from typing import Any, NamedTuple
 

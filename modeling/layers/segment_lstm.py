@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -31,6 +31,11 @@ class SegmentLSTMContext(SegmentContext):
     """`chunks`: what an LSTM reads at once, in order."""
 
     chunks: list[LSTMChunk]
+
+    @classmethod
+    def of(cls, segment: SegmentContext, length: int) -> Self:
+        """What the layers are told of a `segment` of `length` columns."""
+        return cls(**vars(segment), chunks=split_chunks(length, segment.segment_mask, segment.document_ids))
 
 
 def split_chunks(length: int, segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None) -> list[LSTMChunk]:

@@ -4,11 +4,12 @@ There the zeros of an empty memory are attended to, a token does not see itself,
 logits are divided by the root of the model's width: the gain of our last norm is.
 """
 
-import re
+from functools import partial
 
 import golden
 import torch
 from golden import Case
+from meliad import translated
 from torch.nn import functional as F
 
 from transformers_xl import BlockRecurrentConfig, BlockRecurrentForCausalLM
@@ -41,17 +42,6 @@ NAMES = [
     (r"\.tbase\.", "."),
     (r"\.kernel$", ".weight"),
 ]
-
-
-def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under our names, maps as `(out, in)`."""
-    ours = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.T if name.endswith((".kernel", ".rel_embedding")) else tensor
-        for theirs, here in NAMES:
-            name = re.sub(theirs, here, name)
-        ours[name] = tensor
-    return ours
 
 
 def update_of(case: Case) -> str:
@@ -90,7 +80,7 @@ def build(case: Case) -> BlockRecurrentForCausalLM:
         dropout=0.0,
     )
     model = BlockRecurrentForCausalLM(config).to(case.dtype)
-    state = translated(case.weights)
+    state = translated(case.weights, NAMES)
     state["model.norm.weight"] = state["model.norm.weight"] / config.hidden_size**0.5
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     biases = {f"{name}.mlp.{layer}.bias" for name, _ in model.named_modules() for layer in ("fc1", "fc2")}
@@ -128,5 +118,5 @@ def test_values_and_gradients(case: Case):
     loss.backward()
     found = golden.gradients_of(model)
     found["model.norm.weight"] = found["model.norm.weight"] / model.config.hidden_size**0.5
-    case.check_gradients(found, translated)
+    case.check_gradients(found, partial(translated, names=NAMES))
     case.finish()

@@ -6,10 +6,12 @@ our last norm is.
 """
 
 import re
+from functools import partial
 
 import golden
 import torch
 from golden import Case
+from meliad import translated
 from torch.nn import functional as F
 
 from transformers_xl import MemorizingTransformerConfig, MemorizingTransformerForCausalLM
@@ -31,17 +33,6 @@ NAMES = [
     (r"\.tbase\.ffn\.output_layer\.", ".mlp.fc2."),
     (r"\.kernel$", ".weight"),
 ]
-
-
-def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under our names, maps as `(out, in)`."""
-    ours = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.T if name.endswith((".kernel", ".rel_embedding")) else tensor
-        for theirs, here in NAMES:
-            name = re.sub(theirs, here, name)
-        ours[name] = tensor
-    return ours
 
 
 def build(case: Case) -> MemorizingTransformerForCausalLM:
@@ -75,7 +66,7 @@ def build(case: Case) -> MemorizingTransformerForCausalLM:
         dropout=0.0,
     )
     model = MemorizingTransformerForCausalLM(config).to(case.dtype)
-    state = translated(case.weights)
+    state = translated(case.weights, NAMES)
     state["model.norm.weight"] = state["model.norm.weight"] / config.hidden_size**0.5
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     biases = [name for name in model.state_dict() if re.search(r"\.mlp\.fc\d\.bias$", name)]
@@ -131,5 +122,5 @@ def test_values_and_gradients(case: Case):
     loss.backward()
     found = golden.gradients_of(model)
     found["model.norm.weight"] = found["model.norm.weight"] / model.config.hidden_size**0.5
-    case.check_gradients(found, translated)
+    case.check_gradients(found, partial(translated, names=NAMES))
     case.finish("*.database_index")  # where they write next
