@@ -1,4 +1,4 @@
-"""A memory, or a number of segments, that grows at the beginning of a training: a short one is cheaper and learned sooner."""
+"""A memory, or a number of segments, that grows as a training begins: a short one is cheaper and learned sooner."""
 
 from typing import Any, NamedTuple
 
