@@ -1,43 +1,48 @@
-"""The code that a saved model needs, as flat files beside its weights: what `trust_remote_code=True` runs."""
+"""The code that a saved model needs, in a few flat files beside its weights: what `trust_remote_code=True` runs.
+
+A folder on the Hub is flat, and transformers follows nothing but `from .name import ...` in it. So modules are gathered,
+each with its text as it stands and the imports of all of them at the top:
+
+    configuration_gtrxl.py     the config, below the modules that it needs
+    modeling_gtrxl_core.py     what the model is built from: operations, memory, layers, backbone, heads
+    modeling_gtrxl.py          the model: its own module alone
+    tokenization_bytes.py      the tokenizer, below the modules that it needs
+
+The model's module stays alone because it is the one to read. Transformers reads it too: it searches the file of the class
+for attention layers to tell whether `set_attn_implementation` works.
+"""
 
 import ast
-import importlib.util
-import re
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cache
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
-PACKAGE = __name__.partition(".")[0]
+from transformers_xl.hub.module_source import PACKAGE, ModuleSource, module_source
 
-
-class Source(NamedTuple):
-    """A module as it is exported: its text, and the modules of this package that it imports."""
-
-    text: str
-    needs: tuple[str, ...]
+WIDTH = 119
 
 
 def exported_files(modules: Iterable[str]) -> dict[str, str]:
-    """The modules, and all of this package that they import: file name to text, in the order of the names.
-
-    A folder on the Hub is flat, and the library follows nothing but `from .name import ...` in it. So
-    `from transformers_xl.a.b import c` becomes `from .b import c`.
+    """The modules with all of this package that they import, gathered: file name to text, in the order of the names.
 
     Raises:
-        ValueError: an import that cannot be followed (`import transformers_xl.x`, a star, a package, a relative or a
-            dynamic import), or two modules of one file name.
+        ValueError: an import that cannot be gathered ([`module_source`] says which), a name with two meanings in one file,
+            or two files of one name.
     """
-    found: dict[str, str] = {}
-    pending = sorted(set(modules))
-    while pending:
-        module = pending.pop()
-        name = file_name(module)
-        if found.setdefault(name, module) != module:
-            raise ValueError(f"`{module}` and `{found[name]}` would both be exported as {name}: rename one of them.")
-        pending += [needed for needed in exported_source(module).needs if needed not in found.values()]
-    return {name: exported_source(found[name]).text for name in sorted(found)}
+    files: dict[str, str] = {}
+    placed: dict[str, str] = {}  # module: the file that has it
+    needed = {module: _with_needs(module) for module in modules}
+    for module in sorted(needed, key=lambda each: (len(needed[each]), each)):  # what others need comes before them
+        for name, gathered in _split(module, [each for each in needed[module] if each not in placed]):
+            if name in files:
+                raise ValueError(
+                    f"`{module}` and another module would both be exported as {name}: rename one of them."
+                )
+            files[name] = _gather(name, [module_source(each) for each in gathered], placed)
+            placed |= dict.fromkeys(gathered, name)
+    return dict(sorted(files.items()))
 
 
 def write_code(folder: Path, modules: Iterable[str]) -> list[Path]:
@@ -50,63 +55,113 @@ def write_code(folder: Path, modules: Iterable[str]) -> list[Path]:
     return written
 
 
-def file_name(module: str) -> str:
-    return f"{module.rpartition('.')[2]}.py"
+def _with_needs(module: str) -> list[str]:
+    """All modules of this package that `module` imports, each below what it needs, and `module` itself at the end."""
+    found: dict[str, None] = {}
+
+    def visit(each: str) -> None:
+        for needed in module_source(each).needs:
+            if needed not in found:
+                visit(needed)
+        found[each] = None
+
+    visit(module)
+    return list(found)
 
 
-@cache
-def exported_source(module: str) -> Source:
-    """One module with its imports rewritten, under a header that says where it comes from."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ValueError(f"`{module}` has no source file to export.")
-    text = Path(spec.origin).read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    needs = []
-    for node, needed in own_imports(ast.parse(text), module):
-        needs.append(needed)
-        pattern = rf"from\s+{re.escape(needed)}\s+import\b"
-        line, count = re.subn(pattern, f"from .{needed.rpartition('.')[2]} import", lines[node.lineno - 1], count=1)
-        if count != 1:
-            _refuse(module, node, "write `from <module> import` on one line")
-        lines[node.lineno - 1] = line
-    source = module.removeprefix(f"{PACKAGE}.").replace(".", "/")
-    header = (
-        f"# From transformers-xl {sys.modules[PACKAGE].__version__} (Apache-2.0): {source}.py, with imports made flat.\n"
-        "# Written by `save_pretrained`. Where the package is installed, its own file is used instead of this one.\n"
+def _split(module: str, gathered: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The files for `module`, which is the last of those to be `gathered`, and the modules of each."""
+    name = module.rpartition(".")[2]
+    if name.startswith("modeling_") and len(gathered) > 1:
+        yield f"{name}_core.py", gathered[:-1]
+        gathered = gathered[-1:]
+    if gathered:
+        yield f"{name}.py", gathered
+
+
+def _gather(name: str, sources: list[ModuleSource], placed: Mapping[str, str]) -> str:
+    """The text of the file `name`: `sources` in their order, below what they import from elsewhere."""
+    elsewhere: dict[str, set[str]] = defaultdict(set)
+    for source in sources:
+        for module, names in source.needs.items():
+            if module in placed:
+                elsewhere[placed[module].removesuffix(".py")] |= names
+    imports = [node for source in sources for node in source.imports]
+    _check_meanings(name, sources, imports)
+    parts = [_header(name, sources), *_import_groups(imports, elsewhere)]
+    parts += [
+        f"\n{source.body}" if len(sources) == 1 else f"\n{_title(source, name)}\n\n{source.body}" for source in sources
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _check_meanings(file: str, sources: list[ModuleSource], imports: list[ast.Import | ast.ImportFrom]) -> None:
+    """A name may be bound twice in one file only by the same statement."""
+    meanings: dict[str, tuple[str, str]] = {}
+    bound = [
+        (alias.asname or alias.name, ast.unparse(_alone(node, alias)), "an import")
+        for node in imports
+        for alias in node.names
+    ]
+    bound += [(name, text, source.path) for source in sources for name, text in source.defines.items()]
+    for name, text, where in bound:
+        known, known_where = meanings.setdefault(name, (text, where))
+        if known != text:
+            raise ValueError(f"`{name}` of {where} and of {known_where} would meet in {file}: rename one of them.")
+
+
+def _alone(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.Import | ast.ImportFrom:
+    return ast.Import([alias]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [alias], 0)
+
+
+def _import_groups(imports: list[ast.Import | ast.ImportFrom], elsewhere: Mapping[str, set[str]]) -> Iterator[str]:
+    """The imports of the standard library, of other packages, and of other files of the folder, each name once."""
+    plain: set[str] = set()
+    names: dict[str, set[str]] = defaultdict(set)
+    for node in imports:
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                plain.add(ast.unparse(alias))
+            else:
+                names[node.module or ""].add(ast.unparse(alias))
+    for standard in (True, False):
+        lines = [f"import {each}" for each in sorted(plain) if _is_standard(each) == standard]
+        lines += [_from(each, names[each]) for each in sorted(names) if _is_standard(each) == standard]
+        if lines:
+            yield "\n".join(lines)
+    if elsewhere:
+        yield "\n".join(_from(f".{each}", elsewhere[each]) for each in sorted(elsewhere))
+
+
+def _is_standard(module: str) -> bool:
+    return module.replace(" ", ".").partition(".")[0] in sys.stdlib_module_names
+
+
+def _from(module: str, names: set[str]) -> str:
+    line = f"from {module} import {', '.join(sorted(names))}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {each}," for each in sorted(names)), ")"])
+
+
+def _header(name: str, sources: list[ModuleSource]) -> str:
+    main = sources[-1]
+    what = main.path if len(sources) == 1 else f"{len(sources)} modules"
+    about = main.docstring
+    if name.endswith("_core.py"):
+        about = f"What `{name.replace('_core', '')}` builds on, module by module, each below those that it needs."
+    return (
+        f"# From transformers-xl {sys.modules[PACKAGE].__version__} (Apache-2.0): {what}, with flat imports.\n"
+        "# Written by `save_pretrained`. Where the package is installed, its own modules are used instead of this file.\n"
+        f'"""{about}{chr(10) if chr(10) in about else ""}"""'
     )
-    return Source(header + "".join(lines), tuple(dict.fromkeys(needs)))
 
 
-def own_imports(tree: ast.Module, module: str) -> Iterator[tuple[ast.ImportFrom, str]]:
-    """The imports of modules of this package, with the names of these, wherever they stand; what cannot be followed is
-    refused."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.partition(".")[0] == PACKAGE:
-                    _refuse(module, node, f"write `from {alias.name} import ...`")
-                if alias.name.partition(".")[0] == "importlib":
-                    _refuse(module, node, "an export cannot follow dynamic imports")
-        elif isinstance(node, ast.Name) and node.id == "__import__":
-            _refuse(module, node, "an export cannot follow dynamic imports")
-        elif isinstance(node, ast.ImportFrom):
-            name = node.module or ""
-            if node.level:
-                _refuse(module, node, "write the whole name of the module")
-            if any(alias.name == "*" for alias in node.names):
-                _refuse(module, node, "name what is imported")
-            if name.partition(".")[0] == "importlib":
-                _refuse(module, node, "an export cannot follow dynamic imports")
-            if name.partition(".")[0] == PACKAGE:
-                spec = importlib.util.find_spec(name)
-                if spec is None or spec.submodule_search_locations is not None:
-                    _refuse(module, node, "import from the file that defines the name, not from a package")
-                yield node, name
+def _title(source: ModuleSource, file: str) -> str:
+    """The name and the words of a module, as comments: only the first docstring of a file is one."""
+    rule = "# " + "-" * (WIDTH - 2)
+    words = "" if Path(source.path).name == file else f"\n\n{source.docstring}"
+    return f"{rule}\n{textwrap.indent(source.path + words, '# ', lambda line: True)}\n{rule}".replace("# \n", "#\n")
 
 
-def _refuse(module: str, node: ast.expr | ast.stmt, remedy: str) -> NoReturn:
-    raise ValueError(f"`{ast.unparse(node)}` in {module}, line {node.lineno}, cannot be exported: {remedy}.")
-
-
-__all__ = ["Source", "exported_files", "exported_source", "file_name", "own_imports", "write_code"]
+__all__ = ["exported_files", "write_code"]

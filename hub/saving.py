@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from transformers_xl.configuration.saved_with_code import ConfigWithCode, Saver, TokenizerWithCode, register_saver
 from transformers_xl.hub.card_choices import choices_of_loaded
 from transformers_xl.hub.cards import card_for_push
-from transformers_xl.hub.code_export import PACKAGE, write_code
+from transformers_xl.hub.code_export import write_code
+from transformers_xl.hub.module_source import PACKAGE
 from transformers_xl.hub.uploading import explained, files_below
 from transformers_xl.modeling.auto import VARIANTS
 

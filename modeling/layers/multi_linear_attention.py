@@ -18,7 +18,7 @@ from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.positions import Biases
 
 # numbers of the largest tensor of a piece: tokens are worked on together as long as their windows are no larger
-PIECE = 2**22
+PIECE_SIZE = 2**22
 
 
 # B batch, T segment length, K = memory + T, H heads, D head dim, W attention window, E hidden size
@@ -57,7 +57,7 @@ class MultiLinearAttention(RelativeAttention):
         is_full = memory.key_mask.by_distance and num_keys - length >= self.window - 1
         seen = None if is_full else seen_in_window(memory.key_mask.visible, columns)
 
-        size = max(1, PIECE // (batch * heads * self.window * max(self.window, width)))
+        size = max(1, PIECE_SIZE // (batch * heads * self.window * max(self.window, width)))
         outputs = []
         for start in range(0, length, size):
             here = slice(start, start + size)

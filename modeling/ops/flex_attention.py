@@ -102,12 +102,12 @@ def _attend(
         sees = sees_columns(length, num_keys, num_far, window, visible, far_visible)
         mask = create_block_mask(sees, len(query), None, length, num_far + num_keys, query.device)
     attend = flex_attention if query.device.type == "cpu" else compiled_flex_attention
-    wide_query, wide_key, wide_value = (widened(each) for each in (query + content_bias[:, None], key, value))
+    wide_query, wide_key, wide_value = (widened_heads(each) for each in (query + content_bias[:, None], key, value))
     attn_output = attend(wide_query, wide_key, wide_value, add_position, mask, scaling)
     return attn_output[..., : value.shape[-1]].transpose(1, 2).contiguous()
 
 
-def widened(heads: torch.Tensor) -> torch.Tensor:
+def widened_heads(heads: torch.Tensor) -> torch.Tensor:
     """Heads `(B, H, T, D)` with zeros up to the least width that the kernel takes."""
     return F.pad(heads, (0, MIN_WIDTH - heads.shape[-1])) if heads.shape[-1] < MIN_WIDTH else heads
 

@@ -14,7 +14,7 @@ from transformers_xl.modeling.memory.token_memory import OpenRows, select_rows
 from transformers_xl.modeling.ops.window import SegmentPacking
 
 
-class Places(NamedTuple):
+class TokenPlaces(NamedTuple):
     """Where the tokens of `[open segment; call]` stand when every segment of a row begins at a multiple of S.
 
     Args:
@@ -37,16 +37,18 @@ class Places(NamedTuple):
         return self.lengths.gather(1, (used - 1).clamp(min=0))[:, 0] % segment_length
 
 
-def place_alike(packing: SegmentPacking, num_open: int, segment_length: int, device: torch.device) -> Places:
+def place_alike(packing: SegmentPacking, num_open: int, segment_length: int, device: torch.device) -> TokenPlaces:
     """The places of a call without padding behind `num_open` tokens of every row."""
     total = num_open + packing.length
     widths = [min(segment_length, total - start) for start in range(0, total, segment_length)]
     lengths = torch.tensor([widths], device=device).expand(packing.batch, -1)
     targets = torch.arange(num_open, total, device=device).expand(packing.batch, -1)
-    return Places(widths, None, targets, lengths, torch.zeros_like(lengths, dtype=torch.bool))
+    return TokenPlaces(widths, None, targets, lengths, torch.zeros_like(lengths, dtype=torch.bool))
 
 
-def place_tokens(packing: SegmentPacking, open_lengths: torch.Tensor, num_open: int, segment_length: int) -> Places:
+def place_tokens(
+    packing: SegmentPacking, open_lengths: torch.Tensor, num_open: int, segment_length: int
+) -> TokenPlaces:
     """The places of a call behind `num_open` columns, the newest `open_lengths` `(B,)` of which are a row's."""
     columns = torch.arange(num_open, device=open_lengths.device)
     real = columns >= num_open - open_lengths[:, None]
@@ -71,7 +73,7 @@ def place_tokens(packing: SegmentPacking, open_lengths: torch.Tensor, num_open: 
     counts = tokens.new_zeros(packing.batch, num_segments)
     lengths = counts.scatter_add(1, segment, real.long())
     fresh = counts.scatter_add(1, segment, begins.long()) > 0
-    return Places(lengths.amax(0).tolist(), sources, target[:, num_open:], lengths, fresh)
+    return TokenPlaces(lengths.amax(0).tolist(), sources, target[:, num_open:], lengths, fresh)
 
 
 class RowsToRead(NamedTuple):
@@ -103,4 +105,4 @@ def rows_to_read(lengths: list[int], added: list[int], projected: list[OpenRows]
         yield RowsToRead(rows, num_open, num_new, cache)
 
 
-__all__ = ["Places", "RowsToRead", "place_alike", "place_tokens", "rows_to_read"]
+__all__ = ["RowsToRead", "TokenPlaces", "place_alike", "place_tokens", "rows_to_read"]

@@ -22,6 +22,7 @@ from transformers_xl import ByteTokenizer, GTrXLForActorCritic, TransformerXLCon
 from transformers_xl.configuration.saved_with_code import TokenizerWithCode
 from transformers_xl.hub import code_export
 from transformers_xl.hub.code_export import exported_files
+from transformers_xl.hub.module_source import module_source
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENIZERS = [
@@ -37,25 +38,60 @@ def code_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.py"))}
 
 
+@pytest.fixture(scope="module")
+def exported() -> dict[str, dict[str, str]]:
+    """The files of every variant."""
+    return {
+        model_type: exported_files({row.config_class.__module__, row.model_class.__module__})
+        for model_type, row in VARIANTS.items()
+    }
+
+
 @pytest.mark.parametrize("model_type", VARIANTS)
-def test_the_code_of_every_variant_can_be_exported(model_type: str):
+def test_the_code_of_every_variant_can_be_exported(model_type: str, exported: dict[str, dict[str, str]]):
     """The test that keeps stars, clashes, dynamic imports and the like out of the models."""
-    row = VARIANTS[model_type]
-    files = exported_files({row.config_class.__module__, row.model_class.__module__})
-    assert "auto.py" not in files  # it imports every variant
-    others = {f"modeling_{name}.py" for name in VARIANTS if name != model_type}
-    assert not others & set(files)
-    for name, text in files.items():
-        compile(text, name, "exec")
+    files = exported[model_type]
+    name = file_of(VARIANTS[model_type].model_class).stem
+    assert list(files) == [f"{name.replace('modeling', 'configuration')}.py", f"{name}.py", f"{name}_core.py"]
+    for text in files.values():
         # what the library finds with its regular expressions is what is imported, and it is all there
         assert {f"{needed}.py" for needed in get_relative_imports_of(text)} <= set(files)
-        assert "from transformers_xl" not in re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
+        assert "from transformers_xl" not in re.sub(r'""".*?"""|#.*', "", text, flags=re.DOTALL)
         first, second = text.splitlines()[:2]
         assert first.startswith(f"# From transformers-xl {transformers_xl.__version__} (Apache-2.0): ")
-        source = first.partition("): ")[2].partition(",")[0]
-        assert (ROOT / source).name == name
-        assert (ROOT / source).is_file()
         assert second.startswith("# ")
+
+
+@pytest.mark.parametrize("model_type", VARIANTS)
+def test_what_is_exported_are_the_modules_as_they_stand(model_type: str, exported: dict[str, dict[str, str]]):
+    """The model's own file has its module; the others have every definition of theirs once, each with the same text."""
+    row = VARIANTS[model_type]
+    definitions = [each for text in exported[model_type].values() for each in definitions_in(text)]
+    assert len({name for name, _ in definitions}) == len(definitions)
+    own = exported[model_type][f"{file_of(row.model_class).stem}.py"]
+    assert definitions_in(own) == definitions_in(file_of(row.model_class).read_text())
+    assert set(definitions) >= set(definitions_in(file_of(row.config_class).read_text()))
+
+
+def file_of(cls: type) -> Path:
+    return ROOT / f"{cls.__module__.removeprefix('transformers_xl.').replace('.', '/')}.py"
+
+
+def definitions_in(text: str) -> list[tuple[str, str]]:
+    """Name and text of every function and class at the top level."""
+    lines = text.splitlines()
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [(node.name, "\n".join(lines[node.lineno - 1 : node.end_lineno])) for node in nodes]
+
+
+def test_no_exported_file_uses_a_name_that_it_lacks(exported: dict[str, dict[str, str]], tmp_path: Path):
+    for model_type, files in exported.items():
+        (tmp_path / model_type).mkdir()
+        for name, text in files.items():
+            (tmp_path / model_type / name).write_text(text)
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821,F822,F811,F401"]
+    result = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:]
 
 
 def get_relative_imports_of(text: str) -> set[str]:
@@ -77,14 +113,15 @@ def get_relative_imports_of(text: str) -> set[str]:
         ("import importlib.util", "dynamic imports"),
         ("from importlib import import_module", "dynamic imports"),
         ("def f():\n    return __import__('torch')", "dynamic imports"),
-        ("from transformers_xl.modeling.memory_cache \\\n    import MemoryCache", "on one line"),
         ("def f():\n    from transformers_xl.absent import x", "not from a package"),
+        ("def f():\n    from transformers_xl.modeling.memory_cache import MemoryCache", "at the top of the module"),
+        ("from transformers_xl.modeling.memory_cache import MemoryCache as Cache", "without `as`"),
     ],
 )
 def test_what_an_export_cannot_follow_is_refused(line: str, message: str, tmp_path: Path, monkeypatch):
     (tmp_path / "bad_module.py").write_text(f'"""Bad."""\n{line}\n')
     monkeypatch.syspath_prepend(tmp_path)
-    code_export.exported_source.cache_clear()
+    module_source.cache_clear()
     with pytest.raises(ValueError, match="bad_module, line") as error:
         exported_files(["bad_module"])
     assert message in str(error.value)
@@ -99,24 +136,46 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path, monkeypatch):
         exported_files(["first_package.same_name", "second_package.same_name"])
 
 
-def test_imports_inside_of_functions_and_blocks_are_followed(tmp_path: Path, monkeypatch):
-    (tmp_path / "lazy_module.py").write_text(
-        '"""Lazy: `from transformers_xl.modeling.auto import VARIANTS` in a text is none."""\n\n\n'
-        "def f():\n    from transformers_xl.modeling.ops.window import (\n        last,\n    )\n\n    return last\n"
+@pytest.mark.parametrize(
+    "clash",
+    [
+        "def keep_last():\n    return 1\n",
+        "from textwrap import indent as keep_last\n",
+        "if True:\n    keep_last = 1\n",
+    ],
+)
+def test_one_name_with_two_meanings_is_refused(clash: str, tmp_path: Path, monkeypatch):
+    """In one file the second would take the place of the first."""
+    line = "from transformers_xl.modeling.ops.window import PackedRows\n"
+    (tmp_path / "clashing_module.py").write_text(f'"""Clashing."""\n{line}{clash}')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="`keep_last` of .* would meet in clashing_module.py: rename one of them"):
+        exported_files(["clashing_module"])
+
+
+def test_modules_are_gathered_below_what_they_need(tmp_path: Path, monkeypatch):
+    (tmp_path / "modeling_mine.py").write_text(
+        '"""Mine: `from transformers_xl.modeling.auto import VARIANTS` in a text is no import."""\n\n'
+        "import torch\nfrom transformers_xl.modeling.ops.window import (\n    PackedRows,\n    keep_last,\n)\n\n"
+        '# about f\ndef f():\n    return keep_last, PackedRows, torch\n\n\n__all__ = ["f"]\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    code_export.exported_source.cache_clear()
-    files = exported_files(["lazy_module"])
-    assert list(files) == ["lazy_module.py", "window.py"]
-    assert "    from .window import (\n" in files["lazy_module.py"]
+    files = exported_files(["modeling_mine"])
+    assert list(files) == ["modeling_mine.py", "modeling_mine_core.py"]
+    assert files["modeling_mine.py"].partition("\n\nimport")[2] == (
+        " torch\n\nfrom .modeling_mine_core import PackedRows, keep_last\n\n\n"
+        "# about f\ndef f():\n    return keep_last, PackedRows, torch\n"
+    )
+    assert "(Apache-2.0): modeling/ops/window.py, with flat imports.\n" in files["modeling_mine_core.py"]
 
 
 @pytest.mark.parametrize("tokenizer_class", TOKENIZERS)
 def test_every_tokenizer_brings_its_code(tokenizer_class: type):
     assert TokenizerWithCode in tokenizer_class.__mro__
     files = exported_files([tokenizer_class.__module__])
-    assert f"class {tokenizer_class.__name__}(" in files[code_export.file_name(tokenizer_class.__module__)]
-    assert not [name for name in files if name.startswith(("modeling", "configuration"))]
+    name = file_of(tokenizer_class).name
+    assert list(files) == [name]
+    assert f"class {tokenizer_class.__name__}(" in files[name]
 
 
 def test_the_tokenizers_are_found():
@@ -132,7 +191,8 @@ def test_two_saves_are_equal_and_include_code_false_leaves_it_out(tmp_path: Path
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")
     )
     assert first == second
-    assert {"modeling_gtrxl.py", "configuration_memory.py", "tokenization_bytes.py"} <= set(first)
+    code = {"configuration_gtrxl.py", "modeling_gtrxl.py", "modeling_gtrxl_core.py", "tokenization_bytes.py"}
+    assert {name for name in first if name.endswith(".py")} == code
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
     for saved in (loaded, AutoTokenizer.from_pretrained(tmp_path / "first"), loaded.config):
         saved.save_pretrained(tmp_path / "plain", include_code=False)
@@ -147,16 +207,17 @@ def test_two_saves_are_equal_and_include_code_false_leaves_it_out(tmp_path: Path
 
 def test_a_config_alone_and_a_tokenizer_alone_bring_their_code(tmp_path: Path):
     tiny_config("sha_rnn").save_pretrained(tmp_path / "config")
-    assert {"configuration_sha_rnn.py", "modeling_sha_rnn.py", "heads.py"} <= set(code_in(tmp_path / "config"))
+    code = ["configuration_sha_rnn.py", "modeling_sha_rnn.py", "modeling_sha_rnn_core.py"]
+    assert list(code_in(tmp_path / "config")) == code
     names = ByteTokenizer().save_pretrained(tmp_path / "tokenizer")
-    assert list(code_in(tmp_path / "tokenizer")) == ["saved_with_code.py", "tokenization_bytes.py"]
+    assert list(code_in(tmp_path / "tokenizer")) == ["tokenization_bytes.py"]
     assert str(tmp_path / "tokenizer/tokenization_bytes.py") in names
 
 
 def test_a_head_without_an_auto_class_brings_the_code_of_its_variant(tmp_path: Path):
     config = tiny_config("gtrxl", num_actions=2, observation_size=3)
     GTrXLForActorCritic(config).save_pretrained(tmp_path)
-    assert "actor_critic.py" in code_in(tmp_path)
+    assert b"class MemoryForActorCritic(" in code_in(tmp_path)["modeling_gtrxl_core.py"]
 
 
 def test_a_class_of_yours_is_not_exported(tmp_path: Path):
@@ -172,7 +233,7 @@ def test_a_save_that_fails_in_the_export_writes_nothing(tmp_path: Path, monkeypa
     def fail(module: str):
         raise ValueError("no source")
 
-    monkeypatch.setattr(code_export, "exported_source", fail)
+    monkeypatch.setattr(code_export, "module_source", fail)
     with pytest.raises(ValueError, match="no source"):
         tiny_model("transformer_xl", "causal_lm").save_pretrained(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -255,12 +316,13 @@ def test_where_it_is_installed_no_code_of_the_folder_runs(
     assert (type(tokenizer) is ByteTokenizer) == (not trust_remote_code)
 
 
-def test_the_library_finds_the_same_imports(saved: Path):
+def test_transformers_finds_the_same_imports(saved: Path):
     """It reads the text with regular expressions; a line of a docstring that looks like an import would lead it astray."""
-    files = {path.name: path for model_type in VARIANTS for path in (saved / "model" / model_type).glob("*.py")}
-    assert len(files) > 50
-    for path in files.values():
+    files = [path for model_type in VARIANTS for path in (saved / "model" / model_type).glob("*.py")]
+    assert len(files) == 3 * len(VARIANTS)
+    for path in files:
         found = set(get_relative_imports(path))
         assert found == get_relative_imports_of(path.read_text())
         assert all(path.with_name(f"{name}.py").is_file() for name in found)
-        assert set(check_imports(path)) == found  # and what else is imported is installed
+    for path in (saved / "model" / "star_transformer").glob("*.py"):
+        assert set(check_imports(path)) == set(get_relative_imports(path))  # what else is imported is installed

@@ -33,6 +33,9 @@ def check(folder: Path, head: str) -> None:
     with torch.no_grad():
         output = model(expected["ids"])
     torch.testing.assert_close(output[0], expected["result"], **ROUNDING, msg=lambda text: f"{head} {folder}: {text}")
+    model.set_attn_implementation("eager")  # transformers looks into the file of the class to tell whether it can
+    assert model.config._attn_implementation == "eager", folder
+    model.set_attn_implementation("sdpa")
     if head == "causal_lm":
         generated = model.generate(expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False)
         assert torch.equal(generated, expected["generated"]), folder.name

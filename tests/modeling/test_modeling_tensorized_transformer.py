@@ -84,7 +84,7 @@ def test_a_layer_is_its_equations(monkeypatch, recompute, norm_position, heads, 
     direction = torch.randn_like(expected)
     by_hand = torch.autograd.grad((expected * direction).sum(), list(parameters.values()))
     for piece in (2**22, 2 * heads * window * max(window, 32 // heads)):
-        monkeypatch.setattr("transformers_xl.modeling.layers.multi_linear_attention.PIECE", piece)
+        monkeypatch.setattr("transformers_xl.modeling.layers.multi_linear_attention.PIECE_SIZE", piece)
         output = model(ids)
         ours = output.last_hidden_state[0]
         torch.testing.assert_close(ours, expected, **EXACT)
@@ -251,7 +251,7 @@ class StorageSizes(TorchDispatchMode):
 
 
 def test_pairs_of_few_tokens_are_there_at_a_time(monkeypatch):
-    monkeypatch.setattr("transformers_xl.modeling.layers.multi_linear_attention.PIECE", 2**15)
+    monkeypatch.setattr("transformers_xl.modeling.layers.multi_linear_attention.PIECE_SIZE", 2**15)
     model = one_layer(attention_window=9, num_attention_heads=1)
     with torch.no_grad(), StorageSizes() as sizes:
         model(tokens(2, 200))
