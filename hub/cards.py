@@ -45,6 +45,13 @@ OWN = {
 }  # fmt: skip
 RESULTS = ".eval_results"
 METRIC = "bits_per_byte"
+# fields of an evaluation that are metrics, and their names on the Hub; the first is the one that leads
+METRICS = {
+    METRIC: "Bits per byte",
+    "bits_per_character": "Bits per character",
+    "perplexity": "Perplexity per token",
+    "word_perplexity": "Perplexity per word",
+}
 EMPTY = "[More Information Needed]"  # in the template of huggingface_hub
 MARK = re.compile(r"\n<!-- Written by transformers-xl, sha256 of the above: ([0-9a-f]{64}) -->\n\Z")
 
@@ -199,13 +206,20 @@ def _metadata(
         pipeline_tag=task,
         tags=unique([*tags, *choices.tags, *listed(kept.tags)]),
         model_name=name,
-        metrics=[METRIC] if evaluations else None,
-        eval_results=[_result(each, task) for each in evaluations] or None,
+        metrics=[metric for metric in METRICS if any(_counted(each, metric) for each in evaluations)] or None,
+        eval_results=[
+            _result(each, metric, task) for each in evaluations for metric in METRICS if _counted(each, metric)
+        ]
+        or None,
         **added,
     )
 
 
-def _result(each: Evaluation, task: str) -> EvalResult:
+def _counted(each: Evaluation, metric: str) -> bool:
+    return getattr(each, metric) is not None
+
+
+def _result(each: Evaluation, metric: str, task: str) -> EvalResult:
     lengths = each.lengths
     compressed = {} if lengths.compressed_mem_len is None else {"compressed_mem_len": lengths.compressed_mem_len}
     text: dict[str, Any] = {"file": each.data.name, "sha256": each.data.sha256, "bytes": each.data.bytes}
@@ -217,9 +231,9 @@ def _result(each: Evaluation, task: str) -> EvalResult:
         # of a text that is nowhere on the Hub, its hash says which it is
         dataset_revision=each.data.revision if each.data.dataset else f"sha256:{each.data.sha256}",
         dataset_args=text,
-        metric_type=METRIC,
-        metric_name=f"Bits per byte, {_way(each)}",
-        metric_value=each.bits_per_byte,
+        metric_type=metric,
+        metric_name=f"{METRICS[metric]}, {_way(each)}",
+        metric_value=getattr(each, metric),
         metric_args={
             "segment_length": lengths.segment_length,
             "mem_len": lengths.mem_len,

@@ -180,8 +180,13 @@ def test_the_clients_validators_take_the_metadata(hub, folder: Path):
     name, results = model_index_to_eval_results(index)
     assert name == REPO
     assert eval_results_to_model_index(name, results) == index
-    assert [each.metric_value for each in results] == [2.5, 2.75]
-    assert [each.metric_args["mem_len"] for each in results] == [8, 0]
+    metrics = ["bits_per_byte", "bits_per_character", "perplexity", "word_perplexity"]
+    assert [each.metric_type for each in results] == metrics * 2
+    figures = [getattr(each, metric) for each in read_measurements(folder).evaluations for metric in metrics]
+    assert [each.metric_value for each in results] == figures
+    assert figures[::4] == [2.5, 2.75]
+    assert results[3].metric_name == "Perplexity per word, with a memory of 8, segments of 6, 3 lanes"
+    assert [each.metric_args["mem_len"] for each in results] == [8] * 4 + [0] * 4
     assert all(each.metric_args["lanes"] == 3 and each.metric_args["segment_length"] == 6 for each in results)
     assert results[0].dataset_revision.startswith("sha256:")
     data = card.data
@@ -189,7 +194,7 @@ def test_the_clients_validators_take_the_metadata(hub, folder: Path):
     assert (data.library_name, data.pipeline_tag, data.metrics) == (
         "transformers",
         "text-generation",
-        ["bits_per_byte"],
+        metrics,
     )
     assert data.datasets == ["owner/more"]
     assert {"transformers-xl", "transformer_xl", "segment-memory", "custom_code", "mine"} == set(data.tags)
@@ -232,7 +237,7 @@ def test_a_compressed_memory_is_among_the_lengths(tmp_path: Path):
     card = model_card(tmp_path, REPO)
     assert "| compressed_mem_len | 3 | 0 | `training_metrics.json`: `evaluations[i].lengths.compressed" in card.text
     results = card.data.eval_results
-    assert [each.metric_args["compressed_mem_len"] for each in results] == [3, 0]
+    assert [each.metric_args["compressed_mem_len"] for each in results] == [3] * 4 + [0] * 4
     assert "with a memory of 8 and 3 compressed, segments" in results[0].metric_name
 
 
