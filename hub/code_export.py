@@ -22,7 +22,7 @@ class Source(NamedTuple):
 def exported_files(modules: Iterable[str]) -> dict[str, str]:
     """The modules, and all of this package that they import: file name to text, in the order of the names.
 
-    A folder on the Hub is flat, and the library follows nothing but `from .name import ...` in it. So
+    A folder on the Hub is flat, and transformers follows nothing but `from .name import ...` in it. So
     `from transformers_xl.a.b import c` becomes `from .b import c`.
 
     Raises:
