@@ -1,4 +1,4 @@
-"""Run mlinter, the linter of transformers' models, with the rules that hold outside of the library."""
+"""Run mlinter, the linter of transformers' models, with the rules that hold outside of transformers."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import mlinter
 IGNORED = {
     "TRF028": "asks for the license header of the transformers repository; our license stands in LICENSE",
     "TRF041": "asks which released checkpoint takes each branch; these are models to train, by their papers' options",
-    "TRF057": "asks for @auto_docstring on configs and outputs, which outside of the library prints errors at import",
+    "TRF057": "asks for @auto_docstring on configs and outputs, which outside of transformers prints errors at import",
 }
 
 rules = Path(mlinter.__file__).with_name("rules.toml").read_text(encoding="utf-8")

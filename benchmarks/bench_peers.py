@@ -186,7 +186,7 @@ def ratio(row: dict, peer: str, kind: str = "wall") -> float:
 def table(rows: list[dict]) -> str:
     lines = []
     for kind, title in (
-        ("train", "A training step"), ("evaluate", "A segment of 128 through the engine (`past_key_values`)"),
+        ("train", "A training step"), ("evaluate", "A segment of 128 with the cache (`past_key_values`)"),
         ("evaluate_value", "A segment of 128 in the value form (`mems`)"), ("generate", "`generate()`, per token"),
     ):  # fmt: skip
         chosen = [row for row in rows if row["kind"] == kind]

@@ -144,7 +144,7 @@ def compiled(size: str, rounds: int) -> dict:
     common = {"mems": mems, "max_new_tokens": TOKENS, "do_sample": False}
     static = {"cache_implementation": "static", **common}
     compile_config = CompileConfig(fullgraph=True, dynamic=False, mode="default")
-    compile_config._compile_all_devices = True  # the library compiles on accelerators only, unless it is told
+    compile_config._compile_all_devices = True  # transformers compiles on accelerators only, unless it is told
     runs = {
         "plain": partial(model.generate, ids[:, :1], **common),
         "static, not compiled": partial(model.generate, ids[:, :1], disable_compile=True, **static),

@@ -161,7 +161,7 @@ def ends_of(folder: Path, processes: int) -> list[dict[str, str]]:
 
 
 def check_last(folder: Path) -> None:
-    """What the library takes for the last checkpoint must be complete: it knows nothing of ours."""
+    """What transformers takes for the last checkpoint must be complete: it knows nothing of ours."""
     last = get_last_checkpoint(str(folder))
     wrong = None if last is None else incompleteness(Path(last))
     if wrong:

@@ -85,7 +85,7 @@ def next_line(prompt: str = "> ") -> str:
             line.encode()  # Python may have kept what it could not decode
             return line
         except UnicodeError as error:
-            raise ValueError(f"The line on standard input is no UTF-8 ({error}).") from error
+            raise ValueError(f"The line on standard input is not UTF-8 ({error}).") from error
         except EOFError:
             typer.echo(err=not prompt)
             return "/quit"

@@ -67,8 +67,8 @@ def compare(
         raise ValueError("`texts` and `output` are needed: give text files, and a folder with --output.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError(
-            f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: models are compared in one process, with times and memory of "
-            "their own: start the command without a launcher."
+            f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: the comparison measures time and memory in one process: start the "
+            "command without a launcher."
         )
     terms = ComparisonTerms(
         hidden_size=hidden_size, layers=layers, heads=heads, mem_len=mem_len, dropout=dropout,

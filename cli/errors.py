@@ -26,7 +26,7 @@ class Commands(TyperGroup):
             try:
                 argument.encode()
             except UnicodeEncodeError as error:
-                raise typer.BadParameter(f"{argument!r} is no UTF-8.", ctx=ctx) from error
+                raise typer.BadParameter(f"{argument!r} is not UTF-8.", ctx=ctx) from error
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

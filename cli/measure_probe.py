@@ -106,8 +106,8 @@ def train_probe(
         typer.echo(json.dumps(record, indent=1))
         return
     typer.echo(
-        f"{record['parameters']:,} parameters, {record['processor_seconds']:.0f} s of processor time; the last steps lost "
-        f"{record['losses'][-1]:.3f} nats an answer"
+        f"{record['parameters']:,} parameters, {record['processor_seconds']:.0f} s of processor time; last loss: "
+        f"{record['losses'][-1]:.3f} nats per answer"
     )
     typer.echo(f"wrote {output}")
 

@@ -1,4 +1,4 @@
-"""`transformers-xl prepare`: a corpus of the papers, from its official file, or a log of one's own."""
+"""`transformers-xl prepare`: a corpus of the papers, from its official file, or your own log."""
 
 import json
 import sys
@@ -68,11 +68,13 @@ def prepare(
 
 def _check_options(corpus: str, line_feeds: LineFeeds | None, drop_columns: int, held_out: float | None) -> None:
     if corpus == LOG and line_feeds is not None:
-        raise ValueError(f"`line_feeds`={line_feeds!r} is for symbols of a paper: a log keeps them, leave it out.")
+        raise ValueError(
+            f"`line_feeds`={line_feeds!r} is for corpora of symbols: a log keeps its line feeds, leave it out."
+        )
     if corpus != LOG and drop_columns:
         raise ValueError(f"`drop_columns`={drop_columns} is for a log: {corpus} has no columns, leave it out.")
     if corpus != LOG and held_out is not None:
-        raise ValueError(f"`held_out`={held_out} is for a log: the parts of {corpus} are its own, leave it out.")
+        raise ValueError(f"`held_out`={held_out} is for a log: {corpus} has its own parts, leave it out.")
 
 
 def _prepare_log(

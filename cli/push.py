@@ -27,7 +27,7 @@ def push(
     Run it again after a failure: what has arrived is not sent twice. The token is that of `hf auth login`, or HF_TOKEN.
     """
     if not message.strip():
-        raise ValueError("`message`='' is empty: say in a few words what is pushed.")
+        raise ValueError("`message`='' is empty: describe in a few words what is pushed.")
     from transformers_xl.hub.uploading import push_folder
 
     shapes_of(model_dir)  # a damaged file stays here

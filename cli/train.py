@@ -82,7 +82,7 @@ def train(
     if is_main_process():
         tokens = "streamed" if run.data.tokens is None else f"{run.data.tokens:,}"
         typer.echo(
-            f"{run.model.config.model_type}: {run.model.num_parameters():,} parameters, {tokens} tokens to learn from, "
+            f"{run.model.config.model_type}: {run.model.num_parameters():,} parameters, {tokens} training tokens, "
             f"{run.data.held_out.tokens:,} held out",
             err=as_json,
         )

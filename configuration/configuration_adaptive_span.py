@@ -50,7 +50,9 @@ class AdaptiveSpanConfig(AdaptiveSoftmaxConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
         if self.span_loss_coef < 0:
-            raise ValueError(f"`span_loss_coef`={self.span_loss_coef} must not be negative; 0 lets spans be free.")
+            raise ValueError(
+                f"`span_loss_coef`={self.span_loss_coef} must not be negative; 0 turns the span loss off."
+            )
         if not 0 <= self.initial_span <= 1:
             raise ValueError(f"`initial_span`={self.initial_span} must be a share of `max_span`, 0..1.")
         spans = self.layer_spans

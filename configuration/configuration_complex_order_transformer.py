@@ -34,7 +34,7 @@ class ComplexOrderTransformerConfig(AdaptiveSoftmaxConfig):
         for name in ("hidden_size", "head_dim", "intermediate_size"):
             if getattr(self, name) % 2:
                 raise ValueError(
-                    f"`{name}`={getattr(self, name)} must be even: half of it are real parts, half imaginary parts."
+                    f"`{name}`={getattr(self, name)} must be even: one half holds real parts, the other imaginary parts."
                 )
         for name, choices in (("frequency_per", SHARING), ("phase_per", (*SHARING, "none"))):
             if getattr(self, name) not in choices:

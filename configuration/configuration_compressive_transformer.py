@@ -39,7 +39,8 @@ class CompressiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfi
         for name in ("compressed_mem_len", "compression_rate"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"`{name}`={getattr(self, name)} must be at least 1: without compressed memory take a TransformerXL."
+                    f"`{name}`={getattr(self, name)} must be at least 1; for a model without compressed memory use "
+                    "TransformerXL."
                 )
         if self.mem_len < 1:
             raise ValueError(f"`mem_len`={self.mem_len} must be at least 1: what leaves the memory is compressed.")

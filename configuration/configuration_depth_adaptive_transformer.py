@@ -81,13 +81,13 @@ class DepthAdaptiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxCon
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}`={getattr(self, name)} must not be negative.")
         if self.oracle_sigma <= 0:
-            raise ValueError(f"`oracle_sigma`={self.oracle_sigma} must be above 0; a small one counts no neighbours.")
+            raise ValueError(f"`oracle_sigma`={self.oracle_sigma} must be above 0; a small value ignores neighbours.")
         if self.halting is not None and self.num_hidden_layers == 1:
             raise ValueError(f"`halting`={self.halting!r} chooses a layer: give `num_hidden_layers` of at least 2.")
         if self.halting is not None and self.halting_oracle == "correctness" and self.is_adaptive:
             raise ValueError(
-                "`halting_oracle`='correctness' asks for the most likely word of every token, which an adaptive softmax "
-                "(`cutoffs`, `div_val`, `embedding_size`) does not make in training: take `halting_oracle='likelihood'`."
+                "`halting_oracle`='correctness' needs the most likely word of every token, which an adaptive softmax "
+                "(`cutoffs`, `div_val`, `embedding_size`) does not compute in training: use `halting_oracle='likelihood'`."
             )
         self.exits_early()
 
@@ -96,8 +96,8 @@ class DepthAdaptiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxCon
         thresholds = self.confidence_thresholds
         if self.exit_by_halting and (self.halting is None or thresholds is not None):
             raise ValueError(
-                f"`exit_by_halting`=True with `halting`={self.halting!r} and `confidence_thresholds`={thresholds}: it "
-                "needs `halting`, and leaves no choice to thresholds."
+                f"`exit_by_halting`=True with `halting`={self.halting!r} and `confidence_thresholds`={thresholds}: set "
+                "`halting`, and leave `confidence_thresholds` out."
             )
         if isinstance(thresholds, list) and len(thresholds) != self.num_hidden_layers - 1:
             raise ValueError(

@@ -65,7 +65,7 @@ class InfiniTransformerConfig(AdaptiveSoftmaxConfig):
 
     @classmethod
     def _objection(cls, name: str) -> str | None:
-        if name in ("rope_parameters", "rope_scaling"):  # the library's, which would keep them without effect
+        if name in ("rope_parameters", "rope_scaling"):  # transformers would keep them without effect
             return "has no effect here: set `rope_theta`"
         return super()._objection(name)
 

@@ -185,7 +185,7 @@ class MemoryConfig(ConfigWithCode):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The library's: what a `config.json` says, and `kwargs` instead of it.
+        """As in transformers: the config of a `config.json`, with `kwargs` in place of its fields.
 
         Fields that a config cannot be made with are kept, with a warning, where the folder has them: other programs leave
         theirs there. Among `kwargs` they are refused. Fields of other variants, which version 0.1 wrote for all, are
@@ -226,7 +226,7 @@ class MemoryConfig(ConfigWithCode):
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Self:
-        """The library's, as [`from_dict`] reads it."""
+        """As in transformers, through [`from_dict`]."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def validate_architecture(self) -> None:

@@ -128,10 +128,10 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The library's: what a `config.json` says, and `kwargs` instead of it.
+        """As in transformers: the config of a `config.json`, with `kwargs` in place of its fields.
 
-        What a config cannot be made with is left out with a warning, where the folder has it: other programs leave theirs
-        there. Among `kwargs` it is refused. With another `kind`, the folder's fields of the memory are left out.
+        Unknown fields of the folder are left out with a warning: other programs leave theirs there. Among `kwargs` they are
+        refused. With another `kind`, the folder's fields of the memory are left out.
         """
         close = [
             name for name in kwargs if (cls._objection(name) or UNKNOWN) != UNKNOWN
@@ -140,7 +140,9 @@ class SegmentMemoryConfig(ConfigWithCode):
         own = {name: kwargs.pop(name) for name in [*kwargs] if name in FIELDS}
         foreign = {name for name in config_dict if cls._objection(name) is not None}
         for name in sorted(foreign):
-            logger.warning(f"`{name}`={config_dict[name]!r} of a saved {cls.__name__} has no effect: it is no field.")
+            logger.warning(
+                f"`{name}`={config_dict[name]!r} of a saved {cls.__name__} has no effect: it is not a field."
+            )
         if own.get("kind", config_dict.get("kind")) != config_dict.get("kind"):
             foreign |= set(FIELDS)
         kept = {name: value for name, value in config_dict.items() if name not in foreign}
@@ -157,8 +159,8 @@ class SegmentMemoryConfig(ConfigWithCode):
         if self.kind == "tokens" and self.mem_len != self.num_memory_tokens:
             raise ValueError(
                 f"`mem_len`={self.mem_len} has no meaning for `kind`='tokens', which remembers `num_memory_tokens`="
-                f"{self.num_memory_tokens} vectors: leave it out. A base learns to read so many: add a new memory for "
-                "another number."
+                f"{self.num_memory_tokens} vectors: leave it out. A base is trained with this number: add a new memory "
+                "to change it."
             )
 
     def with_mem_len(self, mem_len: int) -> Self:
@@ -234,7 +236,7 @@ class SegmentMemoryConfig(ConfigWithCode):
 
 OF_BASE = {name for name, value in vars(SegmentMemoryConfig).items() if isinstance(value, property) and value.fset}
 FIELDS = ("kind", "mem_len", "segment_length", *(name for fields in FIELDS_OF_KIND.values() for name in fields))
-# what the library hands to a config beside fields
+# what transformers hands to a config beside fields
 OF_LIBRARY = {
     *("attn_implementation", "experts_implementation", "torch_dtype", "name_or_path", "token", "auto_map"),
     *("gguf_file", "use_cache"),  # handed on by `from_pretrained`, and set by the trainer

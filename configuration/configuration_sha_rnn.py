@@ -66,8 +66,8 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
         if self.attention_layers is None:
             if self.num_hidden_layers < 2:
                 raise ValueError(
-                    f"`num_hidden_layers`={self.num_hidden_layers} must be at least 2, for the last block but one has the "
-                    "attention: or say which have by `attention_layers`."
+                    f"`num_hidden_layers`={self.num_hidden_layers} must be at least 2, because the last block but one "
+                    "has the attention; or name the blocks in `attention_layers`."
                 )
             self.attention_layers = [self.num_hidden_layers - 2]
         if not self.attention_layers or not set(self.attention_layers) <= set(range(self.num_hidden_layers)):
@@ -83,7 +83,7 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
             )
         if self.norm_position != "pre":
             raise ValueError(
-                f"`norm_position`={self.norm_position!r} must be 'pre': the norms of SHA-RNN have places of their own."
+                f"`norm_position`={self.norm_position!r} must be 'pre': the places of the norms in SHA-RNN are fixed."
             )
         if self.boom_shortcut and self.intermediate_size < self.hidden_size:
             raise ValueError(

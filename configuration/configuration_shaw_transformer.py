@@ -36,7 +36,7 @@ class ShawTransformerConfig(AdaptiveSoftmaxConfig):
         super().validate_architecture()
         if self.max_relative_distance < 0:
             raise ValueError(
-                f"`max_relative_distance`={self.max_relative_distance} must not be negative; 0 makes all distances one."
+                f"`max_relative_distance`={self.max_relative_distance} must not be negative; 0: one vector for all."
             )
         if not self.use_key_table and not self.use_value_table:
             raise ValueError("`use_key_table`=False and `use_value_table`=False leave no positions: set one to True.")

@@ -128,12 +128,12 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         )
         if not right:
             raise ValueError(
-                f"`{name}`={value!r} in the `config.json` of a `transfo-xl` model is not like {default!r}."
+                f"`{name}`={value!r} in the `config.json` of a `transfo-xl` model must be a value like {default!r}."
             )
     if fields["attn_type"] != 0:
         raise ValueError(
-            f"`attn_type`={fields['attn_type']} was never implemented in transformers: only 0 can be read. For the vanilla "
-            "and Shaw's attention there are `VanillaTransformerConfig` and `ShawTransformerConfig`, to train anew."
+            f"`attn_type`={fields['attn_type']} was never implemented in transformers: only 0 can be read. Train a new "
+            "model with `VanillaTransformerConfig` or `ShawTransformerConfig` for the vanilla or Shaw's attention."
         )
     if fields["sample_softmax"] > 0:
         raise ValueError(f"`sample_softmax`={fields['sample_softmax']} was never implemented in transformers: use -1.")

@@ -42,7 +42,7 @@ class UniversalTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig)
             )
         if self.ponder_loss_coef < 0:
             raise ValueError(
-                f"`ponder_loss_coef`={self.ponder_loss_coef} must not be negative; 0 lets a position run for free."
+                f"`ponder_loss_coef`={self.ponder_loss_coef} must not be negative; 0 turns the ponder loss off."
             )
 
 

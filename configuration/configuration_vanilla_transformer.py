@@ -41,7 +41,7 @@ class VanillaTransformerConfig(AbsolutePositionsConfig):
             if getattr(self, name) != only:
                 raise ValueError(
                     f"`{name}`={getattr(self, name)} must be {only}: the vanilla Transformer has no memory. Leave it out, "
-                    "or use a variant that remembers."
+                    "or use a variant with memory."
                 )
         choices = (
             ("intermediate_losses", INTERMEDIATE_LOSSES),

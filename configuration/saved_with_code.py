@@ -1,7 +1,7 @@
 """Bases of configs, models and tokenizers: `save_pretrained` and `push_to_hub`, with the code beside what is saved.
 
 Which code that is, and what is told of a push, knows the [`Saver`] that the package registers. Where only exported files
-are, none is registered: the library itself copies the files that a class was loaded from.
+are, none is registered: transformers itself copies the files that a class was loaded from.
 """
 
 import os
@@ -97,7 +97,7 @@ class ConfigWithCode(SavedWithCode, PreTrainedConfig):
 
 
 class TokenizerWithCode(SavedWithCode, PreTrainedTokenizerFast):
-    """A tokenizer writes its own code. The library asks for `_auto_map`, and calls `_save_pretrained`, as it saves."""
+    """A tokenizer writes its own code. transformers asks for `_auto_map`, and calls `_save_pretrained`, as it saves."""
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         self.init_kwargs.pop("auto_map", None)  # of the file that it was loaded from

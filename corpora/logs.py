@@ -51,7 +51,7 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
         raise ValueError(f"`held_out`={held_out} must be above 0 and below 1: a share of the text.")
     data = source.read_bytes()
     if b"\0" in data:
-        raise ValueError(f"`source`={str(source)!r} is no text: unpack it first, or name another file.")
+        raise ValueError(f"`source`={str(source)!r} is not a text file: unpack it first, or name another file.")
     lines = data.removesuffix(b"\n").split(b"\n")
     text = b"".join(line[drop_columns:] + b"\n" for line in lines)
     kept = (1 - held_out, 1 - held_out / 2)

@@ -125,8 +125,8 @@ def _size(path: Path) -> int:
 
 def _wrong(corpus: Corpus, source: Path, what: str) -> ValueError:
     return ValueError(
-        f"`source`={str(source)!r} is not the corpus that the papers mean ({what}): give {corpus.files}, from "
-        f"{corpus.url}; for another corpus of this form say `check=False` (--no-check)."
+        f"`source`={str(source)!r} is not the official corpus ({what}): give {corpus.files}, from "
+        f"{corpus.url}; for another corpus in this format pass `check=False` (--no-check)."
     )
 
 

@@ -82,13 +82,13 @@ def attention_rows(model: PreTrainedModel) -> dict[str, nn.Module]:
     base, model_type = model.base_model, model.config.model_type
     if model_type == "segment_memory":
         raise ValueError(
-            f"`model` is a {model_type!r}: what a base attends to is no column whose distance is known here. A call with "
+            f"`model` is a {model_type!r}: the distances of what a base attends to are not known here. A call with "
             "`output_attentions=True` gives the weights of its layers."
         )
     if model_type == "recurrent_memory_transformer":
         raise ValueError(
-            f"`model` is a {model_type!r}: it reads segment by segment between memory tokens, and a call has no one row of "
-            "keys whose distances could be shown."
+            f"`model` is a {model_type!r}: it reads segment by segment between memory tokens, so a call has no single row "
+            "of keys whose distances could be shown."
         )
     # what the model itself records as `attentions`: a class, or a class and a part of its name
     recorder = (getattr(base, "_can_record_outputs", None) or {}).get("attentions")

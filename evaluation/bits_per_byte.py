@@ -50,7 +50,7 @@ class TextScore:
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.losses_by_position).all():
-            raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
+            raise ValueError("The model predicts the text with NaN or infinite nats: its weights are unusable.")
 
     @property
     def nats(self) -> float:
@@ -145,7 +145,7 @@ def score_text(
         ValueError: `ids` is too short or not one row of integers, or a number is below 1.
     """
     if num_bytes is not None and num_bytes < 1:
-        raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the text behind its first token.")
+        raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the text after its first token.")
     segment_length = model.config.segment_length if segment_length is None else segment_length
     return score_stream(model, TextStream(ids, segment_length, lanes, keep_tail=True), memory, num_bytes, progress)
 

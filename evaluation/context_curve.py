@@ -36,9 +36,9 @@ def memory_length(model: PreTrainedModel, mem_len: int) -> Iterator[None]:
         ValueError: the model has no memory, `mem_len` is below 1, or the model cannot run with it.
     """
     if not remembers(model):
-        raise ValueError(f"`model` is a {model.config.model_type!r} that remembers nothing: its memory has no length.")
+        raise ValueError(f"`model` is a {model.config.model_type!r} without memory: there is no length to change.")
     if mem_len < 1:
-        raise ValueError(f"`mem_len`={mem_len} must be at least 1; without memory, read segments on their own.")
+        raise ValueError(f"`mem_len`={mem_len} must be at least 1; without memory, read each segment alone.")
     remembering, trained = cast(MemoryPreTrainedModel, model), model.config.mem_len
     remembering.resize_memory(mem_len)
     try:
@@ -87,7 +87,7 @@ def context_curve(
         if limit is not None and length + segment_length > limit:
             raise ValueError(
                 f"`lengths` holds {length}: with `segment_length`={segment_length} a window is longer than the {limit} "
-                f"tokens that this model can read. Leave out what is above {max(0, limit - segment_length)}."
+                f"tokens that this model can read. Leave out lengths above {max(0, limit - segment_length)}."
             )
         if length > 0 and remembers(model):
             model.config.with_mem_len(length)

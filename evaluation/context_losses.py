@@ -44,8 +44,8 @@ def spread_positions(
     room = (tokens - longest) // blocks
     if room < per_block:
         raise ValueError(
-            f"`tokens`={tokens} is too short for `blocks`={blocks} of `per_block`={per_block} positions behind a context "
-            f"of {longest}: at least {longest + blocks * per_block} are needed. Use a longer text, or less of these."
+            f"`tokens`={tokens} is too short for `blocks`={blocks} of `per_block`={per_block} positions after a context "
+            f"of {longest}: at least {longest + blocks * per_block} are needed. Use a longer text, or smaller values."
         )
     starts = longest + room * np.arange(blocks)
     positions = starts[:, None] + min(spacing, room // per_block) * np.arange(per_block)
@@ -114,7 +114,7 @@ def token_losses_with_context(
             )
     found = losses[window_of_pair, end_of_length[:, None]]
     if not np.isfinite(found).all():
-        raise ValueError("The model predicts the text with NaN or infinite nats: its weights are of no use.")
+        raise ValueError("The model predicts the text with NaN or infinite nats: its weights are unusable.")
     return found
 
 

@@ -120,7 +120,7 @@ def score_answers(
             "shape."
         )
     if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:
-        raise ValueError(f"`edges`={list(edges)} must grow from at least 1.")
+        raise ValueError(f"`edges`={list(edges)} must increase, from at least 1.")
     counted = (answers != NO_ANSWER) & (distances >= 1) & (distances <= edges[-1])
     bins = np.searchsorted(edges, distances[counted])
     asked = np.bincount(bins, minlength=len(edges))

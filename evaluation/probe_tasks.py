@@ -161,7 +161,7 @@ def find_task(name: str) -> ProbeTask:
         ValueError: there is none.
     """
     if name not in TASKS:
-        raise ValueError(f"`task`={name!r} is none of the probe's: choose one of {', '.join(TASKS)}.")
+        raise ValueError(f"`task`={name!r} is not a task of the probe: choose one of {', '.join(TASKS)}.")
     return TASKS[name]
 
 

@@ -117,7 +117,7 @@ def check_parameters(r: float, threshold: float, resamples: int = 1, confidence:
     """Raise a `ValueError` where a parameter of [`recl`] is out of range."""
     for name, value in (("r", r), ("threshold", threshold), ("confidence", confidence)):
         if not 0 < value <= 1:
-            raise ValueError(f"`{name}`={value} must lie above 0 and at most at 1.")
+            raise ValueError(f"`{name}`={value} must be above 0 and at most 1.")
     if resamples < 1:
         raise ValueError(f"`resamples`={resamples} must be at least 1.")
 

@@ -30,7 +30,7 @@ def score_ways(
     """
     if overlap and model.config.mem_len:
         raise ValueError(
-            f"`overlap`={overlap} would be read twice by a model that remembers: leave it out, or take the memory away "
+            f"`overlap`={overlap} would be read twice by a model with memory: leave it out, or take the memory away "
             "with `mem_len=0` and `same_length=False` (--mem-len 0 --no-same-length)."
         )
     segment_length = model.config.segment_length if segment_length is None else segment_length

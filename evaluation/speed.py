@@ -54,7 +54,9 @@ def evaluation_speed(
     text = torch.as_tensor(TextStream(ids, 1, keep_tail=True).ids.astype(np.int64))[None].to(model.device)
     needed = max(attention_lengths, default=0) + segment_length
     if text.shape[1] < needed:
-        raise ValueError(f"`ids` has {text.shape[1]} tokens and needs {needed}: use a longer text, or less attention.")
+        raise ValueError(
+            f"`ids` has {text.shape[1]} tokens and needs {needed}: use a longer text, or shorter lengths."
+        )
     rows = []
     with evaluating(model):
         for length in attention_lengths:

@@ -119,7 +119,7 @@ def main() -> None:
     text = b"".join(map(source, modules()))
     ids, held_out = split_held_out(np.array(tokenizer.encode_bytes(text)), fraction=0.05)
     held_out = held_out[-HELD_OUT:]
-    print(f"{LANES * SEGMENT * STEPS:,} of {len(ids):,} bytes to learn from, {len(held_out):,} held out")
+    print(f"{LANES * SEGMENT * STEPS:,} of {len(ids):,} bytes for training, {len(held_out):,} held out")
     model, curve = train(ids, MEMORY)
     other, other_curve = train(ids, 0)
     scores = {

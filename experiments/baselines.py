@@ -43,7 +43,7 @@ def gpt2(terms: ComparisonTerms, seed: int, intermediate_size: int) -> GPT2LMHea
     )
     transformers.set_seed(seed)
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # its name does not say so, and the library would warn
+    model.loss_type = "ForCausalLM"  # its name does not say so, and transformers would warn
     return model
 
 

@@ -57,10 +57,12 @@ def _read(file: Path, fields: set[str]) -> dict[str, Any]:
     try:
         found = read_json(file)
     except ValueError as error:
-        raise ValueError(f"`from`: {error} It is no file of a comparison: remove it.") from error
+        raise ValueError(f"`from`: {error} It is not a file of a comparison: remove it.") from error
     missing = fields - found.keys()
     if missing:
-        raise ValueError(f"`from`: {str(file)!r} has no `{min(missing)}`: it is no file of a comparison, remove it.")
+        raise ValueError(
+            f"`from`: {str(file)!r} has no `{min(missing)}`: it is not a file of a comparison, remove it."
+        )
     return found
 
 
@@ -69,8 +71,8 @@ def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any]) 
     for name in expected | found:
         if found.get(name) != expected.get(name):
             raise ValueError(
-                f"`{name}`={expected.get(name)} is not that of {str(file)!r}, {found.get(name)}: give the same, or another "
-                "folder."
+                f"`{name}`={expected.get(name)} differs from that of {str(file)!r}, {found.get(name)}: give the same "
+                "value, or another folder."
             )
 
 

@@ -155,7 +155,7 @@ def in_a_process(function: Callable, *arguments: Any) -> Any:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool as error:
             raise OSError(
-                "the process of a run was killed, perhaps for want of memory: the same command resumes it."
+                "the process of a run was killed, perhaps because memory ran out: the same command resumes it."
             ) from error
 
 

@@ -66,7 +66,7 @@ def speeds(
     steps, times = {}, {}
     for name, width in widths.items():
         model = build[name](terms, 0, width)
-        model.to(device=device)  # type: ignore[call-arg]  # the library wraps torch's method
+        model.to(device=device)  # type: ignore[call-arg]  # transformers wraps torch's method
         steps[name] = training_step(model, stream, terms)
         times[name] = TokenTimes()
     seconds = take_turns(steps, turns)

@@ -67,7 +67,10 @@ def measure_recl(folders: dict[str, Path], text: list[Path], options: RECLOption
         ids, _ = read_ids(text, tokenizer, progress=progress)
         first_ids = ids if first_ids is None else first_ids
         if not np.array_equal(ids, first_ids):
-            raise ValueError(f"`models`: {name!r} reads the text as other tokens than the first: a group shares them.")
+            raise ValueError(
+                f"`models`: {name!r} splits the text into other tokens than the first model: all must use the same "
+                "tokenizer."
+            )
         positions, blocks = spread_positions(len(ids), contexts[-1], options.delta, options.blocks, options.positions)
         windows[name] = longest_window(model)
         token_losses = token_losses_with_context(model, ids, contexts, positions, options.batch_size, progress)

@@ -123,7 +123,7 @@ def to_be_had(field: str, name: str, remedy: str = "give a folder, or a reposito
             raise
         said = textwrap.shorten(sentence(error), 300)
         raise ValueError(
-            f"`{field}`={name!r} is no folder here, and the Hub does not give it: {remedy}. ({said})"
+            f"`{field}`={name!r} is not a local folder, and could not be loaded from the Hub: {remedy}. ({said})"
         ) from error
 
 
@@ -166,7 +166,7 @@ def base_config(model: str, trust_remote_code: bool = False):
     if model_type not in import_models() and described.get("auto_map"):
         if not trust_remote_code:
             raise ValueError(
-                f"`model.base`={model!r} comes with code of its own (`auto_map`): read it, and add --trust-remote-code to "
+                f"`model.base`={model!r} comes with custom code (`auto_map`): read it, and add --trust-remote-code to "
                 "run it."
             )
         if model_type not in list(CONFIG_MAPPING):
@@ -201,7 +201,7 @@ def check_language_model(model: str, config) -> None:
     name = (config.architectures or ["ForCausalLM"])[0]
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not name.endswith(("ForCausalLM", "LMHeadModel")):
         raise ValueError(
-            f"`model`={model!r} holds a {name!r}, which is no language model: give one that predicts text."
+            f"`model`={model!r} holds a {name!r}, which is not a language model: give one that predicts text."
         )
 
 

@@ -41,7 +41,7 @@ def build_probe_model(terms: ProbeTerms) -> PreTrainedModel:
     variant = import_models().get(terms.model_type)
     if terms.model_type not in CONFIG_MAPPING or CONFIG_MAPPING[terms.model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"`model_type`={terms.model_type!r} is no causal language model: give one of this package, or gpt2, mistral, "
+            f"`model_type`={terms.model_type!r} is not a causal language model: give one of ours, or gpt2, mistral, "
             "mamba, ..."
         )
     config_class = CONFIG_MAPPING[terms.model_type]
@@ -49,8 +49,8 @@ def build_probe_model(terms: ProbeTerms) -> PreTrainedModel:
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     if "hidden_size" not in known:  # its base would be as large as it is by default
         raise ValueError(
-            f"`model_type`={terms.model_type!r} is a model around another, with no sizes of its own: give the type of one "
-            "that stands alone."
+            f"`model_type`={terms.model_type!r} wraps another model and has no sizes itself: give the type of a plain "
+            "language model."
         )
     sizes = {name: value for name, value in _sizes(terms).items() if name in known - without}
     config = config_class(**(sizes | FIELDS.get(terms.model_type, {})))

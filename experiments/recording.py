@@ -36,7 +36,7 @@ def check_claims(dataset: str | None, revision: str | None, task_id: str | None)
     """
     for name, value in (("dataset_revision", revision), ("task_id", task_id)):
         if value is not None and dataset is None:
-            raise ValueError(f"`{name}`={value!r} is of no data set: add --dataset, its name on the Hub.")
+            raise ValueError(f"`{name}`={value!r} needs a data set: add --dataset, its name on the Hub.")
     return dataset, revision, task_id
 
 

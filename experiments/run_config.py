@@ -199,7 +199,7 @@ def model_section(config_class: type[MemoryConfig] | type[SegmentMemoryConfig]) 
 
 
 def _own_fields(config_class: type) -> list[Any]:
-    """The fields of a config that the library's do not all have."""
+    """The fields of a config that are not in every config of transformers."""
     library = {each.name for each in dataclasses.fields(cast(Any, PreTrainedConfig))}
     fields = dataclasses.fields(cast(Any, config_class))
     return [each for each in fields if each.init and each.name not in library and not each.name.startswith("_")]

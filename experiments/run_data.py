@@ -181,7 +181,7 @@ class _Reader:
             return self._parted([self._documents(each) for each in tokenized])
         if len(tokenized) < 2:
             raise ValueError(
-                "`data.streaming`=True needs a held-out text of its own: give `data.eval_path` or `data.eval_split`."
+                "`data.streaming`=True needs a separate held-out text: give `data.eval_path` or `data.eval_split`."
             )
         return self._data(tokenized[0], self._held_out(*self._documents(_in_memory(tokenized[1]))))
 

@@ -49,7 +49,7 @@ def run_tokenizer(config: RunConfig, trust_remote_code: bool = False) -> Any:
         if size not in (None, len(ByteTokenizer())):
             raise ValueError(
                 f"`model.vocab_size`={size} is not that of bytes, {len(ByteTokenizer())}: name the tokenizer with "
-                "`tokenizer.path`, or take that of bytes with `model.vocab_size=null`."
+                "`tokenizer.path`, or read bytes with `model.vocab_size=null`."
             )
         return ByteTokenizer()
     if Path(path).is_dir():
@@ -99,8 +99,8 @@ def _check_adapters(base: str, section: LoraSection) -> None:
     """Adapters name the model that they belong to: it has to be there, with its memory."""
     if section.r and not section.merge:
         raise ValueError(
-            f"`lora.r`={section.r} saves adapters alone, and `model.base`={base!r} has no memory: first `transformers-xl "
-            "add-memory`, and take what it writes as the base; or add --lora.merge true."
+            f"`lora.r`={section.r} saves adapters alone, and `model.base`={base!r} has no memory: run `transformers-xl "
+            "add-memory` first and use its output as the base, or add --lora.merge true."
         )
 
 
@@ -108,7 +108,7 @@ def _new_model(config: RunConfig, tokenizer: Any) -> Any:
     row = import_models()[config.model.variant]
     if row.config_class is SegmentMemoryConfig:
         raise ValueError(
-            "`model.base`=None, but `memory` goes around a model of others: name it, folder or repository."
+            "`model.base`=None, but `memory` needs a model of transformers: give its folder or repository."
         )
     fields = config_fields(config.model)
     fields["vocab_size"] = fields["vocab_size"] or len(tokenizer)
@@ -153,8 +153,8 @@ def _base_model(run: RunConfig) -> Any:
     wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})
     if wrong:
         raise ValueError(
-            f"`model.base`={base!r} has other weights than {changed or 'its config'} asks for, such as {wrong[0]!r}: "
-            "change fields that leave the weights as they are, such as `mem_len` and `dropout`."
+            f"`model.base`={base!r} has weights that do not fit {changed or 'its config'}, such as {wrong[0]!r}: change "
+            "only fields that do not affect weights, such as `mem_len` and `dropout`."
         )
     return model
 

@@ -113,7 +113,7 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
         return Base(SegmentMemoryConfig(kind=memory.get("kind", "window")), is_wrapped_now=True)
     if name is None:
         if memory:
-            raise ValueError(f"`memory`={memory} is for a model of others: name it with `model.base`.")
+            raise ValueError(f"`memory`={memory} is for a model of transformers: name it with `model.base`.")
         return None
     config = base_config(name, trust_remote_code)
     if isinstance(config, SegmentMemoryConfig):
@@ -122,8 +122,8 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
     if config.model_type in import_models():
         if memory:
             raise ValueError(
-                f"`memory`={memory} is for a model of others, but `model.base`={name!r} is a {config.model_type!r} of this "
-                "package: the fields of its memory are in `model`, such as `model.mem_len`."
+                f"`memory`={memory} is for a model of transformers, but `model.base`={name!r} is a {config.model_type!r} of "
+                "this package: the fields of its memory are in `model`, such as `model.mem_len`."
             )
         return Base(config)
     if "kind" not in memory:
@@ -265,7 +265,7 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """What a command line says in dotted options, each with its value, and its other words.
 
     Raises:
-        ValueError: an option has no value, or is of no section.
+        ValueError: an option has no value, or is in no section.
     """
     options, others, left = [], [], iter(words)
     for word in left:
@@ -298,7 +298,7 @@ def _read(file: Path) -> Values:
     wrong = [name for name in values if not isinstance(values[name], dict)] if isinstance(values, dict) else [values]
     if wrong:
         raise ValueError(
-            f"{str(file)!r}: {wrong[0]!r} is no section: write sections of fields, {', '.join(SECTIONS)}."
+            f"{str(file)!r}: {wrong[0]!r} is not a section: write sections of fields, {', '.join(SECTIONS)}."
         )
     return values
 
@@ -361,7 +361,7 @@ def _check_names(names: Iterable[str], known: dict[str, set[str]], where: str) -
     for name in sorted(names):
         section = name.partition(".")[0]
         if section not in known:
-            raise ValueError(f"{where}`{name}` is of no section.{_nearest(section, SECTIONS)}")
+            raise ValueError(f"{where}`{name}` is in no section.{_nearest(section, SECTIONS)}")
         if name in {f"training.{each}" for each in SET_BY_OPTIONS}:
             raise ValueError(f"{where}`{name}` is set by --output and --resume: leave it out.")
         # a field that is a dictionary has keys of its own

@@ -48,7 +48,7 @@ def section_help(section: str, config_class: type[MemoryConfig] | type[SegmentMe
         ValueError: there is no such section.
     """
     if section not in SECTIONS:
-        raise ValueError(f"`fields`={section!r} is no section: give one of {', '.join(SECTIONS)}.")
+        raise ValueError(f"`fields`={section!r} is not a section: give one of {', '.join(SECTIONS)}.")
     section_class: Any = section_classes(config_class)[section]
     documented = {"model": (config_class, ModelSection), "memory": (SegmentMemoryConfig, MemorySection)}
     meanings: dict[str, str] = {}

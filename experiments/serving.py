@@ -48,7 +48,7 @@ def check_model(model: str) -> None:
 
 
 def server_of(model: str) -> type:
-    """The library's server, which lists `model` and nothing else, and answers wrong requests with status 400."""
+    """The server of transformers, which lists `model` and nothing else, and answers wrong requests with status 400."""
     from fastapi import Request
     from fastapi.responses import JSONResponse
     from transformers.cli import serve as library

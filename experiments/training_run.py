@@ -74,7 +74,7 @@ class TrainingRun:
         self.stream = self.data.stream(length * _segments_of_call(self.model.config), lanes)
         if section.overlap and self.model.config.mem_len:
             raise ValueError(
-                f"`data.overlap`={section.overlap} would be read twice by a model that remembers: leave it out, or set "
+                f"`data.overlap`={section.overlap} would be read twice by a model with memory: leave it out, or set "
                 "`model.mem_len=0` and `model.same_length=False`."
             )
         self.held_out = self.data.held_out.stream(
@@ -200,7 +200,7 @@ def _share(name: str, lanes: int, state: PartialState) -> int:
     """The rows of each process."""
     if lanes < 1 or lanes % state.num_processes:
         raise ValueError(
-            f"`data.{name}`={lanes} rows cannot be shared by {state.num_processes} processes: make it a multiple of "
+            f"`data.{name}`={lanes} rows cannot be divided among {state.num_processes} processes: make it a multiple of "
             f"{state.num_processes}."
         )
     return lanes // state.num_processes

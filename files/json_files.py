@@ -15,7 +15,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{str(path)!r} is no JSON ({error}).") from error
+        raise ValueError(f"{str(path)!r} is not JSON ({error}).") from error
     if not isinstance(value, dict):
         raise ValueError(f"{str(path)!r} holds a {type(value).__name__}: it must hold a JSON object.")
     return value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import SoftFileLock, Timeout
 
-LOCK = "_training.lock"  # the library's pushes leave out what begins with an underscore
+LOCK = "_training.lock"  # transformers' pushes leave out what begins with an underscore
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def output_lock(path: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ValueError(
-            f"another run writes into this output folder, {_holder(path)}: wait for its end, or choose another folder. "
-            f"If it is dead, which can be told of processes on the same host only, delete {str(path)!r}."
+            f"another run writes into this output folder, {_holder(path)}: wait until it ends, or choose another folder. "
+            f"Only a process on the same host can be checked; if that run is dead, delete {str(path)!r}."
         ) from None
     try:
         yield

@@ -93,7 +93,7 @@ def load_card(readme: Path) -> ModelCard:
     try:
         return ModelCard.load(readme, ignore_metadata_errors=True)
     except (ValueError, YAMLError) as error:
-        raise ValueError(f"{str(readme)!r} is no card ({error}): mend or remove it.") from error
+        raise ValueError(f"{str(readme)!r} is not a valid card ({error}): fix or remove it.") from error
 
 
 def _metadata_of_repo(repo: str) -> ModelCardData:

@@ -118,7 +118,7 @@ def written_by_us(readme: Path) -> bool:
 def card_for_push(
     folder: Path, repo_id: str, origin: str, token: str | bool | None = None, choices: Choices | None = None
 ) -> None:
-    """Put a card into `folder`, the saved model that a push is about to send, in the place of the library's empty one, or
+    """Put a card into `folder`, the saved model that a push is about to send, in the place of transformers empty one, or
     of one of ours, which may be of other weights.
 
     The figures are those of the folder `origin`, that the model was loaded from, or of the repository, if they are of the
@@ -170,7 +170,7 @@ def _config_of(folder: Path, adapter: Adapter | None) -> tuple[dict[str, Any], V
     if config.get("model_type") not in list(VARIANTS):  # a hostile one may not be hashable
         known = ", ".join(VARIANTS)
         raise ValueError(
-            f"{path}: `model_type`={config.get('model_type')!r} is none of this package: known are {known}."
+            f"{path}: `model_type`={config.get('model_type')!r} is not a model of this package: known are {known}."
         )
     return config, VARIANTS[config["model_type"]]
 

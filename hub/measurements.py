@@ -222,7 +222,7 @@ def read_measurements(folder: Path) -> Measurements | None:
     measurements = _parsed(read_json(path), str(path))
     if measurements.weights_sha256 != weights_digest(folder):
         raise ValueError(
-            f"{path}: `weights_sha256` is not that of the weights in the folder: the figures are of others, "
+            f"{path}: `weights_sha256` is not that of the weights in the folder: the results belong to other weights, "
             "measure again with `transformers-xl evaluate --record`."
         )
     return measurements

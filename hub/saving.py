@@ -40,7 +40,7 @@ class PackageSaver(Saver):
         self, saved: Any, repo_id: str, folder: Path | None, revision: str | None, token: str | bool | None
     ) -> Iterator[None]:
         if folder is not None and isinstance(saved, PreTrainedModel) and saved.config.model_type in VARIANTS:
-            with explained(repo_id, {}, revision, token):  # where the library would push an empty form
+            with explained(repo_id, {}, revision, token):  # where transformers would push an empty form
                 choices = choices_of_loaded(saved.config)
                 card_for_push(folder, repo_id, saved.config._name_or_path, token, choices)
         with explained(repo_id, {} if folder is None else files_below(folder), revision, token):

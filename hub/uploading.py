@@ -100,7 +100,7 @@ def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
     if (adapter := read_adapter(folder)) is not None:
         if adapter.base_repository is None:
             raise ValueError(
-                f"{str(folder / ADAPTER)!r}: `base_model_name_or_path`={adapter.base!r} is a folder of this machine: push "
+                f"{str(folder / ADAPTER)!r}: `base_model_name_or_path`={adapter.base!r} is a local folder: push "
                 "that model, and write the name of its repository there."
             )
         return files, left_out

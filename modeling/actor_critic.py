@@ -36,7 +36,7 @@ class MemoryForActorCritic(MemoryHead):
         """Project `(batch, steps, observation_size)` of any number type to `(batch, steps, hidden_size)`."""
         if self.observation_proj is None:
             raise ValueError(
-                "`observations` was given, but `observation_size`=None: set it in the config, or hand in `input_ids` "
+                "`observations` was given, but `observation_size`=None: set it in the config, or pass `input_ids` "
                 "(discrete observations) or `inputs_embeds`."
             )
         width = self.observation_proj.in_features

@@ -39,7 +39,7 @@ def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
     if config is None or not config.is_prompt_learning:
         return
     if config.peft_type in ("PREFIX_TUNING", "CARTRIDGE"):
-        reason = "it makes a cache of the library's own, which cannot hold this model's memory"
+        reason = "it uses a cache of transformers, which cannot hold this model's memory"
     elif with_memory:
         reason = (
             "its virtual tokens would come again before every segment, behind what is remembered and into the memory, and "

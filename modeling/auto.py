@@ -300,7 +300,7 @@ def register() -> None:
     """Make every variant known to the Auto classes. `import transformers_xl` does it; a second call does nothing.
 
     Raises:
-        ValueError: from the library, when another package has taken one of the model types.
+        ValueError: from transformers, when another package has taken one of the model types.
     """
     global _registered
     if _registered:

@@ -7,7 +7,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory_cache import MemoryCache
 
-# what the library hands to every model, and what a forward pass here reads
+# what transformers hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
 PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
@@ -58,7 +58,7 @@ def drop_packing(kwargs: dict, position_ids: torch.Tensor | None) -> dict:
 
 def _other_documents(argument: str) -> ValueError:
     return ValueError(
-        f"{argument} names other places where documents begin than `position_ids`: leave it out, or give both as one "
+        f"{argument} marks other starts of documents than `position_ids`: leave it out, or give both as one "
         "collator makes them."
     )
 
@@ -170,9 +170,9 @@ def check_memory(
     if past_key_values is not None:
         _check_cache(model, batch, past_key_values)
     if mems is not None and past_key_values is not None:
-        raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
+        raise ValueError("`mems` and `past_key_values` are two forms of one memory: pass only one of them.")
     if mems is None and mems_mask is not None:
-        raise ValueError("`mems_mask` says which of `mems` are real: hand in both, as the last output gave them.")
+        raise ValueError("`mems_mask` says which of `mems` are real: pass both, as the last output gave them.")
     if mems is not None:
         _check_mems(model.config, model.layout, batch, mems, mems_mask)
 
@@ -181,8 +181,8 @@ def check_checkpointing(model: PreTrainedModel) -> None:
     """Check that a call with a cache is not one that the backward pass repeats."""
     if model.training and model.gradient_checkpointing:
         raise ValueError(
-            "`use_cache`=True and `past_key_values` do not go with activation checkpointing, whose backward pass would "
-            "update the cache a second time: train with `mems`, or call `model.eval()` first."
+            "`use_cache`=True and `past_key_values` cannot be combined with activation checkpointing, whose backward pass "
+            "would update the cache a second time: train with `mems`, or call `model.eval()` first."
         )
 
 
@@ -190,8 +190,8 @@ def _check_cache(model: PreTrainedModel, batch: int, cache: Cache) -> None:
     if not isinstance(cache, MemoryCache):
         raise ValueError(
             f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
-            "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT makes a cache of the library's own, "
-            "which knows no memory: use LoRA."
+            "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT uses a cache of transformers, "
+            "which cannot hold this memory: use LoRA."
         )
     layers = len(model.layers) if cache.layers else 0  # none of them may remember anything
     if len(cache) != layers or cache.batch_size not in (-1, batch):

@@ -75,8 +75,8 @@ def step_memory(
     if others or not model.config.mem_len:
         remembers = f"also remembers {', '.join(others)}" if others else "remembers nothing"
         raise ValueError(
-            f"`model` is a {model.config.model_type!r} that {remembers}: a step can be exported of models whose memory is "
-            "that of their attention, with `mem_len` above 0."
+            f"`model` is a {model.config.model_type!r} that {remembers}: export a model whose only memory is that of its "
+            "attention, with `mem_len` above 0."
         )
     like = torch.empty(0, dtype=model.dtype, device=model.device)
     cache = decoder.make_cache(mems, mems_mask, like, static=True)

@@ -6,7 +6,7 @@ from transformers import FeatureExtractionPipeline
 class MemoryFeatureExtractionPipeline(FeatureExtractionPipeline):
     """`pipeline("feature-extraction", model=..., pipeline_class=MemoryFeatureExtractionPipeline)`, for any `batch_size`.
 
-    The library's own cuts every output into rows of the batch, and fails at `mems`, a tuple with an element per layer.
+    That of transformers cuts every output into rows of the batch, and fails at `mems`, a tuple with an element per layer.
     """
 
     def _forward(self, model_inputs: dict) -> dict:

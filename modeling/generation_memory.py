@@ -103,16 +103,16 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         self._refuse_caches(configs)
         mems = kwargs.get("mems")
         if mems is None and "mems" in kwargs:
-            del kwargs["mems"]  # the library takes any key of this name for a cache
+            del kwargs["mems"]  # transformers takes any key of this name for a cache
         if mems is not None and kwargs.get("past_key_values") is not None:
-            raise ValueError("`mems` and `past_key_values` are two forms of one memory: hand in only one of them.")
+            raise ValueError("`mems` and `past_key_values` are two forms of one memory: pass only one of them.")
         # a `PeftModel` puts its own method over this one while it generates
         caller = getattr(self.prepare_inputs_for_generation, "__self__", self)
         check_prompt_learning(caller, mems is not None or kwargs.get("past_key_values") is not None)
         reset = kwargs.get("reset")
         if reset is not None and reset.dim() != 1:
             raise ValueError(
-                f"`reset` has shape {tuple(reset.shape)}: `generate()` takes (batch,), rows that start afresh."
+                f"`reset` has shape {tuple(reset.shape)}: `generate()` takes (batch,), rows that start a new text."
             )
 
         if self._returns_ids_alone(configs):
@@ -155,7 +155,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
     def generate_batch(self, *args, **kwargs):
         raise ValueError(
-            "Continuous batching pages its cache, which cannot hold this model's memory: use `generate()`."
+            "Continuous batching uses a paged cache, which cannot hold this model's memory: use `generate()`."
         )
 
     init_continuous_batching = continuous_batching_context_manager = generate_batch
@@ -226,7 +226,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
         input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
-        mems = model_kwargs.get("mems")  # the library repeats tensors only
+        mems = model_kwargs.get("mems")  # transformers repeats tensors only
         if expand_size > 1 and isinstance(mems, MemoryCache):
             model_kwargs["mems"] = mems.copy()
             model_kwargs["mems"].batch_repeat_interleave(expand_size)
@@ -235,15 +235,15 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         return input_ids, model_kwargs
 
     def _update_model_kwargs_for_generation(self, outputs: ModelOutput, model_kwargs: dict, **kwargs) -> dict:
-        if "mems" in outputs:  # the library would take the value of the memory for a cache
+        if "mems" in outputs:  # transformers would take the value of the memory for a cache
             outputs = type(outputs)(**{name: value for name, value in outputs.items() if name != "mems"})
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
-    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # the library looks at its arguments
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers looks at its arguments
     def prepare_inputs_for_generation(self, *args, **kwargs) -> dict:
-        """The library's, and of a long prompt only the last piece: those before it are read here."""
+        """As in transformers, but only the last piece of a long prompt: the others are read here."""
         for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
-            kwargs.pop(name, None)  # the library hands what decodes stop strings to the model, too
+            kwargs.pop(name, None)  # transformers hands what decodes stop strings to the model, too
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         cache = inputs.get("past_key_values")
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"

@@ -199,7 +199,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         logits = self.compute_logits(outputs, logits_to_keep) if self.returns_logits(targets) else None
         loss = None
         if targets is not None:
-            targets = targets.contiguous()  # the library's loss views it
+            targets = targets.contiguous()  # transformers' loss views it
             loss = self.prediction_loss(outputs, logits, targets, **kwargs)
             loss = self.add_auxiliary_loss(loss, outputs, targets != -100, kwargs.get("num_items_in_batch"))
         return self.head_output(outputs, loss, logits)
@@ -263,12 +263,12 @@ class MemoryForSequenceClassification(MemoryHead):
         attention_mask: torch.Tensor | None,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor:
-        """The library's loss, and the auxiliary one of each text's mean token."""
+        """The loss of transformers, and the auxiliary loss of each text's mean token."""
         arguments = {"logits": logits, "pooled_logits": logits, "labels": labels, "config": self.config}
         loss = self.loss_function(**arguments, num_items_in_batch=num_items_in_batch)
         targets = (labels != -100).flatten(1).sum(1) if labels.dim() > 1 else labels != -100
         if num_items_in_batch is not None and self.config.problem_type != "single_label_classification":
-            # the library's loss of numbers, or of several labels, is a mean in any case
+            # transformers' loss of numbers, or of several labels, is a mean in any case
             loss = loss * (targets.sum() / num_items_in_batch).to(loss.device)
         length = outputs.last_hidden_state.shape[1]
         mask = (

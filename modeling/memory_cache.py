@@ -71,7 +71,7 @@ class MemoryCache(Cache):
         static (`bool`): whether the tensors have a fixed shape and address, for `torch.compile`.
     """
 
-    layers: list[MemoryCacheLayer]  # type: ignore[assignment]  # the library's list may hold other kinds of layers
+    layers: list[MemoryCacheLayer]  # type: ignore[assignment]  # transformers' list may hold other kinds of layers
 
     def __init__(self, memory: ModelMemory, static: bool = False):
         memory.use_buffers(static)
@@ -85,7 +85,7 @@ class MemoryCache(Cache):
 
     def count_from_zero(self) -> None:
         """Let `get_seq_length()` count the tokens that are read from now on."""
-        # a tensor, as in the library's static layers: a graph would be made anew for every number
+        # a tensor, as in the static layers of transformers: every number would compile a new graph
         self.num_tokens = torch.zeros((), dtype=torch.long) if self.static else 0
         if self.static:
             mark_static_address(self.num_tokens)

@@ -248,8 +248,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         has_cache = inputs["use_cache"] or inputs["past_key_values"] is not None
         if config.exit_training == "mixed" and has_cache:
             raise ValueError(
-                "`use_cache`=True and `past_key_values` do not go with `exit_training`='mixed', which may read a segment "
-                "several times: train with `mems`."
+                "`use_cache`=True and `past_key_values` cannot be combined with `exit_training`='mixed', which may read a "
+                "segment several times: train with `mems`."
             )
         if config.exit_training == "aligned" or self.halting is not None:
             full = self.model(**inputs, **kwargs)

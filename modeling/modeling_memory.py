@@ -63,7 +63,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": MemoryAttention}
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
-    # to a type checker the library's is no method, but what `functools.wraps` returns
+    # to a type checker that of transformers is not a method, but the result of `functools.wraps`
     push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]
 
     def post_init(self) -> None:
@@ -82,8 +82,8 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
         elif isinstance(module, nn.Embedding) and embedding_range is not None:
             init.normal_(module.weight, mean=0.0, std=embedding_range)
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])  # as the library does
-        elif isinstance(module, nn.RNNBase):  # as torch does: the library knows the LSTM alone, and in another way
+                init.zeros_(module.weight[module.padding_idx])  # as transformers does
+        elif isinstance(module, nn.RNNBase):  # as torch does: transformers only initializes LSTMs, and differently
             for parameter in module.parameters():
                 init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
@@ -110,7 +110,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """The library's, and for clusters of words: the last one grows or shrinks.
+        """As in transformers. Of clusters of words, the last one grows or shrinks.
 
         Raises:
             ValueError: nothing would be left of the last cluster.

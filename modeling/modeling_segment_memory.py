@@ -126,14 +126,14 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         return embedding
 
     def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """The library's. Layers keep their memory when they run again: what reads it may be called twice."""
+        """As in transformers. Layers keep their memory when they run again: what reads it may be called twice."""
         super().activation_checkpointing_enable(*args, **kwargs)
         for module in self.backbone.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 module._can_checkpoint_with_cache = True
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """The library's, which notes the type of the weights in one of both configurations."""
+        """As in transformers, which notes the type of the weights in only one of the two configurations."""
         self.config.base_config.dtype = self.dtype
         super().save_pretrained(*args, **kwargs)
 
@@ -314,7 +314,7 @@ def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:
     """
     if not trust_remote_code and "auto_map" in PreTrainedConfig.get_config_dict(name)[0]:
         raise ValueError(
-            f"`base`={os.fspath(name)!r} brings code of its own (`auto_map` in its config.json): look at it, and pass "
+            f"`base`={os.fspath(name)!r} has custom code (`auto_map` in its config.json): read it, and pass "
             "`trust_remote_code=True` to run it."
         )
 
@@ -352,8 +352,8 @@ def add_memory(
         )
     if not isinstance(base, PreTrainedModel):
         raise ValueError(
-            f"`base` is a {type(base).__name__}: it must be a `PreTrainedModel`, or a name of one. Adapters come behind "
-            "the memory: give the model that they adapt."
+            f"`base` is a {type(base).__name__}: it must be a `PreTrainedModel`, or a name of one. Add the memory "
+            "before adapters: give the model that they adapt."
         )
     for module in base.modules():
         module._is_hf_initialized = True  # type: ignore[assignment]  # else the weights would be drawn anew

@@ -160,7 +160,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         if document_ids is not None:
             raise ValueError(
                 "`reset` of shape (batch, length), or `position_ids` that start again: all tokens of a segment share one "
-                "relay, so no document can begin inside of it. Cut the text there, and hand in `reset` of shape (batch,)."
+                "relay, so no document can begin inside it. Cut the text there, and pass `reset` of shape (batch,)."
             )
         embeddings = self.dropout(self.positions(hidden_states, segment_mask))
         memory.open(embeddings, segment_mask, None)

@@ -1,4 +1,4 @@
-"""What the models return: the library's outputs, with memory."""
+"""The outputs of the models: those of transformers, with memory."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

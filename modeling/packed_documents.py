@@ -57,8 +57,8 @@ def check_continued_rows(
     rows = begins.nonzero().flatten().tolist()
     if rows:
         raise ValueError(
-            f"`position_ids` begins at 0 in rows {rows}, which bring a memory along: hand in `reset`, (batch,) bool, for "
-            "rows whose document begins with this call, or leave `position_ids` out where the text continues."
+            f"`position_ids` begins at 0 in rows {rows}, which have a memory: pass `reset`, (batch,) bool, for rows whose "
+            "document begins with this call, or leave `position_ids` out where the text continues."
         )
 
 
@@ -81,7 +81,7 @@ def resets_of_documents(
     if config.initial_memory == "zeros":
         raise ValueError(
             "`position_ids` begin a document inside a segment, which cannot begin with the memory of zeros of "
-            "`initial_memory`='zeros': give every document a row of its own."
+            "`initial_memory`='zeros': give each document its own row."
         )
     return starts if reset is None else starts | reset
 

@@ -54,7 +54,7 @@ class Conversation:
     ):
         if not model.config.mem_len:
             raise ValueError(
-                f"`model` is a {model.config.model_type!r} with `mem_len`=0, which remembers nothing from turn to turn: "
+                f"`model` is a {model.config.model_type!r} with `mem_len`=0, which has no memory from turn to turn: "
                 "use `transformers-xl generate`."
             )
         if stop:

@@ -24,8 +24,8 @@ def check_identity(saved: Mapping[str, int | str], found: Mapping[str, int | str
     for field in sorted(saved.keys() | found.keys()):
         if saved.get(field) != found.get(field):
             raise ValueError(
-                f"`{field}`={found.get(field)!r} is not that of the checkpoint, {saved.get(field)!r}: a run goes on only "
-                "where its rows find their next tokens. Give what it began with, or begin a new run."
+                f"`{field}`={found.get(field)!r} is not that of the checkpoint, {saved.get(field)!r}: a run resumes only "
+                "where its rows find their next tokens. Give the original value, or start a new run."
             )
 
 

@@ -26,7 +26,7 @@ def new_tokens(sequences: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
 
 
 def choose(output, do_sample: bool) -> torch.Tensor:
-    """The next token of each row, `(batch, 1)`, from its last logits: in float32, as the library takes them."""
+    """The next token of each row, `(batch, 1)`, from its last logits: in float32, as transformers takes them."""
     logits = output.logits[:, -1].float()
     return torch.multinomial(logits.softmax(-1), 1) if do_sample else logits.argmax(-1, keepdim=True)
 

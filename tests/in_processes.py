@@ -140,7 +140,7 @@ def damage(folder: Path) -> dict[str, torch.Tensor]:
     if RANK == 0:
         lock.unlink()
     trainer.accelerator.wait_for_everyone()
-    resume("named", last, "checkpoint-3' is no complete checkpoint (`memory-1.safetensors` is damaged")
+    resume("named", last, "checkpoint-3' is not a complete checkpoint (`memory-1.safetensors` is damaged")
     resume("last", True, "")
     resume("again", True, "")  # the last one has been written anew
     found["released"] = torch.tensor(not lock.exists())

@@ -126,7 +126,7 @@ class ByteTokenizer(TokenizerWithCode):
     def _encode_plus(self, text, *args, **kwargs):
         try:
             return super()._encode_plus(text, *args, **kwargs)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # `tokenizers` raises nothing narrower
             if "[UNK]" not in str(error):
                 raise
             raise ValueError(_not_known(None, self._symbols)) from error

@@ -335,7 +335,7 @@ class WordTokenizer(TokenizerWithCode):
     def _encode_plus(self, *args, **kwargs):
         try:
             return super()._encode_plus(*args, **kwargs)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # `tokenizers` raises nothing narrower
             if "[UNK]" not in str(error):
                 raise
             raise ValueError(
@@ -398,10 +398,10 @@ def _checked_ids(sym2idx: Mapping[str, int], idx2sym: Sequence[str] | None) -> d
             symbol.encode("utf-8")
             ids[symbol] = operator.index(index)
         except (AttributeError, UnicodeEncodeError) as error:
-            raise ValueError(f"`vocabulary` holds the symbol {symbol!r}, which is no text in UTF-8.") from error
+            raise ValueError(f"`vocabulary` holds the symbol {symbol!r}, which is not UTF-8 text.") from error
         except TypeError as error:
             raise ValueError(
-                f"`vocabulary` gives the symbol {symbol!r} the id {index!r}, which is no number."
+                f"`vocabulary` gives the symbol {symbol!r} the id {index!r}, which is not a number."
             ) from error
     ordered = dict(sorted(ids.items(), key=lambda item: item[1]))
     for position, (symbol, index) in enumerate(ordered.items()):

@@ -72,7 +72,7 @@ class MemoryTrainingArguments(TrainingArguments):
     early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:
-        if self.deepspeed:  # before the library looks for the package
+        if self.deepspeed:  # before transformers looks for the package
             _refuse("deepspeed", self.deepspeed)
         if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available():
             self.use_cpu = True  # else Accelerate makes of several processes so many trainings of one
@@ -80,7 +80,7 @@ class MemoryTrainingArguments(TrainingArguments):
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Refuse what would tear the rows of consecutive batches apart, lose a memory, or be ignored without a word.
+    """Refuse what would break the order of rows in consecutive batches, lose a memory, or be ignored silently.
 
     Raises:
         ValueError: names the field, its value, the reason, and what to set.
@@ -104,8 +104,8 @@ def check_arguments(args: TrainingArguments) -> None:
     started = int(os.environ.get("WORLD_SIZE", 1))
     if started > 1 and args.world_size == 1:
         raise ValueError(
-            f"`use_cpu`={args.use_cpu} leaves the {started} processes of the launcher apart (`WORLD_SIZE`={started}), each "
-            "a training of its own: on a machine without GPUs set `use_cpu=True`; on others start them with `torchrun`."
+            f"`use_cpu`={args.use_cpu} makes each of the {started} processes (`WORLD_SIZE`={started}) a separate training: "
+            "on a machine without GPUs set `use_cpu=True`; on others start them with `torchrun`."
         )
     if args.world_size > 1 and not args.dataloader_drop_last:
         raise ValueError(
@@ -129,11 +129,11 @@ def check_arguments(args: TrainingArguments) -> None:
 def _check_device(args: TrainingArguments) -> None:
     on_cpu = args.device.type == "cpu"
     if args.fp16 and on_cpu:
-        raise ValueError("`fp16`=True has no effect on a CPU, where Accelerate leaves it out: use `bf16=True`.")
+        raise ValueError("`fp16`=True has no effect on a CPU, where Accelerate ignores it: use `bf16=True`.")
     if args.fsdp and on_cpu:
         raise ValueError(
-            f"`fsdp`={args.fsdp!r} has no effect on a CPU, where Accelerate leaves it out: leave it out (DDP), or use "
-            "`torch.distributed.fsdp.fully_shard` in a loop of your own (docs/training.md)."
+            f"`fsdp`={args.fsdp!r} has no effect on a CPU, where Accelerate ignores it: leave it out (DDP), or use "
+            "`torch.distributed.fsdp.fully_shard` in your own loop (docs/training.md)."
         )
     config = args.fsdp_config if args.fsdp and isinstance(args.fsdp_config, dict) else {}
     if config.get("xla") or int(config.get("version", 2)) != 2:

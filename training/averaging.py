@@ -97,7 +97,7 @@ class WeightAverage:
         if kind != self.kind:
             raise ValueError(
                 f"`average_weights`={self.kind!r}, but {str(folder)!r} holds averages of the kind {kind!r}: resume with "
-                f"`average_weights={kind!r}`, or begin anew."
+                f"`average_weights={kind!r}`, or start a new training."
             )
         own = _matching(tensors, model, folder)
         self.tensors = {name: _like(tensor, own[name]) for name, tensor in tensors.items()}
@@ -121,7 +121,7 @@ def _read(folder: str | Path) -> tuple[str, int, dict[str, torch.Tensor]]:
     if not path.is_file():
         raise ValueError(
             f"`average_weights` was asked for, but {str(folder)!r} holds no {FILE}: it is a checkpoint of a training "
-            "without averages, or of `save_only_model=True`. Resume without `average_weights`, or begin anew."
+            "without averages, or of `save_only_model=True`. Resume without `average_weights`, or start a new training."
         )
     with safe_open(path, "pt") as file:
         metadata = file.metadata()

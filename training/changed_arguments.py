@@ -31,10 +31,10 @@ def write_arguments(folder: Path, args: TrainingArguments) -> None:
 
 
 def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
-    """A sentence for every argument of the optimizer or the schedule that differs from the checkpoint's.
+    """A sentence for every argument of the optimizer or the schedule that differs from the checkpoint.
 
     Raises:
-        ValueError: the state of the checkpoint's optimizer or schedule cannot go on in that of `args`.
+        ValueError: the optimizer or schedule of `args` cannot continue from the state in the checkpoint.
     """
     if not (folder / ARGUMENTS).is_file():
         return
@@ -44,7 +44,7 @@ def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
     for name, goes_on in (("optim", same_state), ("lr_scheduler_type", not follows)):
         if stored.get(name) != ours.get(name) and not goes_on:
             raise ValueError(
-                f"`{name}`={ours.get(name)!r} cannot go on where the {stored.get(name)!r} of the checkpoint "
+                f"`{name}`={ours.get(name)!r} cannot resume where the {stored.get(name)!r} of the checkpoint "
                 f"{str(folder)!r} stopped: resume with that, or load its weights with `from_pretrained` and train without "
                 "resuming."
             )

@@ -18,7 +18,7 @@ from transformers_xl.files.atomic_write import replace, write_text
 from transformers_xl.files.digests import sha256
 
 MANIFEST = "checkpoint.json"
-UNFINISHED = "_saving-"  # the library's pushes leave out what begins with an underscore
+UNFINISHED = "_saving-"  # transformers' pushes leave out what begins with an underscore
 FIELDS = {"obstacle", "stream", "files"}
 
 
@@ -105,7 +105,7 @@ def check_whole(folder: Path) -> None:
     """
     wrong = incompleteness(folder)
     if wrong is not None:
-        raise ValueError(f"{str(folder)!r} is no complete checkpoint ({wrong})")
+        raise ValueError(f"{str(folder)!r} is not a complete checkpoint ({wrong})")
 
 
 def check_resumable(folder: Path, stream: Mapping[str, int | str]) -> None:

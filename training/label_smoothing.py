@@ -1,6 +1,6 @@
 """Label smoothing (Szegedy et al., 2016, https://arxiv.org/abs/1512.00567, section 7) of targets that are shifted already.
 
-The library's own smoother shifts `labels` inside the segment, and replaces the model's loss with all its further terms.
+The smoother of transformers shifts `labels` inside the segment, and replaces the model's loss with all its further terms.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def smoothed_loss(
     smoothing: float = 0.0,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """The library's loss of a language model in nats, for targets of which `smoothing` is spread over the vocabulary."""
+    """The loss of a language model in nats, for targets of which `smoothing` is spread over the vocabulary."""
     targets = shift_labels.to(logits.device)
     return mean_loss(token_cross_entropy(logits, targets, smoothing), targets, num_items_in_batch)
 

@@ -121,7 +121,7 @@ class Warmup(NamedTuple):
             )
         if start > whole:
             raise ValueError(
-                f"`{self.start_name}`={start} is above `{field}`={whole} of the model: a memory grows. Begin with less."
+                f"`{self.start_name}`={start} is above `{field}`={whole} of the model: begin with a smaller value."
             )
         if field == "mem_len":
             model.config.with_mem_len(start)

@@ -1,4 +1,4 @@
-"""Optimizers of papers that the library's `optim` lacks."""
+"""Optimizers of papers that transformers' `optim` lacks."""
 
 from typing import Any
 

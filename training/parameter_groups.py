@@ -47,7 +47,7 @@ def check_groups(model: nn.Module | None, args: TrainingArguments) -> None:
     if any(getattr(module, "sparse", False) for module in model.modules()):
         raise ValueError(
             "`sparse_values`=True makes sparse gradients, which the Trainer's optimizers and its gradient clipping refuse: "
-            "set `sparse_values=False`, or train in a loop of your own with `torch.optim.SparseAdam`."
+            "set `sparse_values=False`, or train in your own loop with `torch.optim.SparseAdam`."
         )
 
 

@@ -50,7 +50,7 @@ class ResumableTrainer(TrainerOverrides):
             trial, ignore_keys_for_eval: as `transformers.Trainer.train` takes them.
 
         Raises:
-            ValueError: there is no complete checkpoint; it stopped in another stream, the field is named; or another
+            ValueError: there is not a complete checkpoint; it stopped in another stream, the field is named; or another
                 process trains into the same folder.
         """
         self.memory.clear()
@@ -107,7 +107,7 @@ class ResumableTrainer(TrainerOverrides):
         super().save_model(output_dir, _internal_call)
         folder = Path(output_dir or str(self.args.output_dir))
         if self.args.should_save and folder.is_dir():
-            # the library's record of the arguments is a pickle, and goes to the Hub with the model
+            # transformers' record of the arguments is a pickle, and goes to the Hub with the model
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             write_arguments(folder, self.args)
 

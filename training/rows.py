@@ -28,13 +28,13 @@ def check_dataset(name: str, dataset: Any, batch_size: int, args: TrainingArgume
         )
     if isinstance(dataset, IterableDataset) and args.dataloader_num_workers > 0:
         raise ValueError(
-            f"`dataloader_num_workers`={args.dataloader_num_workers} would read the iterable `{name}` as many times over, "
-            "its segments out of order: set `dataloader_num_workers=0`."
+            f"`dataloader_num_workers`={args.dataloader_num_workers} would read the iterable `{name}` that many times, "
+            "with its segments out of order: set `dataloader_num_workers=0`."
         )
     if not training and processes > 1 and has_length(dataset) and len(dataset) % (batch_size * processes):
         raise ValueError(
-            f"`{name}` has {len(dataset)} segments, no multiple of {batch_size} rows in each of {processes} processes: the "
-            "last batches would repeat the first segments. Pad it, as `TextStream(keep_tail=True)` does."
+            f"`{name}` has {len(dataset)} segments, not a multiple of {batch_size} rows in each of {processes} processes: "
+            "the last batches would repeat the first segments. Pad it, as `TextStream(keep_tail=True)` does."
         )
 
 

@@ -126,7 +126,7 @@ class RunCards(Trainer):
         for name, value in (("tasks", tasks), ("dataset", dataset), ("dataset_args", dataset_args)):
             if value is not None:
                 raise ValueError(
-                    f"`{name}`={value!r} cannot be checked against the files of the run, which say it already: leave it "
+                    f"`{name}`={value!r} cannot be checked against the files of the run, which already say it: leave it "
                     "out, and name data sets on the Hub in `dataset_tags`."
                 )
         folder = Path(str(self.args.output_dir))

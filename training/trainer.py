@@ -141,7 +141,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
             self.label_names = ["shift_labels"] if "shift_labels" in inputs else self._labels_of_model
         if not all(inputs.get(name) is not None for name in self.label_names):
             reader: Any = partial(self.read, model)
-            model = reader  # the library calls the model itself, where it takes no loss
+            model = reader  # transformers calls the model itself, where it takes no loss
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         if loss is not None and "shift_labels" in inputs:
             tokens = (inputs["shift_labels"] != -100).sum().float()

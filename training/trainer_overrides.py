@@ -39,7 +39,7 @@ class TrainerOverrides(Trainer):
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> DataLoader:
-        """Why: evaluation reads every batch, and the library never drops the last one of an iterable dataset."""
+        """Why: evaluation reads every batch, and transformers never drops the last one of an iterable dataset."""
         # again: a search may have changed the batch size, and `evaluate` and `predict` bring datasets of their own
         check_dataset("train_dataset" if is_training else "eval_dataset", dataset, batch_size, self.args, is_training)
         drop_last = self.args.dataloader_drop_last
@@ -70,13 +70,13 @@ class TrainerOverrides(Trainer):
         super()._run_epoch(*args, **kwargs)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Why: a file holds tied weights once, and the library calls the others missing, each time that it resumes."""
+        """Why: a file holds tied weights once, and transformers calls the others missing, each time that it resumes."""
         tied = getattr(self.model, "all_tied_weights_keys", {})
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
-        """Why: the library would load a damaged checkpoint."""
+        """Why: transformers would load a damaged checkpoint."""
         best = Path(str(self.state.best_model_checkpoint))
         try:
             self.on_writing_processes(lambda: check_whole(best))
@@ -127,8 +127,8 @@ class TrainerOverrides(Trainer):
         save_memory(memory_file(folder, self.args.process_index), self.memory.get("train"), logged)
 
     def restore_training_state(self, folder: Path) -> None:
-        """Take up what the checkpoint `folder` holds beside the library's part, before the first step."""
-        # the library does so itself, but not where no step is left to take
+        """Restore what the checkpoint `folder` holds in addition to transformers' files, before the first step."""
+        # transformers does so itself, but not where no step is left to take
         self._load_rng_state(str(folder))
         memory, logged = load_memory(memory_file(folder, self.args.process_index), self.args.device)
         if memory is not None:
@@ -149,7 +149,7 @@ class TrainerOverrides(Trainer):
             if isinstance(callback, ExportableState):
                 states.setdefault(type(callback).__name__, []).append(callback.state())
         stored: Any = {name: each[0] if len(each) == 1 else each for name, each in states.items()}
-        self.state.stateful_callbacks = stored  # a dictionary; the library annotates it as a list
+        self.state.stateful_callbacks = stored  # a dictionary; transformers annotates it as a list
 
     def _obstacle(self) -> str | None:
         """Why no training can go on from a checkpoint of this moment, None if one can."""

@@ -1,6 +1,6 @@
 """Evaluation figures in which every token counts alike.
 
-The library's loss is the mean over batches of their mean loss per token, in which a padded last segment counts like a full
+The loss in transformers is the mean over batches of their mean loss per token. A padded last segment counts like a full
 one.
 """
 

@@ -61,7 +61,7 @@ def load_original(
         cluster_order: `"reversed"`, as the original code reads its adaptive softmax, or `"natural"`.
 
     Raises:
-        ValueError: the file is refused, an option cannot be carried over, or a hyper-parameter is missing.
+        ValueError: the file is refused, an option cannot be converted, or a hyper-parameter is missing.
         OSError: the file cannot be read.
     """
     given = checked_hyper_parameters(given or {})
@@ -75,8 +75,8 @@ def load_original(
         missing = [name for name in needed if name not in given]
         if missing:
             raise ValueError(
-                f"{path_repr(where)} holds weights alone, which do not tell {', '.join(missing)}: give them as the model "
-                "was trained, in a JSON file by --config."
+                f"{path_repr(where)} holds only weights, without {', '.join(missing)}: give the values of the training in "
+                "a JSON file, with --config."
             )
     else:
         module = _unwrapped(file)
@@ -102,14 +102,14 @@ def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:
         kind = HYPER_PARAMETERS.get(name)
         if kind is None:
             raise ValueError(
-                f"`{name}`={short_repr(value)} is no hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
+                f"`{name}`={short_repr(value)} is not a hyper-parameter: known are {', '.join(HYPER_PARAMETERS)}."
             )
         items = value if kind is list else [value]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             expected = kind.__name__ if isinstance(kind, type) else str(kind).replace(" | ", " or ")
             raise ValueError(f"`{name}`={short_repr(value)} must be of type {expected}.")
         if kind is list and (len(items) > 64 or any(type(item) is not int for item in items)):
-            raise ValueError(f"`{name}` must hold integers alone, at most 64.")
+            raise ValueError(f"`{name}` must hold only integers, at most 64.")
         if any(type(number) is int and abs(number) >= 2**31 for number in items):
             raise ValueError(f"`{name}` holds {short_repr(value)}, more than any such model has.")
     return given
@@ -121,7 +121,7 @@ def check_carried_over(hyper: dict[str, Any], where: str) -> None:
     if attn_type != 0:
         raise ValueError(
             f"{path_repr(where)} has `attn_type`={attn_type}, {INSTEAD.get(attn_type, 'unknown')}: only 0, "
-            "Transformer-XL's attention, is carried over."
+            "Transformer-XL's attention, can be converted."
         )
     if ext_len != 0:
         raise ValueError(
@@ -131,7 +131,7 @@ def check_carried_over(hyper: dict[str, Any], where: str) -> None:
     if samples > 0:
         raise ValueError(
             f"{path_repr(where)} was trained with `sample_softmax`={samples}, whose losses are estimates even in "
-            "evaluation: only the full or adaptive softmax is carried over."
+            "evaluation: only the full or adaptive softmax can be converted."
         )
 
 

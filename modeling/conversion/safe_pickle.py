@@ -147,7 +147,7 @@ class PickleReader:
             raise ValueError("the pickle asks for more work than any vocabulary or module")
 
     def unknown(self) -> None:
-        raise ValueError(f"opcode 0x{self.data[self.position - 1]:02x} is none that builds plain data")
+        raise ValueError(f"opcode 0x{self.data[self.position - 1]:02x} does not build plain data")
 
     # ---- arguments in the file
 
@@ -253,7 +253,7 @@ class PickleReader:
         make = self.names.get(name)
         if make is None:
             if not self.inert.fullmatch(name):
-                raise ValueError(f"it names {short_repr(name)}, which is no part of such a file; nothing was run")
+                raise ValueError(f"it names {short_repr(name)}, which does not belong in such a file; nothing was run")
             make = partial(Inert, name)
         self.contain(Name(name, make))
 

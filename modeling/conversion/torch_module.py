@@ -124,7 +124,7 @@ class TorchFile:
         if kind == "module" and len(identity) == 4 and isinstance(identity[1], Name):
             return identity[1]  # old torch writes the source text of a class beside it, which nobody reads here
         if kind != "storage" or len(identity) not in (5, 6) or (len(identity) == 6 and identity[5] is not None):
-            raise ValueError("it refers to something that is no storage")
+            raise ValueError("it refers to something that is not a storage")
         type_name, key, count = identity[1], identity[2], identity[4]
         dtype = STORAGES.get(type_name.name) if isinstance(type_name, Name) else None
         if dtype is None or not isinstance(key, str) or type(count) is not int or count < 0:

@@ -36,7 +36,7 @@ def _file(name: str, filename: str, hub: dict[str, Any]) -> str | None:
 
 
 def legacy_arguments(name: str | os.PathLike | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments with which the library's `from_pretrained(None)` makes the model of a `transfo-xl` folder or
+    """The arguments with which transformers' `from_pretrained(None)` makes the model of a `transfo-xl` folder or
     repository; None for any other. `kwargs` are those that the user gave, `cluster_order` among them.
 
     Raises:
@@ -49,7 +49,7 @@ def legacy_arguments(name: str | os.PathLike | None, kwargs: dict[str, Any]) -> 
     try:
         described, _ = PreTrainedConfig.get_config_dict(name, **hub)
     except OSError:
-        return None  # the library says what is missing
+        return None  # transformers says what is missing
     if described.get("model_type") != TransfoXLConfig.model_type:
         return None
     kwargs = dict(kwargs)

@@ -72,7 +72,7 @@ def _checked(fields: dict) -> dict[str, Any]:
     ids = fields.get("sym2idx")
     if not isinstance(ids, dict):
         if any(type(symbol) is not str for symbol in symbols):
-            raise ValueError("a symbol of `idx2sym` is no string")
+            raise ValueError("a symbol of `idx2sym` is not a string")
         ids = {symbol: index for index, symbol in enumerate(symbols)}
     if not 0 < len(ids) <= MAX_SYMBOLS:
         raise ValueError(f"it holds {len(ids) or 'no'} symbols, at most {MAX_SYMBOLS:,} are read")

@@ -55,7 +55,7 @@ class TiedTable(nn.Module):
         return nn.functional.embedding(input_ids, self.weight, self.padding_idx)
 
     def resize(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> "TiedTable":
-        """Itself, with the weight that the library's `resized` makes of an embedding that has its own."""
+        """Itself, with the weight that transformers' `resized` makes of an embedding that has its own."""
         table = nn.Embedding(self.weight.shape[0], self.weight.shape[1], device="meta")
         table.weight = self.weight
         self.weight = cast(nn.Parameter, resized(table, size, mean_resizing=mean_resizing).weight)
@@ -104,7 +104,7 @@ class AdaptiveEmbedding(nn.Module):
         return sum(cast(torch.Tensor, table.weight).shape[0] for table in self.tables)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> None:
-        """Let the last cluster have `size` words, by the library's `resized`, which resizes embeddings."""
+        """Let the last cluster have `size` words, by transformers' `resized`, which resizes embeddings."""
         last = self.tables[-1]
         if isinstance(last, TiedTable):
             self.tables[-1] = last.resize(resized, size, mean_resizing)

@@ -48,7 +48,7 @@ class TiedLinear(nn.Module):
         return nn.functional.linear(hidden_states, self.weight, self.bias)
 
     def resize(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> "TiedLinear":
-        """Itself, with the weight and bias that the library's `resized` makes of a linear layer that has its own."""
+        """Itself, with the weight and bias that transformers' `resized` makes of a linear layer that has its own."""
         layer = nn.Linear(self.weight.shape[1], self.out_features, self.bias is not None, device="meta")
         for name in ("weight", "bias"):
             setattr(layer, name, getattr(self, name))
@@ -78,7 +78,7 @@ class AdaptiveSoftmax(nn.Module):
         return sum(self.sizes)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> None:
-        """Let the last cluster have `size` words, by the library's `resized`, which resizes linear layers."""
+        """Let the last cluster have `size` words, by transformers' `resized`, which resizes linear layers."""
         last = self.clusters[-1]
         if isinstance(last, TiedLinear):
             self.clusters[-1] = last.resize(resized, size, mean_resizing)
@@ -187,5 +187,5 @@ def linear_cross_entropy(
 def mean_loss(
     token_losses: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """Their mean over the tokens that have a target, or over the number of a whole batch, as the library's loss has it."""
+    """Their mean over the tokens that have a target, or over the number of a whole batch, as transformers' loss has it."""
     return token_losses.sum() / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)

@@ -151,7 +151,7 @@ class OpenSegmentMemory(Memory):
 
     def copy(self) -> Self:
         other = super().copy()
-        other.projected = []  # the library's caches change in place
+        other.projected = []  # transformers' caches change in place
         return other
 
 
@@ -177,7 +177,7 @@ def moved(group: OpenRows, sources: list[int]) -> OpenRows | None:
 
 
 def select_rows(cache: Cache, places: list[int], batch: int) -> Cache:
-    """A cache of the library's that has `batch` rows, and keeps these, in this order; one may come several times."""
+    """A cache of transformers that has `batch` rows, and keeps these, in this order; one may come several times."""
     if places != list(range(batch)):
         cache.reorder_cache(torch.tensor(places))  # the one method by which all its layers select
     return cache

@@ -86,7 +86,7 @@ def measure_rotations(backbone: Any, last: int) -> list[LayerRotation]:
             if isinstance(rotation, float):
                 raise ValueError(
                     f"The keys of layer {layer} at two positions are no rotation of each other (error {rotation:.1e} of "
-                    "their size): positions that a base learned one by one cannot move on. Use `kind`='tokens'."
+                    "their size): positions that a base learned one by one cannot be moved. Use `kind`='tokens'."
                 )
             measured.append(rotation)
             if rotation is not None and rotation.pairs not in tried:

@@ -69,7 +69,7 @@ def check_length(backbone: PreTrainedModel, config: SegmentMemoryConfig) -> None
             )
     if trained is not None and length > trained:
         logger.warning(
-            f"{asked}, and the base was trained for {trained}: its predictions are ruined until it is fine-tuned."
+            f"{asked}, and the base was trained for {trained}: its predictions get worse until it is fine-tuned."
         )
 
 

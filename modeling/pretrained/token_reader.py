@@ -114,7 +114,7 @@ class BaseCall:
 
     def output(self, fields: PerToken) -> ModelOutput:
         """The base's output, of what it said of the tokens."""
-        said, rest = fields[0].contiguous(), iter(fields[1:])  # the library's losses view it
+        said, rest = fields[0].contiguous(), iter(fields[1:])  # transformers' losses view it
         hidden_states = tuple(next(rest) if shown else None for shown in self.shown) or None
         if self.has_logits:
             return CausalLMOutput(logits=said, hidden_states=hidden_states)

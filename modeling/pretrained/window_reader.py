@@ -220,7 +220,7 @@ class WindowReader(MemoryReader):
 
 
 def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
-    """The mask that a base takes, made by its own `create_masks_for_generate` or else by the library's.
+    """The mask that a base takes, made by its own `create_masks_for_generate` or else by transformers'.
 
     Raises:
         ValueError: the base takes no mask of a window.

@@ -185,7 +185,7 @@ def test_training_in_bf16(base: Path, added: Path, trained: Path, tmp_path: Path
         (["--model.base={base}"], "choose one with `memory.kind`"),
         (["--memory.kind=window"], "name it"),
         (["--model.variant=segment_memory"], "name it"),
-        (["--memory.kind=window", "--model.variant=gtrxl"], "is for a model of others"),
+        (["--memory.kind=window", "--model.variant=gtrxl"], "is for a model of transformers"),
         (["--model.base={base}", "--memory.kind=tokens", "--memory.mem_len=4"], "`mem_len`=4 has no meaning"),
         (
             ["--model.base={base}", "--memory.kind=window", "--memory.num_memory_tokens=4"],
@@ -198,7 +198,7 @@ def test_training_in_bf16(base: Path, added: Path, trained: Path, tmp_path: Path
         (["--model.base={window}", "--memory.kind=tokens"], "is for a new memory"),
         (["--model.base={ours}", "--memory.kind=tokens"], "a 'transformer_xl' of this package"),
         (["--model.base={coded}", "--memory.kind=window"], "--trust-remote-code"),
-        (["--model.base={encoder}", "--memory.kind=window"], "is no language model"),
+        (["--model.base={encoder}", "--memory.kind=window"], "is not a language model"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_work(words: list[str], said: str, places: dict[str, Path], tmp_path: Path):

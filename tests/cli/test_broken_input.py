@@ -246,7 +246,7 @@ def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeyp
 def test_arguments_that_are_no_utf8(arguments: tuple[str, ...], folders: dict):
     result = run(*(argument.format(folders["bytes"]) for argument in arguments))
     assert result.exit_code == 2
-    assert "udcff' is no UTF-8" in result.stderr
+    assert "udcff' is not UTF-8" in result.stderr
 
 
 @pytest.mark.parametrize("encoding", ["strict", "surrogateescape"])
@@ -255,7 +255,7 @@ def test_lines_that_are_no_utf8(encoding: str, folders: dict, monkeypatch: pytes
         return b"a\xff".decode("utf-8", encoding)
 
     monkeypatch.setattr("builtins.input", line)
-    assert_one_sentence(run("chat", folders["bytes"]), "standard input is no UTF-8")
+    assert_one_sentence(run("chat", folders["bytes"]), "standard input is not UTF-8")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "recl", "context-curve", "report"])

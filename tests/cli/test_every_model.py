@@ -39,7 +39,7 @@ ARGUMENTS = {
     "chat": ("--max-new-tokens", 4),
     "serve": (),
 }
-ENCODER = "is no language model"
+ENCODER = "is not a language model"
 REFUSED = {
     **{
         (command, "encoder"): ENCODER

@@ -201,7 +201,7 @@ def test_a_misspelled_field_beside_a_folder(model_type: str, tmp_path: Path):
 
 
 def test_what_is_no_field_beside_a_folder_is_the_models(tmp_path: Path):
-    """As in the library: `AutoConfig` hands it back, and a model's constructor refuses it."""
+    """As in transformers: `AutoConfig` hands it back, and a model's constructor refuses it."""
     tiny_model("transformer_xl").save_pretrained(tmp_path, include_code=False)
     assert AutoConfig.from_pretrained(tmp_path, zzz=3, return_unused_kwargs=True)[1] == {"zzz": 3}
     with pytest.raises(TypeError, match="zzz"):

@@ -233,7 +233,7 @@ class Attack:
         (("{good}", "{out}", "--vocab", "{short_vocab}"), "vocabulary of 2 symbols"),
         (("{cut}", "{out}"), "refused"),
         (("{state}", "{out}"), "mem_len"),
-        (("{state}", "{out}", "--config", "{good}"), "no JSON"),
+        (("{state}", "{out}", "--config", "{good}"), "not JSON"),
         (("{state}", "{out}", "--config", "{list}"), "JSON object"),
         (("{good}", "{out}", "--config", "{wrong}"), "mem_length"),
         (("{hf}", "{out}", "--config", "{hyper}"), "own config.json"),

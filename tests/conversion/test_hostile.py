@@ -161,7 +161,7 @@ PROGRAMS = {
     "append_to_a_dict": (frame(b"}Na"), "belongs"),
     "protocol_9": (b"\x80\x09N.", "protocol 9"),
     "no_utf8": (frame(b"\x8c\x02\xff\xfe"), "utf-8"),
-    "persistent": (frame(b")Q"), "no storage"),
+    "persistent": (frame(b")Q"), "not a storage"),
     "a_name_for_a_vocabulary": (frame(b"\x8c\x02re\x8c\x08_compile\x93"), "no symbols"),
     "trailing": (frame(b"}") + b"more", "follow"),
     "text": (b"{}", "opcode"),
@@ -408,7 +408,7 @@ VOCABULARIES = {
     "twice": ({"sym2idx": {"a": 0, "b": 0}}, "same id"),
     "no_integer": ({"sym2idx": {"a": "0"}}, "integer"),
     "bool": ({"sym2idx": {"a": False}}, "integer"),
-    "no_string": ({"idx2sym": ["a", 3]}, "no string"),
+    "no_string": ({"idx2sym": ["a", 3]}, "not a string"),
     "disagreeing": ({"sym2idx": {"a": 0, "b": 1}, "idx2sym": ["b", "a"]}, "disagree"),
     "unknown_past_the_end": ({"sym2idx": {"a": 0}, "unk_idx": 5}, "unk_idx"),
     "no_flag": ({"sym2idx": {"a": 0}, "lower_case": "yes"}, "lower_case"),
@@ -433,7 +433,7 @@ def test_a_vocabulary_with_wrong_ids(name: str, kind: str, tmp_path: Path):
 def test_deep_json(tmp_path: Path):
     path = tmp_path / "vocab.json"
     path.write_text("[" * 200_000)
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="not JSON"):
         read_vocabulary(path)
 
 

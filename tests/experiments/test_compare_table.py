@@ -99,7 +99,7 @@ def test_what_is_refused(folder: Path):
         (json.dumps(RUNS[3] | {"settings": SETTINGS | {"more": 1}}), "`more`=None is not that"),
         (json.dumps({"settings": SETTINGS}), "has no `bits_per_byte`"),
         ("[]", "holds a list"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=re.escape(message)) as error:

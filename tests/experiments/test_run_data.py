@@ -133,7 +133,7 @@ def test_rows_are_documents_or_one_stream(tmp_path: Path, kind: str, monkeypatch
 
 def test_rows_are_streamed(tmp_path: Path):
     path = tables(tmp_path, "jsonl")
-    with pytest.raises(ValueError, match="held-out text of its own"):
+    with pytest.raises(ValueError, match="separate held-out text"):
         read_data(section(path, streaming=True), ByteTokenizer(), progress=False)
     read = read_data(section(path, streaming=True, eval_path=[str(path)]), ByteTokenizer(), progress=False)
     assert read.tokens is None

@@ -102,7 +102,7 @@ def test_python_says_the_same():
         ("--model.mem_len 1.5", "^`model.mem_len`=1.5 must be of type int"),
         ("--data.batch_size a", r"^`data.batch_size`=a must be of type int \| None"),
         ("--data other.yaml", "`--data` is a section"),
-        ("--model.base no/where", "^`model.base`='no/where' is no folder"),
+        ("--model.base no/where", "^`model.base`='no/where' is not a local folder"),
         ("--model.variant transformer_xxl", "known are transformer_xl"),
         ("--model.variant star_transformer", "known are transformer_xl"),
         ("--training.output_dir x", "--output"),
@@ -195,7 +195,7 @@ def test_the_command_prints_the_whole_run(tmp_path: Path):
     values = json.loads(run("config", "small-bytes", "--training.seed", 5, "--json").output)
     assert values == yaml.safe_load(shown.output)
     assert json.loads(run("config", "--fields", "data", "--json").output) == values["data"]
-    assert "is no section" in run("config", "--fields", "dat", "--json").output
+    assert "is not a section" in run("config", "--fields", "dat", "--json").output
     assert "--model.same_length" in run("config", "--fields", "model").output
     assert "--training.learning_rate" in run("config", "--fields", "training").output
     unknown = run("config", "enwik9")

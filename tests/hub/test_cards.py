@@ -286,7 +286,7 @@ def test_without_measurements_nothing_is_claimed(tmp_path: Path, model_type: str
         ("parameters", float("inf"), "parameters`=inf"),
         ("log", [{"loss": float("nan")}], r"log\[0\].loss`=nan"),
         ("training", {}, "training.data` is missing"),
-        ("weights_sha256", "0" * 64, "the figures are of others"),
+        ("weights_sha256", "0" * 64, "the results belong to other weights"),
         ("variant", "gtrxl", "variant`='gtrxl'"),
     ],
 )

@@ -54,7 +54,7 @@ def test_the_code_of_every_variant_can_be_exported(model_type: str, exported: di
     name = file_of(VARIANTS[model_type].model_class).stem
     assert list(files) == [f"{name.replace('modeling', 'configuration')}.py", f"{name}.py", f"{name}_core.py"]
     for text in files.values():
-        # what the library finds with its regular expressions is what is imported, and it is all there
+        # what transformers finds with its regular expressions is what is imported, and it is all there
         assert {f"{needed}.py" for needed in get_relative_imports_of(text)} <= set(files)
         assert "from transformers_xl" not in re.sub(r'""".*?"""|#.*', "", text, flags=re.DOTALL)
         first, second = text.splitlines()[:2]
@@ -312,7 +312,7 @@ def test_where_it_is_installed_no_code_of_the_folder_runs(
         assert type(model) is row.model_class
     assert list(own_code_cache.iterdir()) == []
     tokenizer = AutoTokenizer.from_pretrained(saved / "causal_lm/gtrxl", trust_remote_code=trust_remote_code)
-    # the library prefers a tokenizer's remote code where it is trusted, as docs/hub.md says
+    # transformers prefers a tokenizer's remote code where it is trusted, as docs/hub.md says
     assert (type(tokenizer) is ByteTokenizer) == (not trust_remote_code)
 
 

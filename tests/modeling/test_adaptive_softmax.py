@@ -233,7 +233,7 @@ def test_ties_are_saved_and_loaded(model_type, tied, tmp_path):
 @every_model
 def test_new_words_go_into_the_last_cluster(model_type):
     model = tiny_model(model_type, "causal_lm", **FORMS["narrower"])
-    with torch.no_grad():  # the library changes weights in place, which a graph that is kept would notice
+    with torch.no_grad():  # transformers changes weights in place, which a graph that is kept would notice
         before = model(tokens(2, 10)).logits
     model.resize_token_embeddings(VOCAB_SIZE + 4)
     assert model.config.vocab_size == VOCAB_SIZE + 4
@@ -294,5 +294,5 @@ def test_config_values(fields, said):
 
 
 def test_a_wish_for_the_most_likely_word_is_refused():
-    with pytest.raises(ValueError, match="`halting_oracle`='correctness' asks for the most likely word"):
+    with pytest.raises(ValueError, match="`halting_oracle`='correctness' needs the most likely word"):
         tiny_config("depth_adaptive_transformer", halting="geometric", halting_oracle="correctness", cutoffs=CUTOFFS)

@@ -156,7 +156,7 @@ def test_losses(model_type):
     ids, targets = tokens(2, 10), tokens(2, 10, seed=1)
     targets[0, 3] = ids[1, 4] = -100
     readable = ids.clamp(min=0)
-    logits = model(readable).logits.float()  # the library computes losses in float32
+    logits = model(readable).logits.float()  # transformers computes losses in float32
     inside = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     given = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")

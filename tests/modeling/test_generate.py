@@ -269,7 +269,7 @@ def test_static_generation_compiles_once(model_type):
     model = language_model(model_type, num_hidden_layers=layers_to_compile(model_type))
     mems = model(tokens(1, 20)).mems
     compile_config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
-    compile_config._compile_all_devices = True  # the library compiles on accelerators only, unless it is told
+    compile_config._compile_all_devices = True  # transformers compiles on accelerators only, unless it is told
     options = {"cache_implementation": "static", "compile_config": compile_config, "mems": mems}
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -166,7 +166,7 @@ def test_beams_carry_their_own_memory(family):
     result = model.generate(
         ids, num_beams=3, max_new_tokens=7, length_penalty=0.0, return_dict_in_generate=True, output_scores=True, **settings
     )  # fmt: skip
-    tolerance = ROUNDED.get(family, FLOAT32)  # the library's scores are float32
+    tolerance = ROUNDED.get(family, FLOAT32)  # transformers' scores are float32
     with torch.no_grad():
         for row, start in enumerate((3, 0)):
             text = result.sequences[row, start:]

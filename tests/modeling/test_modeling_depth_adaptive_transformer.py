@@ -319,7 +319,7 @@ def test_aligned_loss_is_its_sum(norm_position, oracle, halting, weights):
     ) / sum(scale)
     if halting is not None:
         expected = expected + 0.7 * exit_loss_by_hand(model, logits, states, targets)
-    tolerance = {"atol": 1e-5, "rtol": 1e-4}  # the library computes losses in float32
+    tolerance = {"atol": 1e-5, "rtol": 1e-4}  # transformers computes losses in float32
     torch.testing.assert_close(output.loss.double(), expected, **tolerance)
     parameters = list(model.parameters())
     ours, by_hand = (torch.autograd.grad(loss, parameters, retain_graph=True) for loss in (output.loss, expected))

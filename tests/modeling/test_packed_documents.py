@@ -32,7 +32,7 @@ def test_packed_documents_do_not_see_each_other(model_type, use_cache):
     torch.testing.assert_close(output.logits, read_alone(model, DOCUMENTS), **EXACT)
     rows = [torch.tensor([document]) for document in DOCUMENTS]
     total = sum(model(row, labels=row).loss * (row.shape[1] - 1) for row in rows)
-    # the library computes losses in float32
+    # transformers computes losses in float32
     torch.testing.assert_close(output.loss * sum(row.shape[1] - 1 for row in rows), total, atol=1e-5, rtol=1e-5)
 
 

@@ -213,7 +213,7 @@ def test_a_flipped_bit_is_refused(tmp_path, whole, name: str):
         flip(tmp_path / "checkpoint-6" / name, share)
         assert f"`{name}`" in incompleteness(tmp_path / "checkpoint-6")
     with pytest.raises(
-        ValueError, match=rf"resume_from_checkpoint.*checkpoint-6' is no complete checkpoint.*`{name}`"
+        ValueError, match=rf"resume_from_checkpoint.*checkpoint-6' is not a complete checkpoint.*`{name}`"
     ):
         build(tmp_path).train(resume_from_checkpoint=tmp_path / "checkpoint-6")
 
@@ -225,7 +225,9 @@ def test_a_damaged_last_checkpoint_is_passed_over(tmp_path, whole, caplog):
     trainer = build(tmp_path)
     trainer.train(resume_from_checkpoint=True)
     [warning] = [text for text in caplog.messages if "complete checkpoint" in text]
-    assert f"{str(tmp_path / 'checkpoint-6')!r} is no complete checkpoint (`model.safetensors` is damaged" in warning
+    assert (
+        f"{str(tmp_path / 'checkpoint-6')!r} is not a complete checkpoint (`model.safetensors` is damaged" in warning
+    )
     assert trainer._initial_global_step == 5
     assert equal(ends_of(trainer), whole[1])
 
@@ -309,7 +311,7 @@ def test_the_position_in_an_iterable_dataset_is_known_in_its_first_pass(tmp_path
         trainer = build(tmp_path / name, max_steps=7, gradient_accumulation_steps=1, eval_strategy="no")
         trainer.train_dataset = Flowing(trainer.train_dataset)
         if name == "refused":
-            with pytest.raises(ValueError, match="has no length"):
+            with pytest.raises(ValueError, match="no length to change"):
                 trainer.train(tmp_path / "whole" / resumed)
         else:
             trainer.train(resumed and tmp_path / "whole" / resumed)
@@ -337,7 +339,7 @@ def test_memory_is_stored_as_it_is(tmp_path):
 
 
 def test_what_a_checkpoint_holds(whole):
-    """Pickles are the library's own, which it reads with `weights_only=True`."""
+    """Pickles are transformers' own, which it reads with `weights_only=True`."""
     names = {path.name for path in (whole[0] / "checkpoint-2").iterdir() if path.suffix != ".py"}  # beside its code
     assert names == {
         "config.json", "generation_config.json", "model.safetensors", "training_args.json", "optimizer.pt", "scheduler.pt",

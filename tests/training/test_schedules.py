@@ -1,4 +1,4 @@
-"""The schedules of Transformer-XL's released code are the library's: each against what that code computes (train.py)."""
+"""The schedules of Transformer-XL's released code are those of transformers, compared with what it computes (train.py)."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_cosine(tmp_path, minimum: float):
 
 
 def test_cosine_with_warm_up(tmp_path):
-    """The library's cosine begins where the warm-up ends; theirs has been falling meanwhile, by less than this."""
+    """The cosine of transformers begins where the warm-up ends; theirs has been falling meanwhile, by less than this."""
     warm_up, ours = 4, rates(tmp_path, lr_scheduler_type="cosine", warmup_steps=4)
     theirs = [
         RATE * (step / warm_up if step < warm_up else (1 + math.cos(math.pi * step / STEPS)) / 2)

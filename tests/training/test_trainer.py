@@ -1,4 +1,4 @@
-"""MemoryTrainer against a loop written by hand, and the library's own Trainer on the same models."""
+"""MemoryTrainer against a loop written by hand, and transformers' own Trainer on the same models."""
 
 import numpy as np
 import pytest

@@ -78,5 +78,5 @@ def test_every_private_name_in_use_is_listed():
                 used.add(node.attr)
     private = {name for name in used & of_library if name.startswith("_") and not name.startswith("__")}
     listed = {name for name in {*OVERRIDDEN, *CALLED, *ATTRIBUTES} if name.startswith("_")}
-    # `_save_checkpoint` is called by the library alone
+    # `_save_checkpoint` is called by transformers alone
     assert private == listed - {"_save_checkpoint"}

@@ -179,7 +179,7 @@ def test_a_model_without_memory_is_refused(tmp_path: Path, fields: dict):
 
 
 def test_words_are_generated(tmp_path: Path):
-    """A tokenizer without bytes: text comes word by word, as the library shows it."""
+    """A tokenizer without bytes: text comes word by word, as transformers shows it."""
     tokenizer = WordTokenizer.train_from_iterator(["one two three four five six"], progress=False)
     byte_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path, include_code=False)
     tokenizer.save_pretrained(tmp_path, include_code=False)

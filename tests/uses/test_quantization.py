@@ -41,7 +41,7 @@ def test_weights_in_int8_by_torchao(model_type: str, tmp_path: Path):
 
 @pytest.mark.parametrize("config", [Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig])
 def test_an_adaptive_softmax_in_int8_by_torchao(config: type, tmp_path: Path):
-    """The library leaves an output layer as it is, unless it is told: then untied clusters are linear layers like others.
+    """transformers leaves an output layer as it is, unless it is told: then untied clusters are linear layers like others.
     `Projection`, whose weight is read both ways, stays as it is."""
     model, ids = small("transformer_xl", tie_word_embeddings=False, **ADAPTIVE), tokens(2, 20)
     assert not [name for name in in_int8(quantized(model, tmp_path, config())) if name.startswith("lm_head")]

@@ -146,8 +146,8 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path):
     (tmp_path / "gpt/config.json").write_text('{"model_type": "gpt2"}')
     for name, message in {
         "empty": "config.json",
-        "classes": "is no language model",
-        "encoder": "is no language model",
+        "classes": "is not a language model",
+        "encoder": "is not a language model",
         "gpt": "'gpt2'",
     }.items():
         result = CliRunner().invoke(app, ["serve", str(tmp_path / name)])
