@@ -175,7 +175,7 @@ def test_a_run_that_is_stopped_is_saved_and_resumes_exactly(
 
 
 def test_memory_tokens_learn_through_more_and_more_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The curriculum of the Recurrent Memory Transformer, as a YAML file asks for it, of a run that is stopped on its way."""
+    """The curriculum of the Recurrent Memory Transformer, from a YAML file, also of a run that is stopped on its way."""
     config = tmp_path / "run.yaml"
     config.write_text(
         "model: {variant: recurrent_memory_transformer, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, "
