@@ -3,16 +3,16 @@
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_absolute_positions import AbsolutePositionsConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 INTERMEDIATE_LOSSES = ("hard", "linear", "none")
 
 
 @strict
-class VanillaTransformerConfig(AbsolutePositionsConfig):
+class VanillaTransformerConfig(WithoutMemoryConfig, AbsolutePositionsConfig):
     r"""
-    Configuration of the vanilla Transformer. Further fields are those of [`AbsolutePositionsConfig`]. It has no memory,
-    so `mem_len` is 0 and `same_length` False; `segment_length` is the number of positions, the longest text of one
-    call.
+    Configuration of the vanilla Transformer. Further fields are those of [`AbsolutePositionsConfig`] and
+    [`WithoutMemoryConfig`].
 
     Args:
         intermediate_losses (`str`, *optional*, defaults to `"hard"`):
@@ -28,8 +28,6 @@ class VanillaTransformerConfig(AbsolutePositionsConfig):
 
     model_type = "vanilla_transformer"
 
-    mem_len: int = 0
-    same_length: bool = False
     intermediate_losses: str = "hard"
     num_targets: int = 2
     second_target_weight: float | int = 0.5
@@ -37,12 +35,6 @@ class VanillaTransformerConfig(AbsolutePositionsConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        for name, only in (("mem_len", 0), ("same_length", False)):
-            if getattr(self, name) != only:
-                raise ValueError(
-                    f"`{name}`={getattr(self, name)} must be {only}: the vanilla Transformer has no memory. Leave it out, "
-                    "or use a variant with memory."
-                )
         choices = (
             ("intermediate_losses", INTERMEDIATE_LOSSES),
             ("num_targets", (1, 2)),

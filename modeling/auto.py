@@ -19,6 +19,7 @@ from transformers_xl.modeling import (
     modeling_depth_adaptive_transformer,
     modeling_gtrxl,
     modeling_infini_transformer,
+    modeling_longformer_encoder,
     modeling_macaron,
     modeling_memorizing_transformer,
     modeling_pkm_transformer,
@@ -53,6 +54,7 @@ class Variant:
     causal_lm_class: type[PreTrainedModel] | None
     sequence_classification_class: type[PreTrainedModel] | None
     token_classification_class: type[PreTrainedModel] | None
+    masked_lm_class: type[PreTrainedModel] | None
     paper: str
     authors: str
     year: int
@@ -71,6 +73,7 @@ class Variant:
             "AutoModelForCausalLM": self.causal_lm_class,
             "AutoModelForSequenceClassification": self.sequence_classification_class,
             "AutoModelForTokenClassification": self.token_classification_class,
+            "AutoModelForMaskedLM": self.masked_lm_class,
         }
         return {auto: cls for auto, cls in classes.items() if cls is not None}
 
@@ -91,6 +94,7 @@ def _variant(module: ModuleType, **row) -> Variant:
         causal_lm_class=ending("ForCausalLM"),
         sequence_classification_class=ending("ForSequenceClassification"),
         token_classification_class=ending("ForTokenClassification"),
+        masked_lm_class=ending("ForMaskedLM"),
         **row,
     )
 
@@ -252,6 +256,17 @@ VARIANTS: dict[str, Variant] = {
             year=2020,
             url="https://arxiv.org/abs/2004.05150",
             idea="Every layer sees a window of its own, with gaps in some heads: cost is linear in the length.",
+        ),
+        _variant(
+            modeling_longformer_encoder,
+            paper="Longformer: The Long-Document Transformer",
+            authors="Beltagy et al.",
+            year=2020,
+            url="https://arxiv.org/abs/2004.05150",
+            idea="An encoder: a token sees a window on both sides and global tokens, which see all tokens of the text.",
+            causal=False,
+            memory="none",
+            croppable=False,
         ),
         _variant(
             modeling_complex_order_transformer,

@@ -43,7 +43,7 @@ ROWS = VARIANTS | {
 HEADS = [
     (model_type, head)
     for model_type, row in ROWS.items()
-    for head in ("model", "causal_lm", "sequence_classification", "token_classification")
+    for head in ("model", "causal_lm", "sequence_classification", "token_classification", "masked_lm")
     if getattr(row, f"{head}_class") is not None
 ]
 # one that remembers windows alone, one that also remembers what a cache derives from them, and those whose cases are few
@@ -51,6 +51,7 @@ IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # what makes a small model show what its paper adds
 FIELDS = {
     "block_recurrent": {"block_length": 3, "num_states": 4},
+    "longformer_encoder": {"attention_window": 4},
     "memorizing_transformer": {"block_length": 3, "num_memory_keys": 14, "num_retrieved": 3},
     "recurrent_memory_transformer": {"num_memory_tokens": 2, "bptt_segments": 8},
     "compressive_transformer": {"compressed_mem_len": 3, "compression_rate": 2},
@@ -187,7 +188,7 @@ _BUILT: dict[str, tuple[PreTrainedModel, torch.Tensor]] = {}
 
 
 def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.float64, **fields):
-    """A model in eval mode; `head` is `model`, `causal_lm`, `sequence_classification` or `token_classification`.
+    """A model in eval mode; `head` is `model`, `causal_lm`, `sequence_classification`, `token_classification` or `masked_lm`.
 
     It is built once, and every caller gets a copy, with the random numbers where the build left them.
     """

@@ -9,6 +9,8 @@ from programs import run
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.configuration.configuration_lstm import LSTMConfig
+from transformers_xl.modeling.modeling_lstm import LSTMForCausalLM
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 10
 RECL = ["--c0", "4", "--delta", "4", "--max-context", "24", "--blocks", "4", "--positions", "5", "--resamples", "20"]
@@ -16,7 +18,7 @@ RECL = ["--c0", "4", "--delta", "4", "--max-context", "24", "--blocks", "4", "--
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text, and folders of models: two of this package, a GPT-2 with 16 positions, and one with another tokenizer."""
+    """A text, and folders of models: two of this package, a GPT-2 with 16 positions, and an LSTM."""
     root = tmp_path_factory.mktemp("measure")
     (root / "text.txt").write_text(TEXT)
     torch.manual_seed(0)
@@ -29,23 +31,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=259, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=257, eos_token_id=258
     )
     GPT2LMHeadModel(gpt2).save_pretrained(root / "gpt2")
-    for name in ("xl", "no-memory", "gpt2"):
+    LSTMForCausalLM(LSTMConfig(**sizes, intermediate_size=24, initializer_range=0.3)).save_pretrained(root / "lstm")
+    for name in ("xl", "no-memory", "gpt2", "lstm"):
         ByteTokenizer().save_pretrained(root / name)
     return root
 
 
 def test_recl_of_a_group(folder: Path, tmp_path: Path):
-    group = [folder / name for name in ("xl", "no-memory", "gpt2")]
+    group = [folder / name for name in ("xl", "no-memory", "gpt2", "lstm")]
     arguments = ("recl", *group, "--text", folder / "text.txt", *RECL)
     result = run(*arguments, "--json", "--picture", tmp_path / "recl")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["tokens"] == 20
-    assert list(found["models"]) == ["xl", "no-memory", "gpt2"]
+    assert list(found["models"]) == ["xl", "no-memory", "gpt2", "lstm"]
     for row in found["models"].values():
         low, high = row["interval"]
         assert 4 <= low <= row["recl"] <= high <= 24
         assert list(row["nats"]) == ["4", "8", "12", "16", "20", "24"]
+    assert len(set(found["models"]["lstm"]["nats"].values())) == 6  # its state reaches back through every context
     gpt2 = found["models"]["gpt2"]
     assert gpt2["longest_window"] == 16
     assert gpt2["nats"]["16"] == gpt2["nats"]["24"] != gpt2["nats"]["12"]  # given more, it reads its 16 positions

@@ -18,6 +18,7 @@ from transformers.integrations import TensorBoardCallback
 
 from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.hub import uploading
+from transformers_xl.modeling import modeling_recurrent_memory_transformer
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal, TrainingProgress
 
@@ -171,6 +172,32 @@ def test_a_run_that_is_stopped_is_saved_and_resumes_exactly(
     training = json.loads((longer / "training_metrics.json").read_text())["training"]
     assert training["steps"] == 8
     assert training["command"] == "transformers-xl train -o stopped --resume --training.max_steps 8"
+
+
+def test_memory_tokens_learn_through_more_and_more_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The curriculum of the Recurrent Memory Transformer, from a YAML file, also of a run that is stopped on its way."""
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "model: {variant: recurrent_memory_transformer, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, "
+        "intermediate_size: 16, segment_length: 2, mem_len: 2, num_memory_tokens: 1, bptt_segments: 4}\n"
+        "data: {batch_size: 2}\n"
+        "training: {max_steps: 8, warmup_steps: 1, initial_bptt_segments: 1, bptt_warmup_steps: 6}\n"
+    )
+    calls: list[tuple[int, int]] = []  # of each step: the segments that it reads, and those of a group
+
+    def note(segments: int, length: int, group: int) -> None:
+        calls.append((segments, group))
+
+    monkeypatch.setattr(modeling_recurrent_memory_transformer, "warn_of_writing", note)
+    (tmp_path / "short.txt").write_text(TEXT[:200])
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "on_step_begin", Signals.on_step_begin)
+        words = (tmp_path / "short.txt", "--config", config, "-o", tmp_path / "model")
+        assert run("train", *words).exit_code == 130
+    assert calls == [(4, 1), (4, 1), (4, 2)]
+    folder = train("--resume", "-o", tmp_path / "model")
+    assert calls == [(4, group) for group in (1, 1, 2, 2, 3, 3, 4, 4)]
+    assert AutoModelForCausalLM.from_pretrained(folder).config.bptt_segments == 4
 
 
 def test_several_gpus_are_told_the_line_to_type(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -104,27 +104,6 @@ def test_scores_by_hand():
         assert alone != window
 
 
-def test_the_lstm_is_a_stack_of_torchs_and_goes_on_from_segment_to_segment():
-    model = build("lstm").double()
-    ids = torch.from_numpy(IDS[:30].reshape(2, 15))
-    first = model(ids[:, :8])
-    second = model(ids[:, 8:], mems=first.mems)
-    states = model.model.embed_tokens(ids)
-    for layer in model.model.layers:
-        plain = torch.nn.LSTM(16, 32, batch_first=True, proj_size=16).double()
-        plain.load_state_dict(layer.lstm.state_dict())
-        states, _ = plain(states)
-    expected = model.lm_head(model.model.norm(states))
-    torch.testing.assert_close(torch.cat([first.logits, second.logits], dim=1), expected)
-    assert not torch.allclose(model(ids[:, 8:]).logits, second.logits)
-    assert [tuple(each.shape) for each in first.mems] == [(2, 16), (2, 32)] * 2
-    with torch.no_grad():
-        written = model.generate(ids, max_new_tokens=3, do_sample=False)
-        for _ in range(3):
-            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
-    assert written.equal(ids)
-
-
 def bits_by_hand(model, text: np.ndarray, windows: list[tuple[int, int, int]]) -> float:
     """Bits per byte of a text, whose tokens from `start` to `stop` are read from `first` on."""
     total, ids = 0.0, torch.from_numpy(text.copy())

@@ -1,0 +1,227 @@
+"""The Longformer encoder: Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 3. Code: allenai/longformer.
+
+RoBERTa's encoder with a window on both sides of a token, and global tokens that see all and that all see: time and memory
+grow linearly with the length of the text. It reads a text at once and remembers nothing from call to call.
+"""
+
+import torch
+from torch import nn
+from transformers.utils import auto_docstring, can_return_tuple
+
+from transformers_xl.configuration.configuration_longformer_encoder import LongformerEncoderConfig
+from transformers_xl.modeling.checks import check_targets
+from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification, MemoryHead
+from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, positions_in_row
+from transformers_xl.modeling.layers.activations import activation
+from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, LongformerContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.token_order import TokenOrder
+from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
+
+
+class LongformerEncoderLayer(MemoryLayer):
+    """Window and global tokens, and a feed-forward. It remembers nothing."""
+
+    attention_class = GlobalAttention
+
+    def memories(self) -> tuple[()]:
+        return ()
+
+    def forward(
+        self, hidden_states: torch.Tensor, memory: tuple[()], segment: LongformerContext, **kwargs
+    ) -> LayerOutput:
+        attn_output, _ = self.self_attn(self.attention_input(hidden_states), segment)
+        return LayerOutput(self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs))
+
+
+class LongformerEmbeddings(nn.Module):
+    """Adds the learned position of each token, and normalises."""
+
+    def __init__(self, config: LongformerEncoderConfig):
+        super().__init__()
+        self.positions = LearnedPositions(config.segment_length, config.hidden_size)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return self.layernorm(hidden_states + self.positions(places, hidden_states.dtype))
+
+
+@auto_docstring(custom_intro="Weights, loading and the promises of the Longformer encoder.")
+class LongformerEncoderPreTrainedModel(MemoryPreTrainedModel):
+    config: LongformerEncoderConfig
+    _no_split_modules = ["LongformerEncoderLayer"]
+    _can_compile_fullgraph = False  # how many tokens are global is known only with a batch
+
+
+@auto_docstring(
+    custom_intro="""
+    The Longformer encoder without a head. A call takes `global_attention_mask` `(batch, length)` too, 1 for tokens that see
+    all tokens of their text and that all see. `mems` is None: nothing is remembered.
+    """
+)
+class LongformerEncoderModel(LongformerEncoderPreTrainedModel, MemoryModel):
+    """
+    Attributes:
+        first_is_global (`bool`): whether the first token of each text is global where a call does not say which are; with
+            False no token is.
+    """
+
+    layer_class = LongformerEncoderLayer
+    positions_class = None
+    extra_arguments = ("global_attention_mask",)
+
+    def build(self, config: LongformerEncoderConfig) -> None:
+        super().build(config)
+        self.embeddings = LongformerEmbeddings(config)
+        self.first_is_global = False
+
+    def _run(
+        self,
+        hidden_states: torch.Tensor,
+        segment_mask: torch.Tensor | None,
+        document_ids: torch.Tensor | None,
+        memory: ModelMemory,
+        order: TokenOrder,
+        **kwargs,
+    ) -> MemoryModelOutput:
+        batch, length = hidden_states.shape[:2]
+        if length > self.config.segment_length:
+            raise ValueError(
+                f"`input_ids` holds {length} tokens, but the model has `segment_length`={self.config.segment_length} "
+                "positions and no memory: read the text in pieces, or train a model with more."
+            )
+        places = positions_in_row((batch, length), segment_mask, document_ids, hidden_states.device)
+        is_global = kwargs.get("global_attention_mask")
+        if is_global is not None:
+            if tuple(is_global.shape) != (batch, length):
+                raise ValueError(
+                    f"`global_attention_mask` has shape {tuple(is_global.shape)}: it must be (batch, length) = ({batch}, "
+                    f"{length}), 1 for global tokens."
+                )
+            is_global = gather_columns(is_global.bool(), order.pack)
+        elif self.first_is_global:
+            is_global = (places == 0).expand(batch, length)
+        kwargs["global_attention_mask"] = is_global
+        embeddings = self.embeddings(hidden_states, places)
+        return super()._run(embeddings, segment_mask, document_ids, memory, order, **kwargs)
+
+    def run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        memory: ModelMemory,
+        segment: SegmentContext,
+        global_attention_mask: torch.Tensor | None = None,
+        **kwargs,
+    ) -> RunOutput:
+        """Tell the layers which tokens are global."""
+        documents = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.long)
+        if segment.document_ids is not None:
+            documents = documents + segment.document_ids
+        if segment.segment_mask is not None:
+            documents = documents.masked_fill(~segment.segment_mask, -1)
+        is_global = None if global_attention_mask is None else global_attention_mask & (documents > 0)
+        tokens = None if is_global is None else GlobalTokens.of(is_global, documents)
+        context = LongformerContext(**vars(segment), documents=documents, global_tokens=tokens)
+        return super().run_layers(hidden_states, memory, context, **kwargs)
+
+
+class MaskedLMTransform(nn.Module):
+    """What RoBERTa's language modeling head does before it classifies: `norm(act(dense(h)))`."""
+
+    def __init__(self, config: LongformerEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = activation(config.hidden_act)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.layernorm(self.act_fn(self.dense(hidden_states)))
+
+
+@auto_docstring(custom_intro="The Longformer encoder with a head for masked language modeling.")
+class LongformerEncoderForMaskedLM(LongformerEncoderPreTrainedModel, MemoryHead):
+    model_class = LongformerEncoderModel
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def build_head(self, config: LongformerEncoderConfig) -> None:
+        self.transform = MaskedLMTransform(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        global_attention_mask: torch.Tensor | None = None,
+        **kwargs,
+    ) -> MemoryHeadOutput:
+        r"""
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The words that stood where words are masked; -100 is ignored.
+        global_attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
+            1 for global tokens.
+        """
+        check_targets(input_ids, inputs_embeds, labels, None, 0)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            global_attention_mask=global_attention_mask,
+            **(kwargs | {"return_dict": True}),
+        )
+        logits = self.lm_head(self.transform(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            items = kwargs.get("num_items_in_batch")
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=items
+            )
+        return self.head_output(outputs, loss, logits)
+
+
+@auto_docstring(
+    custom_intro="""
+    The Longformer encoder with a classification head on the first token, which is global where a call has no
+    `global_attention_mask`.
+    """
+)
+class LongformerEncoderForSequenceClassification(LongformerEncoderPreTrainedModel, MemoryForSequenceClassification):
+    model_class = LongformerEncoderModel
+
+    def build_head(self, config: LongformerEncoderConfig) -> None:
+        self.model.first_is_global = True
+        self.num_labels = config.num_labels
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = Dropout(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+
+    def pool(self, outputs: MemoryModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """The first real token, through a layer of its own."""
+        hidden_states = outputs.last_hidden_state
+        first = hidden_states[:, 0]
+        if attention_mask is not None:
+            columns = attention_mask.long().argmax(dim=1, keepdim=True)
+            first = gather_columns(hidden_states, columns).squeeze(1)
+        return self.dropout(torch.tanh(self.dense(self.dropout(first))))
+
+
+@auto_docstring(custom_intro="The Longformer encoder with a classification head on every token.")
+class LongformerEncoderForTokenClassification(LongformerEncoderPreTrainedModel, MemoryForTokenClassification):
+    model_class = LongformerEncoderModel
+
+
+__all__ = [
+    "LongformerEncoderForMaskedLM",
+    "LongformerEncoderForSequenceClassification",
+    "LongformerEncoderForTokenClassification",
+    "LongformerEncoderModel",
+    "LongformerEncoderPreTrainedModel",
+]
