@@ -122,8 +122,8 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
     if config.model_type in import_models():
         if memory:
             raise ValueError(
-                f"`memory`={memory} is for a model of transformers, but `model.base`={name!r} is a {config.model_type!r} of "
-                "this package: the fields of its memory are in `model`, such as `model.mem_len`."
+                f"`memory`={memory} is for a model of transformers, but `model.base`={name!r} is a {config.model_type!r} "
+                "of this package: the fields of its memory are in `model`, such as `model.mem_len`."
             )
         return Base(config)
     if "kind" not in memory:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
+import torch
 import transformers
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -35,6 +36,7 @@ from transformers_xl.modeling import (
     modeling_vanilla_transformer,
 )
 from transformers_xl.modeling.conversion import transfo_xl
+from transformers_xl.modeling.ops.backends import register_backend
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
@@ -311,6 +313,19 @@ VARIANTS: dict[str, Variant] = {
 _registered = False
 
 
+def register_kernels() -> None:
+    """Let relative attention on CUDA run in the Triton kernels, where Triton is installed.
+
+    The package does it, not the code beside saved weights: that uses FlexAttention, to which the kernels also leave what
+    they do not do.
+    """
+    try:
+        from transformers_xl.modeling.ops.triton_attention import triton_relative_attention
+    except ImportError:  # no Triton, or an old one
+        return
+    register_backend("triton", triton_relative_attention, "cuda", (torch.float32, torch.bfloat16, torch.float16))
+
+
 def register() -> None:
     """Make every variant known to the Auto classes. `import transformers_xl` does it; a second call does nothing.
 
@@ -330,3 +345,5 @@ def register() -> None:
             key = model_type if auto == "AutoConfig" else variant.config_class
             getattr(transformers, auto).register(key, cls)
     transfo_xl.register()
+    if torch.version.cuda is not None:  # says how torch was built: no device is asked
+        register_kernels()

@@ -12,13 +12,6 @@ import torch
 from transformers_xl.modeling.ops.flex_attention import HAS_TRITON, flex_relative_attention
 from transformers_xl.modeling.ops.wide_attention import wide_attention
 
-try:
-    from transformers_xl.modeling.ops.triton_attention import triton_relative_attention
-except ImportError:  # no Triton, or an old one
-    HAS_KERNELS = False
-else:
-    HAS_KERNELS = True
-
 
 class Backend(NamedTuple):
     """A form of relative attention, and the device type and types of numbers that it is for."""
@@ -52,8 +45,6 @@ def relative_backend(attn_implementation: str, query: torch.Tensor) -> Callable[
 register_backend("wide", wide_attention, "cpu", (torch.float32, torch.float64))
 if HAS_TRITON:
     register_backend("flex", flex_relative_attention, "cuda", (torch.float32, torch.bfloat16, torch.float16))
-if HAS_KERNELS:  # before FlexAttention, to which they leave what they do not do
-    register_backend("triton", triton_relative_attention, "cuda", (torch.float32, torch.bfloat16, torch.float16))
 
 
 __all__ = ["BACKENDS", "Backend", "register_backend", "relative_backend"]

@@ -6,14 +6,14 @@ Scores and weights exist tile by tile alone: nothing of the size T x K is kept o
 `triton_backward` hold the kernels; here they are launched, as two operators of torch that a compiled graph calls without
 looking inside.
 
-What they compute is tested in Triton's interpreter on a CPU, and what they are compiled to, without a GPU. They never ran on
-one: their speed is unknown (docs/performance.md).
+Tests run them in Triton's interpreter on a CPU, and check what they are compiled to, without a GPU. They never ran on one:
+their speed is unknown (docs/performance.md).
 """
 
 import math
-import re
 
 import torch
+import triton
 
 from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 from transformers_xl.modeling.ops.key_mask import FarColumns
@@ -23,14 +23,7 @@ from transformers_xl.modeling.ops.triton_tiles import Inputs, Known, Sizes, Stri
 from transformers_xl.modeling.ops.wide_attention import behind_the_window
 from transformers_xl.modeling.ops.window import keep_last
 
-try:
-    import triton
-except ImportError:
-    raise  # `triton_tiles` says why
-
-# a folder of saved code registers its own, which is the same under another name
 MAX_WIDTH = 128  # of a head
-NAMESPACE = re.sub(r"\W", "_", __name__)
 MAX_PARTS = 64  # that one token's keys are split into
 PROGRAMS = 512  # that are worth starting at least: a few for each of a GPU's multiprocessors
 
@@ -89,7 +82,7 @@ def triton_relative_attention(
     return attend(*tensors, visible, window, scaling)[0]
 
 
-@torch.library.custom_op(f"{NAMESPACE}::attend", mutates_args=())
+@torch.library.custom_op("transformers_xl::attend", mutates_args=())
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -143,7 +136,7 @@ def _attend_in_parts(query: torch.Tensor, inputs: Inputs, outputs: tuple[Strided
     )  # fmt: skip
 
 
-@torch.library.custom_op(f"{NAMESPACE}::gradients", mutates_args=())
+@torch.library.custom_op("transformers_xl::gradients", mutates_args=())
 def gradients(
     grad_output: torch.Tensor,
     query: torch.Tensor,

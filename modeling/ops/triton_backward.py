@@ -14,6 +14,9 @@ and makes both blocks. In the third one columns are distances: there the positio
 key is turned.
 """
 
+import triton
+from triton import language as tl
+
 from transformers_xl.modeling.ops.triton_tiles import (
     LOG2_E,
     by_distance,
@@ -27,12 +30,6 @@ from transformers_xl.modeling.ops.triton_tiles import (
     store_tile,
     wider,
 )
-
-try:
-    import triton
-    from triton import language as tl
-except ImportError:
-    raise  # `triton_tiles` says why
 
 
 @triton.jit(do_not_specialize=["length", "num_keys", "num_heads", "window"])

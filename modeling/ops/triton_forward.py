@@ -1,9 +1,12 @@
-"""The forward kernels of relative attention: a softmax in one pass (Dao et al., 2022, https://arxiv.org/abs/2205.14135), the
-position term of a tile as `triton_tiles` shows it; for a single query, its keys split among programs.
+"""The forward kernels of relative attention: a softmax in one pass (Dao et al., 2022, https://arxiv.org/abs/2205.14135),
+the position term of a tile as `triton_tiles` shows it; for a single query, its keys split among programs.
 
 A program owns the queries of a tile and goes over the tiles of keys that the window lets them see. What it keeps of each
 query is the logarithm of its sum of exponentials, with base 2, from which the backward pass makes the weights again.
 """
+
+import triton
+from triton import language as tl
 
 from transformers_xl.modeling.ops.triton_tiles import (
     LOG2_E,
@@ -17,12 +20,6 @@ from transformers_xl.modeling.ops.triton_tiles import (
     store_tile,
     wider,
 )
-
-try:
-    import triton
-    from triton import language as tl
-except ImportError:
-    raise  # `triton_tiles` says why
 
 
 @triton.jit(do_not_specialize=["length", "num_keys", "num_heads", "window"])

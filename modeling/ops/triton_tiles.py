@@ -16,19 +16,15 @@ The right-hand side takes each number where it stands, from the left block or fr
 moving anything. To turn a row is one `gather`. The next four keys need the distances from column 4 on: the right block of
 this tile is the left one of the next, and its product is carried in registers. One product a tile makes the position term.
 
-Nothing here imports where Triton is missing; `backends` asks.
+Only `modeling.auto` imports the kernels, where Triton is installed; the code beside saved weights does without.
 """
 
 from typing import NamedTuple
 
 import torch
+import triton
 from transformers.utils import is_triton_available
-
-try:
-    import triton
-    from triton import language as tl
-except ImportError:
-    raise  # in a `try`, because the library's loader of remote code takes all other imports for needed
+from triton import language as tl
 
 if not is_triton_available("3.7"):
     raise ImportError("The kernels of relative attention were proved with Triton 3.7: an older one is left alone.")

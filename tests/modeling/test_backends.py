@@ -5,6 +5,7 @@ import torch
 from naive_relative_attention import SHAPES, TOLERANCE, arguments, by_column, by_definition, by_window
 from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 
+from transformers_xl.modeling.auto import register_kernels
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
 from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
@@ -245,3 +246,9 @@ def test_recomputing_keeps_no_weights():
         sizes.append(kept_for_backward(model, tokens(2, 32), mems))
     weights = 2 * (2 * 4 * 32 * 96) * 8
     assert sizes[0] - sizes[1] == pytest.approx(weights, rel=0.02)
+
+
+def test_the_package_registers_the_kernels_before_flex_attention(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+    register_kernels()
+    assert [name for name, each in backends.BACKENDS.items() if each.device_type == "cuda"] == ["flex", "triton"]
