@@ -188,7 +188,8 @@ _BUILT: dict[str, tuple[PreTrainedModel, torch.Tensor]] = {}
 
 
 def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.float64, **fields):
-    """A model in eval mode; `head` is `model`, `causal_lm`, `sequence_classification`, `token_classification` or `masked_lm`.
+    """A model in eval mode; `head` is one of `model`, `causal_lm`, `sequence_classification`, `token_classification` and
+    `masked_lm`.
 
     It is built once, and every caller gets a copy, with the random numbers where the build left them.
     """
