@@ -49,7 +49,7 @@ def draw_context_curve(result: dict) -> Figure:
     models = result["models"]
     for index, (name, row) in enumerate(models.items()):
         lengths = [int(length) for length in row["bits_per_byte"]]
-        kind = "memory" if row["remembers"] else "context read anew"
+        kind = "memory" if row["remembers"] else "context read again"
         style = line(index, len(models))
         by_length.plot(lengths, list(row["bits_per_byte"].values()), label=f"{name} ({kind})", **style)
         if row["remembers"] and row["trained_length"] in lengths:
