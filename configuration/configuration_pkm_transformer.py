@@ -53,7 +53,7 @@ class PKMTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
         if self.memory_topk > self.num_memory_keys:
             raise ValueError(
-                f"`memory_topk`={self.memory_topk} must be at most `num_memory_keys`={self.num_memory_keys}: it is how many "
+                f"`memory_topk`={self.memory_topk} must be at most `num_memory_keys`={self.num_memory_keys}: as many "
                 "keys are selected in each half."
             )
         if self.memory_key_dim < 2 or self.memory_key_dim % 2:
