@@ -116,7 +116,7 @@ def draw(rows: list[dict], path: Path) -> None:
     for row in rows:
         if row["kind"] == "adaptive":
             place = (row["layers_per_token"], row["bits_per_byte"])
-            name, offset = ("never", (-16, 6)) if row["thresholds"] is None else (str(row["thresholds"]), (4, 4))
+            name, offset = ("never", (-10, -14)) if row["thresholds"] is None else (str(row["thresholds"]), (4, 4))
             left.annotate(name, place, textcoords="offset points", xytext=offset, fontsize="small")
     left.set(xlabel="layers per token", ylabel="bits per byte, held-out text (axis not from 0)", title="Prediction")
     right.set(
