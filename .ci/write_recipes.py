@@ -58,7 +58,7 @@ def entry(path: Path) -> str:
 
 
 def page() -> str:
-    """The page, with this part of it written anew."""
+    """The page, with this part of it written again."""
     entries = "\n".join(map(entry, recipes()))
     return PART.sub(lambda match: f"{match[1]}\n{entries}\n{match[2]}", PAGE.read_text(encoding="utf-8"))
 

@@ -3,7 +3,7 @@
 Trains a small Depth-adaptive Transformer on bytes of a text, then lets tokens leave at several confidence thresholds:
 layers used per token, bits per byte on the held-out end of the text, and milliseconds per generated token, beside the
 same model cut after a fixed layer. All on one thread and in processor time, generation in turns, so that what else the
-machine does counts little. Writes `results/depth.json` and `.png`.
+machine does counts little. Writes `results/depth.json` and `.png`; `--draw` draws the latter again.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def measure(model: DepthAdaptiveTransformerForCausalLM, text: np.ndarray, args: 
 
 def draw(rows: list[dict], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for kind, style, label in (("fixed", "--s", "all tokens leave after one layer"), ("adaptive", "-o", "thresholds")):
+    for kind, style, label in (("fixed", "--s", "all tokens exit after one layer"), ("adaptive", "-o", "thresholds")):
         mine = [row for row in rows if row["kind"] == kind or row["thresholds"] is None]
         mine.sort(key=lambda row: row["layers_per_token"])
         color = {"fixed": "dimgray", "adaptive": "tab:blue"}[kind]
@@ -116,10 +116,11 @@ def draw(rows: list[dict], path: Path) -> None:
     for row in rows:
         if row["kind"] == "adaptive":
             place = (row["layers_per_token"], row["bits_per_byte"])
-            left.annotate(str(row["thresholds"]), place, textcoords="offset points", xytext=(4, 4), fontsize="small")
-    left.set(xlabel="layers used per token", ylabel="bits per byte, held-out text", title="Prediction")
+            name, offset = ("never", (-10, -14)) if row["thresholds"] is None else (str(row["thresholds"]), (4, 4))
+            left.annotate(name, place, textcoords="offset points", xytext=offset, fontsize="small")
+    left.set(xlabel="layers per token", ylabel="bits per byte, held-out text (axis not from 0)", title="Prediction")
     right.set(
-        xlabel="layers used per generated token", ylabel="generate(), ms of one thread per token", ylim=(0, None)
+        xlabel="layers per generated token", ylabel="generate(), ms of one thread per token", ylim=(0, None)
     )
     right.set_title("Generation")
     for axes in (left, right):
@@ -141,7 +142,10 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=16384, help="held-out bytes that are scored")
     parser.add_argument("--tokens", type=int, default=100, help="tokens that each generation makes")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--draw", action="store_true", help="draw results/depth.json, and measure nothing")
     args = parser.parse_args()
+    if args.draw:
+        return draw(json.loads((RESULTS / "depth.json").read_text())["rows"], RESULTS / "depth.png")
     transformers.set_seed(0)
     torch.set_num_threads(1)
     shipped = "\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
@@ -150,7 +154,7 @@ def main() -> None:
     model, steps = train(text[:end], args)
     rows = measure(model, text[end:], args)
     full = rows[0]["generate_ms_per_token"]
-    print(f"{steps} steps\nthreshold  layers  bits per byte  generate(): layers  ms/token  times as fast")
+    print(f"{steps} steps\nthreshold  layers  bits per byte  generate(): layers  ms/token       speed-up")
     for row in rows:
         name = row["thresholds"] if row["kind"] == "adaptive" else f"layer {row['layers_per_token']:.0f}"
         print(

@@ -3,7 +3,7 @@
 Trains the same Transformer-XL four times on the text that every CPython ships: pre- and post-norm, with and without a
 linear warm-up of the learning rate, over several seeds. Before training, it takes the gradient norm of each layer's last
 feed-forward matrix, which the paper derives to fall with depth for pre-norm and to be large near the output for post-norm.
-Writes `results/norm_position.json` and `.png`.
+Writes `results/norm_position.json` (losses in nats) and `.png` (in bits); `--draw` draws the latter again.
 """
 
 import argparse
@@ -72,18 +72,19 @@ def draw(result: dict, path: Path) -> None:
     styles = {"pre": ("black", "-"), "post": ("dimgray", "--")}
     for run in result["runs"]:
         color, style = styles[run["norm_position"]]
-        losses = np.convolve(np.mean(run["losses"], axis=0), np.ones(10) / 10, mode="valid")
+        losses = np.convolve(np.mean(run["losses"], axis=0), np.ones(10) / 10, mode="valid") / np.log(2)
         label = f"{run['norm_position']}-norm, " + (
             f"warm-up {run['warmup']} steps" if run["warmup"] else "no warm-up"
         )
         left.plot(losses, style, color=color, linewidth=1 if run["warmup"] else 2.5, label=label)
-    left.set(xlabel="training step", ylabel="loss (nats per byte, mean of 10 steps and all seeds)", title="Training")
+    left.set(xlabel="training step", ylabel="bits per byte, mean of 10 steps and all seeds", title="Training")
+    left.set_ylim(0, None)
     left.legend()
     for position, norms in result["gradient_norms"].items():
         color, style = styles[position]
         right.plot(range(1, len(norms) + 1), norms, style, marker="o", color=color, label=f"{position}-norm")
     right.set(xlabel="layer (1 is next to the input)", ylabel="gradient norm of fc2, before training", yscale="log")
-    right.set_title("Where the gradients are")
+    right.set_title("Gradients by layer")
     right.legend()
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -97,7 +98,10 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--draw", action="store_true", help="draw results/norm_position.json, and measure nothing")
     args = parser.parse_args()
+    if args.draw:
+        return draw(json.loads((RESULTS / "norm_position.json").read_text()), RESULTS / "norm_position.png")
     data, seeds = batches(args.steps), range(args.seeds)
     start = time.perf_counter()
     runs = []

@@ -244,7 +244,7 @@ def draw(rows: list[dict], path: Path) -> None:
     training = [row for row in rows if row["kind"] == "train"]
     peers = list(dict.fromkeys(name for row in training for name in row["peers"]))
     for axes, label, title, height in (
-        (middle, "times as fast as TransfoXL", "Training step", ratio),
+        (middle, "speed relative to TransfoXL", "Training step", ratio),
         (
             right,
             "MiB",
@@ -279,7 +279,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--keep-pages", action="store_true")
+    parser.add_argument("--draw", action="store_true", help="draw results/peers.json, and measure nothing")
     args = parser.parse_args()
+    if args.draw:
+        return draw(json.loads((RESULTS / "peers.json").read_text())["rows"], RESULTS / "peers.png")
     path = RESULTS / ("peers_keep_pages.json" if args.keep_pages else "peers.json")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() and args.only else {}
     for row in ROWS:

@@ -101,7 +101,12 @@ def main() -> None:
     parser.add_argument("--seed", action="append", type=int, help="0, 1 and 2 when not given")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--report", action="store_true", help="train nothing, ask the models that are there")
+    parser.add_argument("--draw", action="store_true", help="draw results/probe.json, and measure nothing")
     args = parser.parse_args()
+    if args.draw:
+        for task, runs in read_json(RESULTS / "probe.json")["runs"].items():
+            report(task, runs)
+        return
     torch.set_num_threads(1)
     tasks = args.task or [*TASKS]
     wanted = [(task, name, seed) for task in tasks for seed in args.seed or range(3) for name in args.model or MODELS]

@@ -37,7 +37,8 @@ def draw(curve: dict) -> None:
     for index, (label, points) in enumerate((("training text", curve["training_bits"]), ("held-out text", held_out))):
         style = line(index, 2) | ({"marker": None} if index == 0 else {"linestyle": ""})
         axes.plot(*zip(*points, strict=True), label=label, **style)
-    axes.set(xlabel="training step", ylabel="bits per byte", yscale="log", title="A byte model of Python's library")
+    axes.set(xlabel="training step", ylabel="bits per byte (log scale)", yscale="log")
+    axes.set_title("A byte model of Python's library")
     axes.set_yticks([1, 1.5, 2, 3, 4, 6], ["1", "1.5", "2", "3", "4", "6"])
     axes.minorticks_off()
     axes.legend()

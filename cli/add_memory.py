@@ -17,7 +17,7 @@ def add_memory(
         str,
         Option(
             help="window: every layer keeps the keys and values of the last positions. tokens: vectors that the model "
-            "reads before a segment and writes behind it; they have to be trained.",
+            "reads before a segment and writes after it; they must be trained.",
         ),
     ] = "window",
     mem_len: Annotated[
@@ -41,10 +41,10 @@ def add_memory(
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a language model of transformers a memory, and write a folder that all commands and the Hub take.
+    """Give a language model of transformers a memory, and write a folder for all commands and the Hub.
 
-    Weights, tokenizer, chat template and generation settings stay those of the base. `train --model.base` fine-tunes what
-    is written, or a base with `--memory.kind` at once.
+    Weights, tokenizer, chat template and generation settings are those of the base. `train --model.base` fine-tunes the
+    result, or a plain base with `--memory.kind`.
     """
     check_output(output, overwrite)
     typer.echo("starting ...", err=True)  # the imports take seconds

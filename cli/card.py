@@ -24,10 +24,10 @@ def card(
     tag: Annotated[list[str] | None, Option(help="Additional tag; may be given more than once.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the card of a model: its variant, and what was measured, each figure with the file and key it is from.
+    """Show the card of a model: its variant, and what was measured, each number with its file and key.
 
-    Figures are those of training_metrics.json, which `train` and `evaluate --record` write. What you say of the licence and
-    the like stays in README.md when it is written again.
+    Numbers come from training_metrics.json, which `train` and `evaluate --record` write. What you give for the licence and
+    so on stays in README.md when it is written again.
     """
     from transformers_xl.hub.adapter_folders import read_adapter
 

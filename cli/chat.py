@@ -37,9 +37,9 @@ def chat(
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Chat with a model that remembers the session: it reads each turn once, into its memory.
+    """Chat with a model that remembers the session: it reads each turn once into its memory.
 
-    With a chat template, turns are rendered by it; without one, a line is text that the model continues.
+    With a chat template, it renders the turns; without one, your line is text that the model continues.
     /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer. With --json every turn is one line:
     an object with its `text` and its `answer`.
     """

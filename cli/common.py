@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
 Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0: always the most likely token.")]
-TopK = Annotated[int, Option(min=0, help="Sample from so many of the most likely tokens; 0: from all.")]
+TopK = Annotated[int, Option(min=0, help="Sample from this many of the most likely tokens; 0: from all.")]
 TopP = Annotated[float | None, Option(min=0, max=1, help="Sample from the fewest tokens with this probability.")]
 MinP = Annotated[
     float | None, Option(min=0, max=1, help="Leave out tokens below this share of the highest probability.")
@@ -20,13 +20,15 @@ MinP = Annotated[
 TypicalP = Annotated[
     float | None, Option(min=0, max=1, help="Sample from the most typical tokens that add up to this probability.")
 ]
-RepetitionPenalty = Annotated[float | None, Option(help="Above 1: tokens that were written become less likely.")]
-NoRepeatNgramSize = Annotated[int | None, Option(min=0, help="Never repeat a sequence of so many tokens; 0: off.")]
+RepetitionPenalty = Annotated[
+    float | None, Option(help="Above 1: tokens that were already written become less likely.")
+]
+NoRepeatNgramSize = Annotated[int | None, Option(min=0, help="Never repeat a sequence of this many tokens; 0: off.")]
 TrustRemoteCode = Annotated[
     bool,
     Option(
         "--trust-remote-code",
-        help="Run the code that a base or its tokenizer brings: read it first.",
+        help="Run custom code of a base or its tokenizer. Read it first.",
     ),
 ]
 AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markdown.")]

@@ -35,8 +35,8 @@ def context_curve(
 ) -> None:
     """Measure bits per byte with memories of growing length, from none to longer than in training.
 
-    A model without memory, also one of transformers, reads each segment again behind so many tokens of the text, as far as
-    it can read them.
+    A model without memory, including one of transformers, reads each segment again after that many tokens, as far
+    as it can read them.
     """
     names = model_names(models)
     check_picture(picture)
@@ -60,7 +60,7 @@ def context_curve(
     for name, row in rows.items():
         for tokens, bits in row["bits_per_byte"].items():
             mark = " (training)" if row["remembers"] and int(tokens) == row["trained_length"] else ""
-            table.append([name, "memory" if row["remembers"] else "read anew", f"{tokens}{mark}", f"{bits:.4f}"])
+            table.append([name, "memory" if row["remembers"] else "read again", f"{tokens}{mark}", f"{bits:.4f}"])
     tell(result, "before each segment", ["", "context", "tokens", "bits per byte"], table, as_json, as_markdown)
 
 

@@ -20,22 +20,22 @@ def distant_context(
         list[int] | None,
         Option(
             min=1,
-            help="Nearest tokens that stay as they are; may be given more than once.",
+            help="Number of nearest tokens that do not change; may be given more than once.",
             show_default="1, 2, 4, ... up to half of the context",
         ),
     ] = None,
-    context: Annotated[int, Option(min=2, help="Tokens before each that is predicted.")] = DEFAULT.context,
+    context: Annotated[int, Option(min=2, help="Tokens before each predicted token.")] = DEFAULT.context,
     positions: Annotated[int, Option(min=2, help="Tokens to predict, spread over the text.")] = DEFAULT.positions,
     seed: Annotated[int, Option(min=0, help="Seed of the perturbations.")] = DEFAULT.seed,
-    batch_size: Annotated[int, Option(min=1, help="Windows that are read side by side.")] = DEFAULT.batch_size,
+    batch_size: Annotated[int, Option(min=1, help="Windows per batch.")] = DEFAULT.batch_size,
     as_json: Annotated[bool, Option("--json", help="Print JSON, with 95 % intervals.")] = False,
     as_markdown: AsMarkdown = False,
     picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
 ) -> None:
-    """Measure what a token loses where the text further away is dropped, shuffled, or replaced by other text.
+    """Measure the loss of a token when distant text is dropped, shuffled, or replaced by other text.
 
-    What shuffling adds, the order of the far words was worth; what replacing adds, all of them (Khandelwal et al., 2018).
-    Takes models of transformers too.
+    Shuffling shows what the order of distant words is worth, replacing what the words are worth (Khandelwal et al., 2018).
+    Models of transformers work too.
     """
     options = DistantOptions(context=context, positions=positions, seed=seed, batch_size=batch_size)
     names = model_names(models)

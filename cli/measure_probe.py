@@ -25,24 +25,24 @@ def probe(
         list[int] | None,
         Option(
             min=0,
-            help="Ask again with this memory, or context of a model without one, in tokens; may be given more than once.",
+            help="Measure again with a memory, or without one a context, of this many tokens; may be given more than once.",
         ),
     ] = None,
     segment_length: Annotated[
         int, Option(min=1, help="Tokens per call, of a model that `train-probe` did not train.")
     ] = OPTIONS.segment_length,
     max_distance: Annotated[int, Option(min=1, help="Largest distance of an answer.")] = OPTIONS.max_distance,
-    lanes: Annotated[int, Option(min=1, help="Streams that are read side by side.")] = OPTIONS.lanes,
+    lanes: Annotated[int, Option(min=1, help="Streams per batch.")] = OPTIONS.lanes,
     tokens: Annotated[int, Option(min=1, help="Tokens of each stream whose questions count.")] = OPTIONS.tokens,
     seed: Annotated[int, Option(min=0, help="Seed of the streams.")] = OPTIONS.seed,
     as_json: AsJson = False,
     as_markdown: AsMarkdown = False,
     picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
 ) -> None:
-    """Measure how often models answer rightly, against how many tokens back the answer was told.
+    """Measure how often models answer correctly, by the distance of the answer in tokens.
 
-    The streams are generated. `half` is the largest distance up to which a model keeps half of what it has above chance at
-    best. Takes models of transformers too, which read each segment anew behind a context.
+    The streams are generated. `half` is the largest distance up to which accuracy stays above the middle of chance and the
+    best. Models of transformers work too; they read each segment again after a context.
     """
     options = ProbeOptions(
         segment_length=segment_length, max_distance=max_distance, lanes=lanes, tokens=tokens, seed=seed
@@ -82,7 +82,7 @@ def train_probe(
     steps: Annotated[int, Option(min=1, help="Training steps.")] = TERMS.steps,
     seed: Annotated[int, Option(min=0, help="Seed of the weights and of the streams.")] = TERMS.seed,
     mem_len: Annotated[
-        int, Option(min=0, help="Tokens of memory, or read anew before each segment; 0: each segment alone.")
+        int, Option(min=0, help="Tokens of memory, or read again before each segment; 0: each segment alone.")
     ] = TERMS.mem_len,
     segment_length: Annotated[int, Option(min=1, help="Tokens per call.")] = TERMS.segment_length,
     max_distance: Annotated[int, Option(min=1, help="Largest distance of an answer.")] = TERMS.max_distance,

@@ -20,7 +20,9 @@ def prepare(
     source: Annotated[
         Path,
         Argument(
-            exists=True, readable=True, help="Its official file, compressed or not, or the folder of its files; a log."
+            exists=True,
+            readable=True,
+            help="Its official file, compressed or not, or the folder of its files; or a log.",
         ),
     ],
     output: Annotated[Path, Option("--output", "-o", help="Folder to write: texts, tokenizer and their counts.")],
@@ -39,10 +41,10 @@ def prepare(
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
-    """Make a paper's texts and vocabulary from the official files of a corpus, or those of a log.
+    """Write the texts and vocabulary of a paper's corpus from its official files, or those of a log.
 
     Transformer-XL drops the line feeds of enwik8 (204 symbols); adaptive span and SHA-RNN keep them (205). Of a log, or any
-    text whose lines stand in the order of time, what comes later is held out.
+    text whose lines are in order of time, the later part is held out.
     """
     if corpus not in (*CORPORA, LOG):
         raise ValueError(f"`corpus`={corpus!r} is not one of {', '.join((*CORPORA, LOG))}.")

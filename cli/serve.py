@@ -17,7 +17,7 @@ def serve(
 ) -> None:
     """Serve one model: /v1/completions, and /v1/chat/completions and /v1/responses if it has a chat template.
 
-    Requests name the model as it is named here. Ctrl-C ends the server.
+    Requests use the same name of the model as this command. Ctrl-C stops the server.
     """
     from transformers_xl.experiments.serving import build_server
 

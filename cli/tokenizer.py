@@ -27,7 +27,8 @@ def train_tokenizer(
     ] = None,
     lower_case: Annotated[bool, Option("--lower-case", help="Lower-case the text.")] = False,
     split: Annotated[
-        str, Option(help="moses: text as people write it; spaces: text split already, as WikiText is; characters.")
+        str,
+        Option(help="moses: text as people write it; spaces: text that is already split, like WikiText; characters."),
     ] = "moses",
     add_eos: Annotated[bool, Option(help="Make the end of a line the token <eos>.")] = True,
     clusters: Annotated[int, Option(help="Clusters of the adaptive softmax to suggest cutoffs for.")] = 4,

@@ -17,7 +17,7 @@ Every field of a run can be given as an option, and in a YAML file under its sec
 
 --model.FIELD: variant, base (a model to fine-tune), and the fields of the variant's config, as --model.mem_len 512
 
---memory.FIELD: of the memory around a base of others: kind (window or tokens), mem_len, num_memory_tokens, ...
+--memory.FIELD: of the memory around a base from transformers: kind (window or tokens), mem_len, num_memory_tokens, ...
 
 --tokenizer.FIELD: path, clusters
 
@@ -47,7 +47,7 @@ def train(
         str | None,
         Option(
             help="Name of a run that ships with this package.",
-            show_default="small-bytes; add-memory-KIND for a base of others",
+            show_default="small-bytes; add-memory-KIND for a base from transformers",
         ),
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Resume from the last checkpoint in the output folder.")] = False,

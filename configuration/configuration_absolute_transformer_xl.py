@@ -9,7 +9,7 @@ from transformers_xl.configuration.configuration_absolute_positions import Absol
 class AbsoluteTransformerXLConfig(AbsolutePositionsConfig):
     r"""
     Configuration of Transformer-XL's recurrence with absolute positions. Fields are those of
-    [`AbsolutePositionsConfig`]. Positions begin anew every `segment_length` tokens of a text.
+    [`AbsolutePositionsConfig`]. Positions start again every `segment_length` tokens of a text.
 
     Args:
         position_type (`str`, *optional*, defaults to `"sinusoid"`):

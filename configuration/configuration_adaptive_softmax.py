@@ -18,19 +18,19 @@ class AdaptiveSoftmaxConfig(MemoryConfig):
     Args:
         cutoffs (`list[int]`, *optional*, defaults to `[]`):
             Adaptive input and softmax (https://arxiv.org/abs/1809.10853, https://arxiv.org/abs/1609.04309): the first id of
-            each cluster of rarer words, ids being sorted by frequency. Words of a cluster cost less the rarer they are.
-            Empty: a plain softmax.
+            each cluster of rarer words; ids must be sorted by frequency. Rarer clusters cost less. Empty: a plain softmax.
         div_val (`int`, *optional*, defaults to 1):
             Cluster i has vectors of width `embedding_size // div_val**i`.
         embedding_size (`int`, *optional*):
-            Width of the vectors of the most frequent words (`d_embed`), brought to that of the model by a projection;
+            Width of the vectors of the most frequent words (`d_embed`); a projection maps them to the width of the model.
             `hidden_size` when not given.
         tie_projs (`bool` or `list[bool]`, *optional*, defaults to `True`):
             Whether the projections of the head are those of the embedding, for all clusters or for each.
         proj_same_dim (`bool`, *optional*, defaults to `True`):
             Whether, with `div_val` above 1, a cluster as wide as the model has a projection too.
         proj_initializer_range (`float`, *optional*, defaults to 0.01):
-            Standard deviation of the normal distribution that the projections of an adaptive input and softmax start from.
+            Standard deviation of the normal distribution from which the projections of an adaptive input and softmax are
+            initialized.
     """
 
     attribute_map = MemoryConfig.attribute_map | {

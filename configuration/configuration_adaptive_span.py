@@ -9,20 +9,20 @@ from transformers_xl.configuration.configuration_adaptive_softmax import Adaptiv
 class AdaptiveSpanConfig(AdaptiveSoftmaxConfig):
     r"""
     Configuration of the Transformer with adaptive attention span. Further fields are those of
-    [`AdaptiveSoftmaxConfig`]. A token sees positions before it, itself never, whatever `same_length` says; positions
+    [`AdaptiveSoftmaxConfig`]. A token sees positions before it and never itself, whatever `same_length` is; positions
     are learned.
 
     Args:
         max_span (`int`, *optional*):
-            Bound of the learned spans, in positions before a token (S in the paper, `attn_span` in its code). `mem_len`
-            when not given, or `segment_length` for a model without memory. Where `mem_len` is the smaller of the two, a
-            token sees no more than that.
+            Upper bound of the learned spans, in positions before a token (S in the paper, `attn_span` in its code).
+            `mem_len` when not given, or `segment_length` for a model without memory. If `mem_len` is smaller, a token sees
+            no more than `mem_len`.
         span_ramp (`int`, *optional*, defaults to 32):
             Positions over which the mask of a head falls from one to zero (R, `adapt_span_ramp`).
         span_loss_coef (`float`, *optional*, defaults to 2e-6):
             Weight of the spans in the training loss, in nats per position (`adapt_span_loss`).
         initial_span (`float`, *optional*, defaults to 0.0):
-            Share of `max_span`, 0..1, that every head begins with (`adapt_span_init`).
+            Initial span of every head, as a share of `max_span`, 0..1 (`adapt_span_init`).
         layer_spans (`list[int]`, *optional*):
             Positions before a token that each layer reads and keeps, `max_span` when not given. `model.trim_spans()` sets
             it from what the heads have learned.

@@ -18,10 +18,10 @@ class ComplexOrderTransformerConfig(AdaptiveSoftmaxConfig):
 
     Args:
         frequency_per (`str`, *optional*, defaults to `"word_and_dimension"`):
-            What has a frequency of its own, in radians per token: every dimension of every word; `"word"`, shared by its
+            What has its own frequency, in radians per token: every dimension of every word; `"word"`, shared by its
             dimensions; `"dimension"`, shared by all words.
         phase_per (`str`, *optional*, defaults to `"word_and_dimension"`):
-            What has an initial phase of its own, in radians; the same choices, and `"none"`: all phases are 0.
+            What has its own initial phase, in radians; the same choices, and `"none"`: all phases are 0.
     """
 
     model_type = "complex_order_transformer"

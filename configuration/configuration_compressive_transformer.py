@@ -16,10 +16,10 @@ class CompressiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfi
 
     Args:
         compressed_mem_len (`int`, *optional*, defaults to 512):
-            Length of the compressed memory in compressed vectors (n_cm in the paper), which stand for `compression_rate`
-            times as many tokens.
+            Length of the compressed memory in compressed vectors (n_cm in the paper); each represents `compression_rate`
+            tokens.
         compression_rate (`int`, *optional*, defaults to 3):
-            Positions that one compressed vector is made of (c in the paper).
+            Number of positions per compressed vector (c in the paper).
         compression_function (`str`, *optional*, defaults to `"conv"`):
             `"conv"`, a convolution whose kernel and stride are `compression_rate`; `"mean"` or `"max"` of the positions.
         reconstruction_loss_coef (`float`, *optional*, defaults to 1.0):

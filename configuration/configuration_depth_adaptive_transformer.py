@@ -20,34 +20,34 @@ class DepthAdaptiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxCon
 
     Args:
         shared_classifier (`bool`, *optional*, defaults to `True`):
-            Whether the language modeling head predicts after every layer, or each layer but the last has a classifier of
-            its own.
+            Whether the language modeling head predicts after every layer, or each layer but the last has its own
+            classifier.
         exit_training (`str`, *optional*, defaults to `"aligned"`):
             What training minimises: `"aligned"`, the losses of all layers, each over the outputs of the layer below;
-            `"mixed"`, the loss of tokens that leave after random layers, so that tokens see copied states.
+            `"mixed"`, the loss of tokens that exit after random layers, so that tokens see copied states.
         exit_loss_weights (`str`, *optional*, defaults to `"uniform"`):
             Weight of the loss of layer n in aligned training: 1 (`"uniform"`), n (`"linear"`) or 1/n (`"inverse"`).
         num_exit_paths (`int`, *optional*, defaults to 1):
-            How many times mixed training reads a segment, each with random layers of its own.
+            How many times mixed training reads a segment, each time with other random layers.
         halting (`str`, *optional*):
-            What learns after which layer a token leaves: `"sequence"`, one choice of the layer from the mean embedding;
+            How the exit layer of a token is learned: `"sequence"`, one choice of the layer from the mean embedding;
             `"multinomial"`, a choice per token from the output of the first layer; `"geometric"`, a choice per token and
-            layer to leave or stay. None: nothing.
+            layer to exit or continue. None: not learned.
         halting_oracle (`str`, *optional*, defaults to `"likelihood"`):
-            Whether the layer that halting learns is that of the best log-likelihood, or of the most correct predictions
-            (`"correctness"`), less a penalty for depth.
+            Target of halting: the layer with the best log-likelihood (`"likelihood"`) or the most correct predictions
+            (`"correctness"`), minus a penalty for depth.
         halting_loss_weight (`float`, *optional*, defaults to 0.1):
             Weight of the loss of halting (alpha in the paper).
         oracle_penalty (`float`, *optional*, defaults to 0.05):
-            What a layer costs the oracle (lambda): in nats, or in correct predictions.
+            Penalty of the oracle per layer (lambda): in nats, or in correct predictions.
         oracle_sigma (`float`, *optional*, defaults to 1.0):
             Width of the kernel exp(-distance^2 / sigma) by which the oracle of a token counts its neighbours, in squared
             positions.
         confidence_thresholds (`float` or `list[float]`, *optional*):
-            In evaluation and `generate()`, a token leaves after the first layer whose largest probability reaches its
+            In evaluation and `generate()`, a token exits after the first layer whose largest probability reaches its
             threshold: one number for all layers but the last, or one for each. Above 1: never.
         exit_by_halting (`bool`, *optional*, defaults to `False`):
-            Whether in evaluation and `generate()` tokens leave where `halting` says.
+            Whether tokens exit where `halting` says, in evaluation and `generate()`.
     """
 
     model_type = "depth_adaptive_transformer"

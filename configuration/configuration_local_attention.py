@@ -44,8 +44,8 @@ class LocalAttentionConfig(MemoryConfig):
         if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 2:
             raise ValueError(
                 f"`relative_attention_max_distance`={self.relative_attention_max_distance} must be above half of "
-                f"`relative_attention_num_buckets`={self.relative_attention_num_buckets}: the first half of the buckets "
-                "hold one distance each."
+                f"`relative_attention_num_buckets`={self.relative_attention_num_buckets}: half of the buckets hold "
+                "one distance each."
             )
 
     @property

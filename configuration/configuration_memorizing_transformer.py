@@ -19,8 +19,8 @@ class MemorizingTransformerConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
             Indices of the layers that remember keys, counted from 0. When not given: one layer at three quarters of the
             depth (in the paper the ninth of twelve).
         num_memory_keys (`int`, *optional*, defaults to 8192):
-            Tokens whose keys and values each of these layers remembers of a text, beside those of the open block. The
-            oldest are forgotten first.
+            Number of tokens of a text whose keys and values each of these layers remembers, in addition to those of the
+            open block. The oldest are forgotten first.
         num_retrieved (`int`, *optional*, defaults to 32):
             Number of nearest keys that a head looks up for each token (k in the paper).
         block_length (`int`, *optional*, defaults to 512):

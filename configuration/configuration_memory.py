@@ -45,12 +45,12 @@ class MemoryConfig(ConfigWithCode):
         segment_length (`int`, *optional*, defaults to 128):
             Tokens per training segment (`tgt_len`); read by the training code, not by the model.
         same_length (`bool`, *optional*, defaults to `True`):
-            `True`: every token sees exactly the last `mem_len` positions, itself included, so that results do not depend
+            `True`: every token sees exactly the last `mem_len` positions, itself included, so results do not depend
             on how a text is cut. `False`: one call is one segment, and a token sees the memory and all earlier tokens
             of its call.
         initial_memory (`str`, *optional*, defaults to `"empty"`):
-            What a fresh row remembers: `"empty"`, nothing; `"zeros"`, `mem_len` zero vectors that are attended to (the
-            memory of old Hugging Face checkpoints).
+            Memory of a new row: `"empty"`, nothing; `"zeros"`, `mem_len` zero vectors that tokens attend to (as in old
+            Hugging Face checkpoints).
         norm_position (`str`, *optional*, defaults to `"pre"`):
             `"pre"` normalises the input of a sub-layer, `"post"` the sum after it (https://arxiv.org/abs/2002.04745).
         use_final_norm (`bool`, *optional*):
@@ -66,26 +66,26 @@ class MemoryConfig(ConfigWithCode):
         residual_dropout (`float`, *optional*):
             Probability of the dropout on the output of every sub-layer; `dropout` when not given.
         variational_dropout (`bool`, *optional*, defaults to `False`):
-            Whether that dropout drops the same features at all positions of a row's segment, and others in the next segment
-            (https://arxiv.org/abs/1512.05287). Dropout on the attention weights stays as it is.
+            Whether dropout drops the same features at all positions of a row's segment, and other features in the next
+            segment (https://arxiv.org/abs/1512.05287). Does not affect dropout on the attention weights.
         attention_dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropout on the attention weights (`dropatt`).
         layer_norm_eps (`float`, *optional*, defaults to 1e-5):
             Epsilon of the layer norms.
         initializer_range (`float`, *optional*, defaults to 0.02):
-            Standard deviation of the normal distribution that weights start from.
+            Standard deviation of the normal distribution from which weights are initialized.
         linear_initializer (`str`, *optional*, defaults to `"normal"`):
-            `"normal"`: linear maps start from that distribution, without biases; `"uniform"`: weights and biases start
-            uniform in +-1/sqrt(inputs), as torch's do.
+            `"normal"`: weights of linear maps start from that distribution, biases from 0; `"uniform"`: weights and biases
+            start uniform in +-1/sqrt(inputs), as in torch.
         embedding_initializer_range (`float`, *optional*):
-            Standard deviation of the normal distribution that embeddings start from; `initializer_range` when not given.
+            The same for embeddings; `initializer_range` when not given.
         norm_initializer_range (`float`, *optional*, defaults to 0.0):
-            Standard deviation of the normal distribution around 1 that the gains of the layer norms start from; 0.02 in
+            Standard deviation of the normal distribution around 1 from which gains of layer norms are initialized; 0.02 in
             the code of Transformer-XL.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the head uses the weights of the embedding.
         scale_embedding (`bool`, *optional*, defaults to `True`):
-            Whether vectors of words are multiplied by the root of the model's width.
+            Whether word vectors are multiplied by the square root of the model's width.
     """
 
     model_type = "memory_transformer"
@@ -187,13 +187,12 @@ class MemoryConfig(ConfigWithCode):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As in transformers: the config of a `config.json`, with `kwargs` in place of its fields.
 
-        Fields that a config cannot be made with are kept, with a warning, where the folder has them: other programs leave
-        theirs there. Among `kwargs` they are refused. Fields of other variants, which version 0.1 wrote for all, are
-        dropped where they hold their default.
+        Unknown fields of the folder are kept, with a warning: other programs leave theirs there. Among `kwargs` they are
+        refused. Fields of other variants, which version 0.1 wrote for all, are dropped if they hold their default.
 
         Raises:
-            ValueError: `kwargs` hold a misspelled field, the model cannot run with what they change, or a field of other
-                variants asks for something.
+            ValueError: `kwargs` hold a misspelled field or a value that the model cannot run with, or a field of other
+                variants does not hold its default.
         """
         for name, value in kwargs.items():
             if (objection := cls._objection(name)) is not None:

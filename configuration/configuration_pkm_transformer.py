@@ -20,7 +20,7 @@ class PKMTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
         memory_key_dim (`int`, *optional*, defaults to 128):
             Width of a query, and of the two halves of a key together (`k_dim`).
         memory_heads (`int`, *optional*, defaults to 4):
-            Queries per token, each with keys of its own; they share the values.
+            Queries per token, each with its own keys; they share the values.
         memory_topk (`int`, *optional*, defaults to 32):
             Slots that each query reads (`knn`).
         query_batch_norm (`bool`, *optional*, defaults to `True`):
@@ -53,8 +53,8 @@ class PKMTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
         if self.memory_topk > self.num_memory_keys:
             raise ValueError(
-                f"`memory_topk`={self.memory_topk} must be at most `num_memory_keys`={self.num_memory_keys}: it is the "
-                "number of keys that are selected in each half."
+                f"`memory_topk`={self.memory_topk} must be at most `num_memory_keys`={self.num_memory_keys}: as many "
+                "keys are selected in each half."
             )
         if self.memory_key_dim < 2 or self.memory_key_dim % 2:
             raise ValueError(f"`memory_key_dim`={self.memory_key_dim} must be even: a key has two halves.")

@@ -28,7 +28,7 @@ class RecurrentMemoryTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxC
             Number of segments in a group, counted from the end of a call. The gradient passes through the memory tokens
             inside a group and stops between groups.
         segment_reads_cache (`bool`, *optional*, defaults to `True`):
-            Whether there is a cache. `False`: a segment sees only itself and the memory tokens, whatever `mem_len` says.
+            Whether there is a cache. `False`: a segment sees only itself and the memory tokens, whatever `mem_len` is.
         memory_reads_cache (`bool`, *optional*, defaults to `False`):
             Whether memory tokens also see the cache (`read_mem_from_cache` in the code).
         memory_initializer_range (`float`, *optional*, defaults to 1.0):

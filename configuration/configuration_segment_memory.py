@@ -43,30 +43,29 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     Args:
         text_config (`PreTrainedConfig` or `dict`, *optional*):
-            Configuration of the base. It is copied: a model changes the configuration that it is built with. A Llama's when
-            not given.
+            Configuration of the base, which is copied. That of a Llama when not given.
         kind (`str`, *optional*, defaults to `"window"`):
             `"window"`: every layer remembers keys and values of the last positions. `"tokens"`: vectors that the base reads
-            before a segment and writes behind it (https://arxiv.org/abs/2207.06881).
+            before a segment and writes after it (https://arxiv.org/abs/2207.06881).
         mem_len (`int`, *optional*):
-            Window: positions that a token sees, itself included; 1024 when not given. More than the base was trained for
-            ruins its predictions until it is fine-tuned. Tokens: `num_memory_tokens`, and nothing else.
+            Window: positions that a token sees, itself included; 1024 when not given. With more than the base was trained
+            for, predictions get worse until it is fine-tuned. Tokens: always `num_memory_tokens`.
         num_sinks (`int`, *optional*):
-            Window only: first tokens of a text that every later token sees beside the window
+            Window only: first tokens of a text that every later token sees in addition to the window
             (https://arxiv.org/abs/2309.17453); 0 when not given.
         num_memory_tokens (`int`, *optional*):
             Tokens only: vectors that are read and written; 16 when not given.
         bptt_segments (`int`, *optional*):
-            Tokens only: segments of a call that learn together, counted from its end; 2 when not given. What earlier ones
-            wrote is read without a gradient.
+            Tokens only: number of segments through which gradients flow, counted from the end of a call; 2 when not given.
+            What earlier segments wrote is read without a gradient.
         memory_scale (`float`, *optional*):
-            Tokens only: what written vectors are multiplied by at first, when they are read; 1.0 when not given.
+            Tokens only: initial value of the learned factor by which written vectors are multiplied; 1.0 when not given.
             [`add_memory`] measures it: embeddings and hidden states of a trained base differ in size.
         memory_initializer_range (`float`, *optional*):
-            Tokens only: standard deviation of what a fresh row reads at first; 0.02 when not given. [`add_memory`] takes
-            that of the embeddings, as the authors do.
+            Tokens only: standard deviation of the initial memory tokens; 0.02 when not given. [`add_memory`] takes that of
+            the embeddings, as the authors do.
         segment_length (`int`, *optional*, defaults to 512):
-            Tokens per training segment. With `kind="tokens"` also what lies between two writings.
+            Tokens per training segment. With `kind="tokens"`, memory is written at the end of each.
     """
 
     model_type = "segment_memory"
@@ -200,7 +199,7 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     @property
     def initial_memory(self) -> str:
-        """What a fresh row remembers."""
+        """Memory of a new row."""
         return "empty"
 
     @property
@@ -239,7 +238,7 @@ FIELDS = ("kind", "mem_len", "segment_length", *(name for fields in FIELDS_OF_KI
 # what transformers hands to a config beside fields
 OF_LIBRARY = {
     *("attn_implementation", "experts_implementation", "torch_dtype", "name_or_path", "token", "auto_map"),
-    *("gguf_file", "use_cache"),  # handed on by `from_pretrained`, and set by the trainer
+    *("gguf_file", "use_cache"),  # passed on by `from_pretrained`, and set by the trainer
 }
 
 __all__ = ["SegmentMemoryConfig"]

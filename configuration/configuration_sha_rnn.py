@@ -8,14 +8,14 @@ from transformers_xl.configuration.configuration_adaptive_softmax import Adaptiv
 @strict
 class ShaRNNConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of SHA-RNN. Further fields are those of [`AdaptiveSoftmaxConfig`]; there are no positions, and the
-    norms have places of their own: `norm_position` is always `"pre"`.
+    Configuration of SHA-RNN. Further fields are those of [`AdaptiveSoftmaxConfig`]. There are no positions, and the
+    places of the norms are fixed: `norm_position` is always `"pre"`.
 
     Args:
         num_hidden_layers (`int`, *optional*, defaults to 6):
             Number of blocks.
         attention_layers (`list[int]`, *optional*):
-            Indices of the blocks with attention, from 0 on. When not given, that of the last block but one.
+            Indices of the blocks with attention, counted from 0. When not given, the last block but one.
         num_attention_heads (`int`, *optional*, defaults to 1):
             Heads of the attention. They share the width, so any divisor of `hidden_size` is allowed.
         project_keys (`bool`, *optional*, defaults to `False`):
@@ -23,14 +23,14 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
         project_values (`bool`, *optional*, defaults to `False`):
             Whether values are a linear map of the memory, before their gate (`v`).
         mix_query (`bool`, *optional*, defaults to `False`):
-            Whether a non-linear map of what was attended to and the query is added to the former (`r`).
+            Whether a non-linear map of the attention output and the query is added to that output (`r`).
         boom_shortcut (`bool`, *optional*, defaults to `True`):
-            Whether the Boom layer ends with a sum of chunks of `hidden_size` features; with `False`, with a second matrix.
+            `True`: the Boom layer ends with a sum of chunks of `hidden_size` features; `False`: with a second matrix.
         collapsed_gate (`bool`, *optional*, defaults to `False`):
             Whether the gate of the values is a vector, no longer over-parameterised. `prepare_for_inference()` sets it.
         intermediate_size (`int`, *optional*, defaults to 2048):
-            Inner width of the Boom layer, in features. With `boom_shortcut` at least `hidden_size`; features behind the
-            last whole chunk are not used.
+            Inner width of the Boom layer, in features. With `boom_shortcut` at least `hidden_size`; features after the
+            last complete chunk are not used.
         hidden_act (`str`, *optional*, defaults to `"quick_gelu"`):
             Activation of the Boom layer, and of `mix_query`: `x * sigmoid(1.702 x)`.
         weight_dropout (`float`, *optional*, defaults to 0.0):

@@ -19,7 +19,7 @@ class ShawTransformerConfig(AdaptiveSoftmaxConfig):
         use_value_table (`bool`, *optional*, defaults to `True`):
             Whether relative positions are added to the values.
         tables_per_head (`bool`, *optional*, defaults to `False`):
-            Whether each head has tables of its own, or all heads of a layer share them (as in the paper).
+            Whether each head has its own tables, or all heads of a layer share them (as in the paper).
         value_head_dim (`int`, *optional*):
             Width of the values of one head; `head_dim` when not given.
     """

@@ -12,16 +12,16 @@ RINGS = ("cyclic", "open")
 @strict
 class StarTransformerConfig(MemoryConfig):
     r"""
-    Configuration of the Star-Transformer. Further fields are those of [`MemoryConfig`], but `intermediate_size`, since
-    there are no feed-forwards, and `initial_memory`: a fresh row remembers zeros. The memory is one relay, whatever its
-    length: `mem_len` turns it on or, at 0 with `same_length=False`, off.
+    Configuration of the Star-Transformer. Further fields are those of [`MemoryConfig`], except `intermediate_size`, because
+    there are no feed-forwards, and `initial_memory`: a new row starts with zeros. The memory is always one relay: `mem_len`
+    turns it on or, at 0 with `same_length=False`, off.
 
     The defaults are the paper's. Those of the released code: `ring="open"`, `norm_position="pre"`, `use_final_norm=False`,
     `hidden_act="leaky_relu"`, `attention_bias=True`, `layer_norm_eps=1e-6`.
 
     Args:
         ring (`str`, *optional*, defaults to `"cyclic"`):
-            What stands beside the first and the last token: each other (`"cyclic"`), or key and value of zeros (`"open"`).
+            Neighbours of the first and the last token: each other (`"cyclic"`), or a key and value of zeros (`"open"`).
         max_position_embeddings (`int`, *optional*, defaults to 512):
             Number of learned positions, that is the longest segment in tokens; None for no positions and no limit.
         norm_position (`str`, *optional*, defaults to `"post"`):

@@ -23,7 +23,7 @@ class TensorizedTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig
             Core tensors of each head, which are averaged (`core_nums` in the authors' code). A core is diagonal: a vector
             of `head_dim`, the rank of the decomposition.
         num_attention_heads (`int`, *optional*, defaults to 1):
-            Parts of the width with cores of their own. The cores of a head share its factors, as all do in the paper; more
+            Parts of the width, each with its own cores. The cores of a head share its factors, as all do in the paper; more
             heads mean a larger output map.
         recompute_attention (`bool`, *optional*, defaults to `False`):
             Whether the backward pass makes the products of all pairs, and the map of them, once more instead of keeping

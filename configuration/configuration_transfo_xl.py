@@ -51,7 +51,7 @@ _KEPT = ("bos_token_id", "dtype", "id2label", "label2id", "num_labels", "pad_tok
 @strict
 class TransfoXLConfig(PreTrainedConfig):
     r"""
-    What the `config.json` of a `transfo-xl` folder says. [`~TransfoXLConfig.from_dict`], and with it
+    The `config.json` of a `transfo-xl` folder. [`~TransfoXLConfig.from_dict`], and therefore
     `AutoConfig.from_pretrained`, returns a [`TransformerXLConfig`] that describes the same model.
 
     A field `cluster_order` says which row of `crit.cluster_weight` and `crit.cluster_bias` belongs to the i-th cluster of

@@ -10,15 +10,15 @@ from transformers_xl.configuration.configuration_relative_attention import Relat
 class UniversalTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     r"""
     Configuration of the Universal Transformer. Further fields are those of [`RelativeAttentionConfig`] and
-    [`AdaptiveSoftmaxConfig`]. `num_hidden_layers`, or `max_steps`, is the number of steps after which a position halts
-    at the latest: one layer runs so many times.
+    [`AdaptiveSoftmaxConfig`]. `num_hidden_layers`, or `max_steps`, is the largest number of steps of a position: one
+    layer runs that many times.
 
     Args:
         halting_threshold (`float`, *optional*, defaults to 0.99):
             A position halts with the step at which the sum of its halting probabilities reaches this (1 - epsilon in the
             paper on adaptive computation time).
         halting_bias (`float`, *optional*, defaults to 1.0):
-            What the bias of the halting unit starts from; higher values halt earlier.
+            Initial bias of the halting unit; higher values halt earlier.
         ponder_loss_coef (`float`, *optional*, defaults to 0.01):
             Weight of the ponder cost, in steps per token, in the training loss (`act_loss_weight` in the authors' code).
     """

@@ -23,7 +23,7 @@ class VanillaTransformerConfig(WithoutMemoryConfig, AbsolutePositionsConfig):
         second_target_weight (`float`, *optional*, defaults to 0.5):
             Weight of the loss of the second target.
         every_position_loss (`bool`, *optional*, defaults to `True`):
-            Whether in training every position predicts, or only the last one of a segment.
+            Whether every position predicts in training, or only the last one of a segment.
     """
 
     model_type = "vanilla_transformer"

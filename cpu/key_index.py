@@ -65,7 +65,7 @@ def _with_search(model: Model, key_search: Callable[[], KeySearch]) -> Model:
 class RowIndex:
     """The indexes of one row, one for each head, of the keys `begin .. end - 1` of all that the row has written.
 
-    They are made anew when as many keys were added as they were made of: their centres follow the text.
+    They are made again when as many keys were added as they were made of: their centres follow the text.
     """
 
     def __init__(self, keys: torch.Tensor, begin: int, end: int, num_probes: int):
@@ -105,7 +105,7 @@ class RowIndex:
         return torch.stack([torch.from_numpy(index.search(as_array(each), count)[1]) for index, each in pairs])
 
     def copy(self) -> "RowIndex":
-        """The same, which goes on from here on its own."""
+        """The same, which continues from here independently."""
         other = copy.copy(self)
         other.heads = [faiss.clone_index(index) for index in self.heads]
         return other

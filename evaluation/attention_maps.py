@@ -32,8 +32,8 @@ class AttentionAtlas:
     Attributes:
         rows: what each row is, `"layer 1"` or, where one layer repeats, `"step 1"`.
         mean_weight: mean weight of each distance, `(rows, heads, distances)`; distance 0 is the token itself.
-        entropy: mean entropy of the weights of a token, `(rows, heads)`, in nats; nan where no token asked.
-        tokens: how many tokens asked in each row, `(rows,)`: fewer where tokens halt or leave.
+        entropy: mean entropy of the weights of a token, `(rows, heads)`, in nats; nan where no token had a query.
+        tokens: how many tokens had a query in each row, `(rows,)`: fewer where tokens halt or exit.
     """
 
     rows: list[str]
@@ -64,7 +64,7 @@ class TokenMaps:
         names: what each head is, `"layer 1, head 1"`.
         queries: positions of the tokens in the text, `(tokens,)`.
         keys: positions that they look at, `(keys,)`; negative ones are a memory from before the text.
-        weights: `(heads, tokens, keys)`; zeros where a token did not ask.
+        weights: `(heads, tokens, keys)`; zeros where a token had no query.
     """
 
     names: list[str]
@@ -115,7 +115,7 @@ def attention_rows(model: PreTrainedModel) -> dict[str, nn.Module]:
 def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
     """Let `fold` see the weights of every layer that runs, in a call for one row of a batch without padding.
 
-    Inside, the attention runs in plain steps, whatever form the model otherwise uses; nothing keeps the weights.
+    Inside, the attention is eager, whatever implementation the model otherwise uses; nothing keeps the weights.
     """
     places: dict[nn.Module, list[int]] = {}
     for row, module in enumerate(attention_rows(model).values()):
@@ -253,20 +253,20 @@ def attention_atlas(
 ) -> AttentionAtlas:
     """Mean attention of every head by distance, its entropy, and how far it looks, over a text of any length.
 
-    The model runs as it is, only that its attention runs in plain steps. Works for every variant whose attention has
+    The model is not changed, except that its attention is eager meanwhile. Works for every variant whose attention has
     weights over earlier positions, and for models of transformers that record their `attentions`; those read each segment
-    on its own.
+    alone.
 
     Args:
-        model: the model, left in the mode and with the `attn_implementation` that it comes with.
+        model: the model; afterwards it has the training mode and `attn_implementation` that it had before.
         ids: token ids of the text `(tokens,)`.
         segment_length: tokens per segment; `config.segment_length` when not given.
-        skip: tokens at the beginning that are read but not counted. The first `mem_len` of a text see a memory that is not
-            full yet, and so look less far.
+        skip: tokens at the beginning that are read but not counted. The first `mem_len` tokens of a text see a memory that
+            is not full yet, and so look less far.
         progress: show a bar on stderr.
 
     Raises:
-        ValueError: the model has no such weights, or `ids`, `segment_length` or `skip` cannot be meant.
+        ValueError: the model has no such weights, or `ids`, `segment_length` or `skip` is out of range.
     """
     _check_count("skip", skip, 0, len(ids) - 1)
     sums = DistanceSums(list(attention_rows(model)), skip)

@@ -59,7 +59,7 @@ def context_curve(
     """How well a model predicts a text with memories, or contexts, of growing length.
 
     A model with memory reads segments with a memory of each length, 0 being none. Any other, also one of transformers,
-    reads each segment anew behind as many tokens of the text before it, and only the segment is scored.
+    reads each segment again after as many tokens of the text before it, and only the segment is scored.
 
     Args:
         model: a causal language model, left in the mode it comes in.
@@ -149,7 +149,7 @@ def score_windows(
     num_bytes: int | None = None,
     progress: bool = False,
 ) -> TextScore:
-    """Predict a text in segments, each read anew behind the `context` tokens before it: how a model without memory is
+    """Predict a text in segments, each read again after the `context` tokens before it: how a model without memory is
     given a context. Arguments are those of [`context_curve`].
 
     Raises:

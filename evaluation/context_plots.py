@@ -31,8 +31,8 @@ def draw_recl(result: dict) -> Figure:
         gain.errorbar(row["recl"], height, xerr=[[max(0, row["recl"] - low)], [max(0, high - row["recl"])]], **whisker)
     gain.axhline(100 * arguments["threshold"], color="black", linewidth=0.8, linestyle=(0, (1, 2)))
     gain.axhline(0, color="black", linewidth=0.8)
-    loss.set(xlabel="context (tokens)", ylabel="loss (bits per token)", title="All measured tokens")
-    gain.set(xlabel="context c (tokens)", ylabel=f"gain of {arguments['delta']} tokens more (% of perplexity)")
+    loss.set(xlabel="context (tokens)", ylabel="loss (bits per token, axis not from 0)", title="All measured tokens")
+    gain.set(xlabel="context c (tokens)", ylabel=f"gain of {arguments['delta']} more tokens (% of perplexity)")
     gain.set_title(f"The hardest {100 * arguments['r']:g} % of them, relative to the group")
     gain.set_yticks([tick for tick in gain.get_yticks() if tick >= 0])  # below zero stand the intervals
     loss.legend()
@@ -49,14 +49,14 @@ def draw_context_curve(result: dict) -> Figure:
     models = result["models"]
     for index, (name, row) in enumerate(models.items()):
         lengths = [int(length) for length in row["bits_per_byte"]]
-        kind = "memory" if row["remembers"] else "context read anew"
+        kind = "memory" if row["remembers"] else "context read again"
         style = line(index, len(models))
         by_length.plot(lengths, list(row["bits_per_byte"].values()), label=f"{name} ({kind})", **style)
         if row["remembers"] and row["trained_length"] in lengths:
             place = (row["trained_length"], row["bits_per_byte"][str(row["trained_length"])])
             by_length.plot(*place, "o", markersize=11, markerfacecolor="none", color=style["color"])
-    by_length.set(xlabel="memory or context before a segment (tokens)", ylabel="bits per byte")
-    by_length.set_title("Rings: the memory of training")
+    by_length.set(xlabel="memory or context before a segment (tokens)", ylabel="bits per byte (axis not from 0)")
+    by_length.set_title("Rings: memory in training")
     by_length.set_xscale("symlog", linthresh=max(1, min(_lengths(models))), base=2)
     by_length.xaxis.set_major_formatter("{x:.0f}")
     by_length.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
@@ -68,7 +68,8 @@ def draw_context_curve(result: dict) -> Figure:
         means = [np.nanmean(np.array(values[start:stop], dtype=float)) for start, stop in pairwise(edges)]
         middles = [(start + stop - 1) / 2 for start, stop in pairwise(edges)]
         by_position.plot(middles, means, label=length, **line(index, len(curves)))
-    by_position.set(xlabel="position in the segment (tokens before it)", ylabel="bits per byte", title=name)
+    by_position.set(xlabel="position in the segment (tokens before it)", ylabel="bits per byte (axis not from 0)")
+    by_position.set_title(name)
     by_position.set_xscale("symlog", linthresh=1, base=2)
     by_position.xaxis.set_major_formatter("{x:.0f}")
     by_position.legend(title="memory (tokens)" if row["remembers"] else "context (tokens)", title_fontsize="small")
@@ -90,10 +91,10 @@ def draw_distant_context(result: dict) -> Figure:
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:.0f}")
-        panel.set(xlabel="tokens that stay as they are", title=f"{name}: {row['nats'] / np.log(2):.2f} bits per token")
+        panel.set(xlabel="nearest tokens, unchanged", title=f"{name}: {row['nats'] / np.log(2):.2f} bits per token")
     axes[0, 0].set_ylabel("loss added (bits per token)")
     axes[0, -1].legend(
-        title="what lies further is", title_fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0)
+        title="distant text", title_fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0)
     )
     return picture
 

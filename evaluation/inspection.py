@@ -1,7 +1,7 @@
-"""What a variant has learned beside its attention weights, measured on a text through hooks on its layers.
+"""What a variant has learned besides its attention weights, measured on a text through hooks on its layers.
 
-Each function is for the variants that have such a thing, and refuses others by name. What is kept are sums, or one number
-per token.
+Each function works for the variants that have the quantity, and refuses others by name. Only sums, or one number per token,
+are kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def halting_steps(
 def exit_layers(
     model: PreTrainedModel, ids: np.ndarray | torch.Tensor, segment_length: int | None = None
 ) -> np.ndarray:
-    """The layer, counted from 1, after which each token of a text left a Depth-adaptive Transformer, `(tokens,)`.
+    """The layer, counted from 1, after which each token of a text exited a Depth-adaptive Transformer, `(tokens,)`.
 
     All stay to the last one, unless `config.confidence_thresholds` or `config.exit_by_halting` is set.
     """

@@ -133,7 +133,7 @@ def probe(
 ) -> ProbeScore:
     """Ask a model, on new streams of a task, what it was told some tokens ago.
 
-    A model of this package reads segments with the memory of those before. Any other reads each segment anew behind some
+    A model of this package reads segments with the memory of those before. Any other reads each segment again after some
     tokens of its stream.
 
     Args:
@@ -163,7 +163,7 @@ def probe(
 
 
 def context_of(model: PreTrainedModel, options: ProbeOptions) -> int:
-    """Tokens of a stream that are read anew before each segment: none for a model that remembers.
+    """Tokens of a stream that are read again before each segment: none for a model that remembers.
 
     Raises:
         ValueError: the model cannot read as many as `options.length`.

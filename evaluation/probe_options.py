@@ -8,7 +8,7 @@ class ProbeOptions:
     """How a model is asked.
 
     Args:
-        length: tokens of memory, or for a model without one, of the stream that is read anew before each segment. When not
+        length: tokens of memory, or for a model without one, of the stream that is read again before each segment. When not
             given: the memory that the model has; `max_distance` or as much of it as positions allow; nothing for a model of
             this package without memory, which knows segments alone.
         segment_length: tokens per call.

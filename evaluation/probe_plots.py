@@ -29,7 +29,7 @@ def draw_probe(panels: dict[str, list[dict[str, Any]]], task: str, chance: float
         axes.set_visible(False)
     for column in range(columns):
         last = max(index for index in range(column, len(panels), columns))
-        flat[last].set_xlabel("tokens since it was told")
+        flat[last].set_xlabel("distance of the answer (tokens)")
         flat[last].tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("accuracy")
@@ -53,7 +53,7 @@ def _draw_panel(axes: Axes, runs: list[dict[str, Any]], chance: float) -> None:
     for tokens, dashes in ((reach["direct"], "-"), (reach["layers"], ":")):
         if tokens is not None and tokens <= largest:
             axes.axvline(tokens, color="black", linewidth=0.8, linestyle=dashes)
-    axes.set(ylim=(0, 1.02), xscale="log")
+    axes.set(ylim=(0, 1.06), xscale="log")  # marks at 1 are whole
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
 

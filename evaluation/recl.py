@@ -82,11 +82,11 @@ def recl(
         r: fraction of the tokens that gains are taken over, 0..1.
         c0: context to begin with, in tokens; the shortest in `losses` when not given.
         delta: tokens by which the context grows; the distance of the two shortest in `losses` when not given.
-        threshold: gain below which more context is of no use, a share of the perplexity.
+        threshold: gain below which more context counts as useless, a share of the perplexity.
         blocks: the block of the text that each token belongs to `(tokens,)`. With it, confidence intervals: percentiles
             of the RECL of texts that are drawn from the blocks, with replacement.
         resamples: texts to draw.
-        confidence: share of them inside of the interval.
+        confidence: share of them inside the interval.
         seed: of the draws.
 
     Raises:

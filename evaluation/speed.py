@@ -1,4 +1,4 @@
-"""What a predicted token costs: a window that is read anew for every token, against segments with memory.
+"""Time per predicted token: a window that is read again for every token, compared with segments with memory.
 
 Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.5: with as long a context, a model without memory reads the
 whole window again to predict the next token.
@@ -29,11 +29,11 @@ def evaluation_speed(
     """Time a model's evaluation of a text both ways, for contexts of growing length.
 
     Args:
-        model: a causal language model of this package, with memory, left in the mode it comes in.
+        model: a causal language model of this package, with memory; its training mode does not change.
         ids: token ids of a text `(tokens,)`, of at least the longest attention and a segment.
         attention_lengths: tokens of the window, and of the memory.
         segment_length: tokens per segment; `config.segment_length` when not given.
-        repeats: turns that are timed, behind one that is not; the median counts.
+        repeats: timed turns, after one that is not timed; the median counts.
 
     Returns:
         For each length `attention` (tokens), `moving_window` and `segments` (seconds per predicted token) and `ratio`.
@@ -72,7 +72,7 @@ def evaluation_speed(
 
 
 def window_reader(model: PreTrainedModel, window: torch.Tensor) -> Callable[[], object]:
-    """Predicts the token behind `window` `(1, length)`, read anew."""
+    """Predicts the token behind `window` `(1, length)`, read again."""
     return lambda: model(window, use_cache=False, logits_to_keep=1)
 
 

@@ -188,11 +188,11 @@ def draw(runs: dict[str, np.ndarray], settings: Settings, path: Path) -> None:
         axes.plot(steps, rates.mean(axis=0), style, color=color, linewidth=2, label=name)
         axes.fill_between(steps, rates.min(axis=0), rates.max(axis=0), color=color, alpha=0.12, linewidth=0)
     axes.axhline(0.5, color="gray", linewidth=0.8, label="chance")
-    axes.set(xlabel="environment steps", ylabel="success rate (last 10 updates)", ylim=(0.3, 1.02))
+    axes.set(xlabel="environment steps", ylabel="success rate (last 10 updates)", ylim=(0, 1.02))
     axes.set_title(f"A cue {settings.shortest} to {settings.longest} steps ago, windows of {settings.window} steps: mean "
                    f"and range of {len(counts)} seeds", fontsize=10)  # fmt: skip
     axes.grid(alpha=0.3)
-    axes.legend(loc="center right")
+    axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

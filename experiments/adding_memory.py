@@ -55,7 +55,7 @@ def load_with_memory(
     config = base_config(base, trust_remote_code)
     if config.model_type in import_models():
         raise ValueError(
-            f"`base`={base!r} is a {config.model_type!r} of this package, which has a memory of its own: `transformers-xl "
+            f"`base`={base!r} is a {config.model_type!r} of this package, which has a memory already: `transformers-xl "
             "train --model.base` fine-tunes it."
         )
     check_language_model(base, config)

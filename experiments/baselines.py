@@ -1,7 +1,7 @@
 """Models that `compare` trains beside the variants, and how a model without memory is given a context.
 
 GPT-2 has learned positions, as many as a segment has tokens: it sees its segment. Mistral's window is as long as the memory
-of the variants: it reads every segment behind so many tokens of the text, each time anew. The LSTM carries its state.
+of the variants: it reads every segment behind so many tokens of the text, each time again. The LSTM carries its state.
 """
 
 from collections.abc import Callable
@@ -102,7 +102,7 @@ class WindowStream(Dataset):
 
     Args:
         stream: the segments.
-        context: tokens to read anew before each.
+        context: tokens to read again before each.
     """
 
     def __init__(self, stream: TextStream, context: int):

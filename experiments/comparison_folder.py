@@ -50,7 +50,7 @@ class Comparison:
         self.missing = [(name, seed) for seed in range(seeds) for name in names if (name, seed) not in self.found]
 
     def train(self, name: str, seed: int) -> dict[str, Any]:
-        """Train and measure one model from one seed, in a process of its own, and write the run. The model of the first
+        """Train and measure one model from one seed, in a separate process, and write the run. The model of the first
         seed stays, to time what it writes."""
         model_folder = None if seed else self._models / name
         result = in_a_process(run, name, seed, self.widths[name], self.texts, self.settings, model_folder)

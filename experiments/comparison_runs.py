@@ -1,6 +1,6 @@
 """The runs of `transformers-xl compare`: the models at equal parameters, and one model trained from one seed and measured.
 
-Every run is a process of its own, forked from one that has imported the libraries and done nothing else: its peak of memory
+Every run is a separate process, forked from one that has imported the libraries and done nothing else: its peak of memory
 is its own, and what fails takes nothing else with it.
 """
 
@@ -209,7 +209,7 @@ def visible(model: PreTrainedModel, terms: ComparisonTerms) -> int:
 
 
 def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, terms: ComparisonTerms) -> dict[str, float]:
-    """Bits per byte of the held-out text: segments alone, and with a memory, or with a context that is read anew."""
+    """Bits per byte of the held-out text: segments alone, and with a memory, or with a context that is read again."""
     segment_length = terms.segment_length
     alone = score_text(model, held_out, segment_length, lanes, memory=False)
     window, context = longest_window(model), visible(model, terms)

@@ -30,7 +30,7 @@ BYTES_OF_WEIGHT, BYTES_WITH_GRADIENT, BYTES_WITH_ADAM = 4, 8, 16  # float32, wit
 
 def processes() -> PartialState:
     """The processes that a launcher started for this command, or the one that there is."""
-    # without a word, Accelerate makes of several processes that lack an accelerator so many runs of one
+    # without an accelerator, Accelerate silently turns several processes into separate runs of one
     return PartialState(cpu=not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 

@@ -33,7 +33,7 @@ class ProbeSegments(Dataset):
     Args:
         text: the streams.
         segment_length: tokens per segment.
-        context: tokens to read anew before each segment, for models without memory; fewer at the start.
+        context: tokens to read again before each segment, for models without memory; fewer at the start.
     """
 
     def __init__(self, text: ProbeText, segment_length: int, context: int):

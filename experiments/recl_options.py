@@ -16,7 +16,7 @@ class RECLOptions:
         blocks: blocks of the text, for the confidence intervals.
         positions: tokens to measure in each block.
         resamples: texts to draw from the blocks.
-        confidence: share of them inside of the intervals.
+        confidence: share of them inside the intervals.
         seed: of the draws.
         batch_size: windows of the text that are read side by side.
 

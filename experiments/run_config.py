@@ -1,4 +1,4 @@
-"""What a run of `transformers-xl train` is told, in sections that Python, YAML files and the command line share.
+"""The settings of a run of `transformers-xl train`, in sections that Python, YAML files and the command line share.
 
 `training` is [`~transformers_xl.training.arguments.MemoryTrainingArguments`]; `model` has every field of the config of its
 variant ([`model_section`]), `memory` those of the memory around a model of others ([`memory_section`]).
@@ -41,8 +41,8 @@ class MemorySection(Protocol):
     """What all memory sections have; [`memory_section`] adds the other fields of the memory around a model of others.
 
     Attributes:
-        kind: "window" or "tokens" (docs/pretrained.md). None: `model.base` is a model of this package, with a memory of its
-            own, or there is none.
+        kind: "window" or "tokens" (docs/pretrained.md). None: `model.base` is a model of this package, which has a memory
+            already, or there is no base.
     """
 
     kind: str | None
@@ -53,10 +53,10 @@ class TokenizerSection:
     """Text to ids.
 
     Args:
-        path: folder, or repository on the Hub, of a tokenizer. None: that of `model.base`; for a new model that in the
-            folder of texts, or bytes.
-        clusters: clusters of an adaptive softmax, cut where the expected cost is least by the tokenizer's counts, in the
-            place of `model.cutoffs`. 0: as `model.cutoffs` says.
+        path: folder, or repository on the Hub, of a tokenizer. None: that of `model.base`; for a new model, that in
+            the folder of texts, or else bytes.
+        clusters: number of clusters of an adaptive softmax. The tokenizer's word counts give the cutoffs with the least
+            expected cost, instead of `model.cutoffs`. 0: use `model.cutoffs`.
     """
 
     path: str | None = None
@@ -65,35 +65,34 @@ class TokenizerSection:
 
 @dataclass
 class DataSection:
-    """The text to learn from, and the text that is held out.
+    """The training text and the held-out text.
 
     Args:
         path: files, or folders of them: text (.txt, or any other ending; also as .gz, .xz, .zst, or in a .zip, whose member
             is named as in `corpus.zip::member.txt`), JSON lines (.jsonl, .json) and .parquet. A folder with files `train.*`
             gives the held-out text as `valid.*` or `validation.*`.
         eval_path: held-out files.
-        eval_fraction: share of the text to hold out at its end (of documents, some are drawn by chance), where there is no
-            other held-out text.
-        dataset: dataset on the Hub: what is read, or, with `path`, what these files are, for the card.
+        eval_fraction: share of the text to hold out at its end (of documents, a random choice), if there is no other
+            held-out text.
+        dataset: dataset on the Hub to read; or, with `path`, the origin of these files, for the card.
         dataset_config: its configuration.
         revision: its commit.
-        split, eval_split: its splits to learn from, and to hold out.
-        task_id: the held-out text's task in its eval.yaml, of a benchmark; for the card.
-        streaming: read the dataset, or the JSON lines and .parquet of `path`, while training, instead of before. It needs a
-            held-out text of its own.
+        split, eval_split: its splits for training and to hold out.
+        task_id: task of the held-out text in the eval.yaml of a benchmark; for the card.
+        streaming: read the dataset, or the JSON lines and .parquet of `path`, during training instead of before. Needs a
+            separate held-out text.
         text_field: the field of JSON lines, and the column of datasets, that holds the text.
         documents: `True`: every document starts from an empty memory, and its last segment is padded. `False`: all are one
             stream.
-        separator: what stands between the documents of a text file; None: each file is one.
-        overlap: tokens that a segment has from the one before, as context that is not predicted again, also in evaluation:
-            for models without memory, and texts as one stream.
+        separator: the text between two documents of a file; None: each file is one document.
+        overlap: tokens that a segment shares with the one before, as context that is not predicted again, also in
+            evaluation: for models without memory, and texts as one stream.
         vary_lengths: segments of one stream differ in length (as SHA-RNN trains).
         roll: every row of one stream begins at another place in every epoch (as NVIDIA trains).
         append_eos: end each document with the tokenizer's `eos_token`.
-        batch_size: rows of text that are read side by side, of all processes together; in the place of
-            `training.per_device_train_batch_size`.
-        eval_batch_size: the same of the held-out text, in the place of `training.per_device_eval_batch_size`; fewer where
-            the text is short.
+        batch_size: batch rows of all processes together; instead of `training.per_device_train_batch_size`.
+        eval_batch_size: the same for the held-out text, instead of `training.per_device_eval_batch_size`; fewer if the
+            text is short.
         cache_dir: folder to keep tokens in. None: `transformers_xl` in the home of the Hub's cache. "": no cache.
     """
 
@@ -130,7 +129,7 @@ class LoraSection:
 
     Args:
         r: rank of the adapters; 0: train all weights.
-        alpha: they are scaled by `alpha / r`. None: 2 `r`.
+        alpha: adapters are scaled by `alpha / r`. None: 2 `r`.
         dropout: probability of dropout before them.
         target_modules: names of the layers that get one, or "all-linear".
         merge: write the model with its adapters merged into the weights, instead of the adapters.

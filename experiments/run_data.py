@@ -228,7 +228,7 @@ class _Reader:
 
 
 def _check_effects(section: DataSection, is_text: bool) -> None:
-    """Refuse what would be passed over without a word."""
+    """Refuse what would be ignored silently."""
     if not 0 < section.eval_fraction < 1:
         raise ValueError(f"`data.eval_fraction`={section.eval_fraction} must lie between 0 and 1, for example 0.1.")
     one_stream = (

@@ -1,4 +1,4 @@
-"""The model and the tokenizer of a run: made anew, or taken from what is to be fine-tuned."""
+"""The model and the tokenizer of a run: new ones, or those of a base."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 def run_tokenizer(config: RunConfig, trust_remote_code: bool = False) -> Any:
     """The tokenizer of `tokenizer.path`, of `model.base`, or in a folder of texts (or its `tokenizer`); else bytes.
-    `trust_remote_code`: let it bring code of its own.
+    `trust_remote_code`: let it run custom code.
 
     Raises:
         ValueError: a file of it is damaged, or `model.vocab_size` is that of another one.
@@ -66,7 +66,7 @@ def run_model(config: RunConfig, tokenizer: Any, trust_remote_code: bool = False
     Args:
         config: the run.
         tokenizer: the run's.
-        trust_remote_code: let the base bring code of its own.
+        trust_remote_code: let the base run custom code.
 
     Raises:
         ValueError: it cannot be built, a field of `model` would change the weights of `model.base`, the vocabulary is

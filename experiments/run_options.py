@@ -71,7 +71,7 @@ def read_config(
         files: YAML files; later ones override earlier ones, and all of them the recipe.
         recipe: name of a recipe of this package. None: that of the memory around `model.base` where that is a model of
             others, else a small model of bytes.
-        trust_remote_code: let a `model.base` of others bring code of its own.
+        trust_remote_code: let `model.base` run custom code.
 
     Raises:
         ValueError: a file is no such YAML, a name is not known (the nearest one is given), or a value has another type.
@@ -122,8 +122,8 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
     if config.model_type in import_models():
         if memory:
             raise ValueError(
-                f"`memory`={memory} is for a model of transformers, but `model.base`={name!r} is a {config.model_type!r} "
-                "of this package: the fields of its memory are in `model`, such as `model.mem_len`."
+                f"`memory`={memory} is for a model of transformers: `model.base`={name!r} is a {config.model_type!r} of "
+                "this package: the fields of its memory are in `model`, such as `model.mem_len`."
             )
         return Base(config)
     if "kind" not in memory:
@@ -222,7 +222,7 @@ def read_run(
     Args:
         words: in any order.
         files, recipe, trust_remote_code: as in [`read_config`].
-        resumed: the folder of a run that goes on, whose config comes before `files`.
+        resumed: the folder of a run to resume, whose config comes before `files`.
 
     Raises:
         ValueError: as [`read_config`]; or `resumed` holds no run.

@@ -39,9 +39,9 @@ class TrainingRun:
         config: the whole run.
         output: the folder that it writes: checkpoints, and in the end config, weights, tokenizer, figures and card.
         command: how it was started, for the card.
-        resume: go on from the last checkpoint in `output`.
+        resume: resume from the last checkpoint in `output`.
         print_log: print losses to standard output where there is no progress bar.
-        trust_remote_code: let a `model.base` of others bring code of its own.
+        trust_remote_code: let `model.base` run custom code.
 
     Raises:
         ValueError: a text is too short, or the fields do not go together.

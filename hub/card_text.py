@@ -212,7 +212,7 @@ def _commands(folder: Path, measured: Measurements | None) -> str:
     parts = ["```\n" + "\n".join(commands) + "\n```"] if commands else []
     if measured.training and not measured.training.command:
         told = " Its arguments are in `training_args.json`." if (folder / "training_args.json").is_file() else ""
-        parts.append(f"The training was a script of its own, whose command is not recorded.{told}")
+        parts.append(f"The training was a separate script, whose command is not recorded.{told}")
     versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
     return "\n\n".join([*parts, f"With {versions} ({_source('versions')})."])
 

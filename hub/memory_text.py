@@ -13,7 +13,7 @@ KINDS = {
     ),
     "tokens": (
         "{num_memory_tokens:,} vectors stand before each segment of {segment_length:,} tokens, which reads them, and "
-        "behind it, where they are written anew: all that a segment knows of those before it. "
+        "after it, where they are written again: all that a segment knows of those before it. "
         "([Recurrent Memory Transformer](https://arxiv.org/abs/2207.06881), Bulatov et al., 2022.)"
     ),
 }

@@ -257,7 +257,7 @@ VARIANTS: dict[str, Variant] = {
             authors="Beltagy et al.",
             year=2020,
             url="https://arxiv.org/abs/2004.05150",
-            idea="Every layer sees a window of its own, with gaps in some heads: cost is linear in the length.",
+            idea="Every layer has its own window, with gaps in some heads: cost is linear in the length.",
         ),
         _variant(
             modeling_longformer_encoder,

@@ -61,7 +61,7 @@ def step_memory(
     mems: tuple[torch.Tensor, ...] | None = None,
     mems_mask: torch.Tensor | None = None,
 ) -> dict:
-    """A memory as the tensors that an exported step takes: of fresh rows, or `mems` (and `mems_mask`) of an output.
+    """A memory as the tensors that an exported step takes: of new rows, or `mems` (and `mems_mask`) of an output.
 
     Returns:
         `mask` `(batch, positions)` bool, and `keys` and `values`, a tensor `(batch, heads, positions, head_dim)` per layer,
@@ -92,7 +92,7 @@ def step_memory(
 def export_step(model: PreTrainedModel, batch: int = 1) -> ExportedProgram:
     """Export a step of `batch` rows: `logits, memory = program.module()(input_ids, memory)`.
 
-    `input_ids` is `(batch, 1)`, `memory` begins as [`step_memory`] and is handed on; logits are `(batch, vocab_size)`. A
+    `input_ids` is `(batch, 1)`, `memory` begins as [`step_memory`] and is passed on; logits are `(batch, vocab_size)`. A
     prompt is read token by token, or at once by the model itself, whose `mems` [`step_memory`] takes.
 
     Raises:

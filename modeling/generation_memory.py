@@ -62,7 +62,7 @@ class _BeamStart(NamedTuple):
 
 
 class _NotingStoppingCriteria(StoppingCriteriaList):
-    """Stopping criteria that tell the memory which rows have ended while others go on."""
+    """Stopping criteria that tell the memory which rows have ended while others continue."""
 
     def __init__(self, criteria: StoppingCriteriaList, cache: MemoryCache):
         super().__init__(criteria)

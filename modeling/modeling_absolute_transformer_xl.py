@@ -31,7 +31,7 @@ class AbsoluteTransformerXLLayer(AbsolutePositionsLayer):
     """Positions, attention over `[memory; segment]`, feed-forward.
 
     Differs from the original: positions count forward and are added once; its code counts them from the end of a segment,
-    and adds those of the memory anew in every segment to what already has some.
+    and adds those of the memory again in every segment to what already has some.
     """
 
 
@@ -50,7 +50,7 @@ class AbsoluteTransformerXLPreTrainedModel(MemoryPreTrainedModel):
 
 @auto_docstring(
     custom_intro="""
-    Transformer-XL with absolute positions, without a head. Positions begin anew every `segment_length` tokens of a text:
+    Transformer-XL with absolute positions, without a head. Positions start again every `segment_length` tokens of a text:
     each row remembers how many it has read, so that results do not depend on how a text is cut into calls.
     """
 )

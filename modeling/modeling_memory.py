@@ -97,7 +97,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
 
-        `mems` from before may be handed on: what is longer is cut, what is shorter grows. A `MemoryCache` keeps the lengths
+        `mems` from before may be passed on: what is longer is cut, what is shorter grows. A `MemoryCache` keeps the lengths
         it was made with. A model whose windows are its own (adaptive span, Longformer with given windows, Tensorized
         Transformer) sees no farther than these, however long the memory.
 
@@ -202,7 +202,7 @@ class MemoryModel(MemoryPreTrainedModel):
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
-            Bool. Rows that start afresh with this segment, or tokens that begin a document: what came before is not seen.
+            Bool. Rows that start a new text, or tokens that begin a document: what came before is not seen.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Says where packed documents begin: a position that does not continue that of the real token before it acts as
             `reset`. The numbers themselves change nothing: the model counts distances.
@@ -267,7 +267,7 @@ class MemoryModel(MemoryPreTrainedModel):
         segment_mask: torch.Tensor | None,
         memory: ModelMemory,
     ) -> torch.Tensor | None:
-        """Let rows forget that start afresh, and return the tokens (B, T) bool that begin a document inside the segment."""
+        """Let rows that start a new text forget; return which tokens (B, T) begin a document inside the segment."""
         if reset is not None and reset.dim() == 1:
             memory.reset_rows(reset)
         inside = reset if reset is not None and reset.dim() == 2 else None
@@ -363,7 +363,7 @@ class MemoryModel(MemoryPreTrainedModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentContext:
-        """What the layers are told of a segment; those of a variant may want to know more."""
+        """What the layers know about a segment; those of a variant may want to know more."""
         return segment
 
     def position_embeddings(
@@ -397,7 +397,7 @@ class MemoryModel(MemoryPreTrainedModel):
         mems_mask: torch.Tensor | None = None,
         like: torch.Tensor | None = None,
     ) -> ModelMemory:
-        """What the model remembers: `mems`, in the type of `like`, or what fresh rows do."""
+        """What the model remembers: `mems`, in the type of `like`, or what new rows do."""
         memory = ModelMemory(self.layer_memories(), self.own_memories())
         if mems is not None and like is not None:
             memory.load(mems, mems_mask, like)

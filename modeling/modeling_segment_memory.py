@@ -273,7 +273,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         mems_mask (`torch.Tensor` of shape `(batch, <mem_len)`, *optional*):
             The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
-            Bool: rows that start afresh, or tokens that begin a document.
+            Bool: rows that start a new text, or tokens that begin a document.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin: they act as `reset`.
         """
@@ -307,7 +307,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
 
 
 def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:
-    """Check that a base brings no code of its own, or that the caller trusts it.
+    """Check that a base has no custom code, or that the caller trusts it.
 
     Raises:
         ValueError: it does, and is not trusted.
@@ -322,8 +322,8 @@ def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:
 def add_memory(
     base: str | os.PathLike | PreTrainedModel, kind: str = "window", *, trust_remote_code: bool = False, **memory: Any
 ) -> SegmentMemoryForCausalLM:
-    """Put a memory around a language model of transformers. Its tokenizer stays what it is: load it from the base, and save
-    it beside the model.
+    """Put a memory around a language model of transformers. The tokenizer does not change: load it from the base, and save
+    it with the model.
 
     ```python
     model = add_memory("HuggingFaceTB/SmolLM2-135M", kind="window", mem_len=1024, num_sinks=4)
@@ -333,14 +333,14 @@ def add_memory(
     ```
 
     Args:
-        base: folder or repository of a language model, or a loaded one, whose weights are then those of both. Its own
-            configuration is left alone.
+        base: folder or repository of a language model, or a loaded one, which then shares its weights. Its configuration
+            does not change.
         kind: `"window"` or `"tokens"`, see [`SegmentMemoryConfig`].
-        trust_remote_code: whether to run the code of a repository that brings its own.
+        trust_remote_code: whether to run custom code of the repository.
         memory: the other fields of [`SegmentMemoryConfig`].
 
     Raises:
-        ValueError: the base cannot be read with such a memory, or brings code and is not trusted.
+        ValueError: the base does not work with such a memory, or has custom code and is not trusted.
     """
     if isinstance(base, (str, os.PathLike)):
         check_code(base, trust_remote_code)
@@ -356,7 +356,7 @@ def add_memory(
             "before adapters: give the model that they adapt."
         )
     for module in base.modules():
-        module._is_hf_initialized = True  # type: ignore[assignment]  # else the weights would be drawn anew
+        module._is_hf_initialized = True  # type: ignore[assignment]  # else the weights would be drawn again
     config = SegmentMemoryConfig(text_config=copy.deepcopy(base.config), kind=kind, **memory)
     if kind == "tokens":
         check_base(base, config)

@@ -131,7 +131,7 @@ class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
 @auto_docstring(
     custom_intro="""
     The Star-Transformer without a head. Its memory is ours, the paper has none: the relay of a segment is added to the one
-    that the next segment begins with, so `mems` is one tensor `(batch, hidden_size)`, and zeros are a fresh row.
+    that the next segment begins with, so `mems` is one tensor `(batch, hidden_size)`, and zeros are a new row.
     """
 )
 class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
@@ -141,7 +141,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
     output_class = StarTransformerModelOutput
 
     def layer_memories(self) -> list[LayerMemory]:
-        return []  # one relay is handed on, not one per layer
+        return []  # one relay is passed on, not one per layer
 
     def own_memories(self) -> RelayMemory:
         return RelayMemory(RecurrentMemory((self.config.hidden_size,)))

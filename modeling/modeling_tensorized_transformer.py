@@ -21,7 +21,7 @@ from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel,
 class TensorizedTransformerLayer(MemoryLayer):
     """Multi-linear attention and a feed-forward.
 
-    Differs from the original: causal, see [`MultiLinearAttention`]; the memory of a fresh row is empty (zeros there).
+    Differs from the original: causal, see [`MultiLinearAttention`]; the memory of a new row is empty (zeros there).
     """
 
     attention_class = MultiLinearAttention

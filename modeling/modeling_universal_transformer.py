@@ -86,7 +86,7 @@ class UniversalTransformerLayer(HaltingLayer):
     It remembers x, of which its keys and values are projected.
 
     Differs from the original: relative positions, as in Transformer-XL, take the place of the signals of absolute
-    positions, which begin anew in every segment; the transition is the feed-forward, not a separable convolution.
+    positions, which start again in every segment; the transition is the feed-forward, not a separable convolution.
     """
 
     def __init__(self, config: UniversalTransformerConfig, layer_idx: int):

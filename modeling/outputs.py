@@ -33,7 +33,7 @@ class MemoryModelOutput(ModelOutput):
             its attention reads), `(batch, <=mem_len, hidden_size)`, newest last, detached; behind them, what a variant
             remembers beside. `model.layout` names the tensors. To be handed to the next call.
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
-            Bool, which positions of `mems` are real; None when all are. To be handed on with `mems`.
+            Bool, which positions of `mems` are real; None when all are. Pass it on with `mems`.
         hidden_states (`tuple[torch.Tensor]`, *optional*):
             Input of each layer and output of the last one.
         attentions (`tuple[torch.Tensor]`, *optional*):

@@ -15,26 +15,26 @@ from transformers_xl.streams.text_files import TextCounts
 
 
 class DocumentStream(Dataset):
-    """Documents of token ids, dealt to `lanes` lanes that are read side by side.
+    """Documents of token ids, distributed over `lanes` lanes, one for each batch row.
 
-    A document begins at the start of a segment, with `reset`, and runs on in its lane; its last segment is padded on the
-    right. Nothing is predicted across documents: the last token of each has no target (let the tokenizer append an end of
-    text where the model is to learn to stop), and its first is the target of none.
+    A document begins at the start of a segment, with `reset`, and continues in its lane; its last segment is padded on the
+    right. Nothing is predicted across documents: the last token of each has no target, and its first is the target of
+    none. Let the tokenizer append an end of text if the model should learn to stop.
 
-    Documents go, the longest first, to the lane that is shortest so far, and are read in their given order there: lanes are
-    about equally long, and are the same whenever the documents, `lanes` and `segment_length` are. Items are step-major, as
-    those of [`~transformers_xl.streams.text_stream.TextStream`], and have the same columns, `attention_mask` always.
+    Each document goes to the shortest lane, the longest documents first; within a lane they keep their order. Lanes are
+    about equally long, and depend only on the documents, `lanes` and `segment_length`. The order of items is that of
+    [`~transformers_xl.streams.text_stream.TextStream`], and so are the columns, always with `attention_mask`.
 
     Args:
         documents: token ids of each document `(tokens,)`; empty ones are left out.
         segment_length: tokens per segment.
         lanes: batch rows of all processes: batch size per process x processes.
         keep_tail: what happens when the lanes end at different times. `False`, for training: the stream ends with the
-            shortest lane, so that every row always has something to learn, and `left_out` tokens behind it are not read; a
+            shortest lane, so that every row always has targets, and `left_out` tokens after that point are not read; a
             warning says when they are more than a tenth. `True`, for evaluation: every token is read once, and a lane
-            that has run out gives segments that are all padding, without `reset`.
+            that has ended gives segments of padding, without `reset`.
         pad_token_id: what the padding is filled with; it is masked everywhere.
-        counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
+        counts: length of the text of all predicted tokens; `MemoryTrainer.evaluate` computes bits per byte from it.
 
     Raises:
         ValueError: a document is not one row of integers, there are fewer documents than lanes, or a number is below 1.
@@ -109,7 +109,7 @@ class DocumentStream(Dataset):
 
     @cached_property
     def identity(self) -> dict[str, int | str]:
-        """What must be the same for a run to go on: `text` (a SHA-256 of all ids, read once), `lanes`, `segment_length`,
+        """What must be the same for a run to resume: `text` (a SHA-256 of all ids, read once), `lanes`, `segment_length`,
         `documents` (their number, and the beginning of a SHA-256 of their lengths) and `keep_tail`."""
         lengths = np.array([len(document) for document in self.documents])
         return {

@@ -1,4 +1,4 @@
-"""What a stream must have in common with the one that a run began on, for the run to go on."""
+"""What a stream must have in common with the one that a run began on, for the run to resume."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -19,8 +19,8 @@ KEPT_STATES = 16
 class StreamingText(IterableDataset):
     """Documents that come one after the other, read side by side in `lanes` lanes.
 
-    A lane that needs text takes the next document of `source`; lanes are asked in their order at every step, so that the
-    same source gives the same lanes for any number of processes. Items are step-major and have the columns of
+    A lane that needs text takes the next document of `source`. Lanes take turns in a fixed order at every step, so the
+    same source gives the same lanes for any number of processes. Items have the columns of
     [`~transformers_xl.streams.document_stream.DocumentStream`]; a step is `lanes` items, one batch over all processes.
 
     Example:
@@ -32,14 +32,14 @@ class StreamingText(IterableDataset):
 
     Args:
         source: token ids of each document, as rows `(tokens,)` or as dictionaries with a `column` of them: a list, a
-            `datasets.IterableDataset`, whose `state_dict` is used, or anything that can be read more than once, with the
-            same result, which is read again up to a position.
+            `datasets.IterableDataset`, whose `state_dict` is used, or anything that can be read repeatedly with the
+            same result, which is then read again up to the position.
         segment_length: tokens per segment.
         lanes: batch rows of all processes: batch size per process x processes.
         documents: `True`: a document begins at the start of a segment, with `reset`, and its last segment is padded.
             `False`: a lane is one endless text, its documents put end to end; only its first segment has `reset`.
         keep_tail: what happens when `source` ends. `False`, for training: the stream ends with the first lane that cannot
-            fill its row. `True`, for evaluation: every token is read once, and a lane that has run out gives padding.
+            fill its row. `True`, for evaluation: every token is read once, and a lane that has ended gives padding.
         pad_token_id: what the padding is filled with; it is masked everywhere.
         column: the column of token ids where `source` gives dictionaries.
 
@@ -77,7 +77,7 @@ class StreamingText(IterableDataset):
 
     @property
     def identity(self) -> dict[str, int | str]:
-        """What must be the same for a run to go on. The `text` of a stream is not known before it has been read."""
+        """What must be the same for a run to resume. The `text` of a stream is not known before it has been read."""
         return {
             "text": "streamed",
             "lanes": self.lanes,
@@ -145,8 +145,8 @@ class StreamingText(IterableDataset):
         """The position behind `step` steps of this epoch, as plain numbers and lists that JSON can hold.
 
         Args:
-            step: how many steps have been used. What reads ahead has taken more from the stream: Accelerate's loaders are
-                one batch further than the loop. `None`: all that were taken.
+            step: how many steps the loop has used. Loaders read ahead: Accelerate's are one batch further than the loop.
+                `None`: all steps that were read.
 
         Raises:
             ValueError: the position is not among the last 16.
@@ -164,7 +164,7 @@ class StreamingText(IterableDataset):
         return {**state, "tokens": [row.tolist() for row in state["tokens"]], "identity": self.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on from a position that `state_dict` gave; the one after it begins afresh.
+        """Let the next iteration go on from a position that `state_dict` gave; the one after it starts again.
 
         Raises:
             ValueError: the stream has other lanes, lengths or documents; the message names the field.

@@ -1,7 +1,7 @@
 """A text as a stream of segments that a model with memory reads in order.
 
 Transformer-XL (Dai et al., 2019, https://arxiv.org/abs/1901.02860) trains on consecutive segments of one long text, a
-batch row continuing where it stopped at the step before (`LMOrderedIterator` in the original code).
+batch row continuing where it stopped in the step before (`LMOrderedIterator` in the original code).
 """
 
 from functools import cached_property
@@ -16,12 +16,12 @@ from transformers_xl.streams.text_files import TextCounts
 
 
 class TextStream(Dataset):
-    """A text of token ids, cut into `lanes` contiguous parts that are read side by side: the rows of the batches.
+    """A text of token ids, cut into `lanes` contiguous parts, one for each batch row.
 
-    A lane is all that one batch row reads: row `b` of every batch holds the next segment of lane `b`, so that it continues
-    row `b` of the batch before. Items are step-major: item `i` is segment `i // lanes` of lane `i % lanes`. In order, they
-    make such batches of `lanes` items; in `n` processes with batches of
-    `lanes / n` items the same holds for every process under Accelerate's default dealing of batches.
+    A lane is the text that one batch row reads: row `b` of every batch holds the next segment of lane `b`, so it continues
+    row `b` of the batch before. Item `i` is segment `i // lanes` of lane `i % lanes`. In order, `lanes` items make a batch.
+    With `n` processes and batches of `lanes / n` items, Accelerate's default distribution of batches keeps the lanes intact
+    in every process.
 
     Each item is a dictionary of
 
@@ -40,19 +40,18 @@ class TextStream(Dataset):
             segments are full, and the up to `lanes * segment_length` tokens at the end of the text are left out.
             `True`, for evaluation: every token is read once, and the last segment of a lane is padded on the right.
         pad_token_id: what the padding of `keep_tail` is filled with; it is masked everywhere.
-        counts: how long the text of all predicted tokens is; `MemoryTrainer.evaluate` makes bits per byte of it.
-        overlap: tokens that a segment has from the one before, as context: they have no target again. For models without
+        counts: length of the text of all predicted tokens; `MemoryTrainer.evaluate` computes bits per byte from it.
+        overlap: tokens that a segment shares with the one before, as context without targets. For models without
             memory (the "effective history" of the R-Transformer's code).
         vary_lengths: segments are a few tokens shorter than `segment_length`, and one in twenty half as long, so that they
             do not begin at the same places: `N(length, 5)`, as for AWD-LSTM and SHA-RNN (Merity et al., 2017,
-            https://arxiv.org/abs/1708.02182, section 5). The same in every epoch.
-        roll: every lane begins at a random place in every epoch, and comes round to it (`--roll` of NVIDIA's
-            Transformer-XL).
-        seed: of the lengths, and of the places.
+            https://arxiv.org/abs/1708.02182, section 5). Lengths are the same in every epoch.
+        roll: every lane begins at a random place in every epoch, and wraps around (`--roll` of NVIDIA's Transformer-XL).
+        seed: seed of the lengths and of the places.
 
     Raises:
-        ValueError: `ids` is not one row of integers, or too short for its lanes, or a number is below 1; `overlap` leaves
-            nothing new, or goes with what needs segments that follow each other.
+        ValueError: `ids` is not one row of integers, or too short for its lanes; a number is below 1; `overlap` leaves
+            nothing new, or is combined with an option that needs consecutive segments.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class TextStream(Dataset):
 
     @cached_property
     def identity(self) -> dict[str, int | str]:
-        """What must be the same for a run to go on: `text` (a SHA-256 of its ids, read once), `lanes`, `segment_length`,
+        """What must be the same for a run to resume: `text` (a SHA-256 of its ids, read once), `lanes`, `segment_length`,
         `documents` and `keep_tail`, and of how it is cut what is not the default."""
         cut: dict[str, int | str] = {"overlap": self.overlap, "vary_lengths": self.vary_lengths, "roll": self.roll}
         if self.vary_lengths or self.roll:

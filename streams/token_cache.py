@@ -33,7 +33,7 @@ def cached_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays that `make` gives, from a safetensors file in `folder` if an equal `key` has been written there.
 
-    An interrupted write leaves no file, and two processes may write at once. A file that cannot be read is written anew.
+    An interrupted write leaves no file, and two processes may write at once. A file that cannot be read is written again.
     Arrays from the file are mapped into memory, not read.
 
     Args:

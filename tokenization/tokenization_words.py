@@ -253,7 +253,7 @@ class WordTokenizer(TokenizerWithCode):
             extra_special_tokens=list(others),
             padding_side="left",
             clean_up_tokenization_spaces=True,
-            # the authors' code knew words only: a special token inside of a word is a part of it
+            # the authors' code knew words only: a special token inside a word is a part of it
             split_special_tokens=split == "spaces",
         )
         built._counts = counts

@@ -1,4 +1,4 @@
-"""What a training with memory may be told: `TrainingArguments` with other defaults, and what of them cannot work."""
+"""Arguments of a training with memory: `TrainingArguments` with other defaults, and checks of what cannot work."""
 
 import os
 from dataclasses import dataclass
@@ -28,29 +28,30 @@ REQUIRED = {
 @dataclass
 class MemoryTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the defaults that a stream of consecutive segments needs: its order is kept, a batch that
-    would not fill all rows is dropped, every column of the stream reaches the model, and a resumed training goes on with
-    the callbacks as they were.
+    would not fill all rows is dropped, every column of the stream reaches the model, and a resumed training restores the
+    state of its callbacks.
 
     Args:
-        optimizer: `"lamb"`: an optimizer that `optim` does not know, in its place. It has `adam_beta1`, `adam_beta2` and
-            `adam_epsilon`.
-        group_learning_rates: peak learning rates of groups of parameters that the model names, as `{"values": 1e-3}`;
+        optimizer: `"lamb"`, an optimizer that `optim` does not offer, instead of `optim`. It reads `adam_beta1`,
+            `adam_beta2` and `adam_epsilon`.
+        group_learning_rates: peak learning rates of groups of parameters that the model names, such as `{"values": 1e-3}`;
             `learning_rate` for the rest. Product-key memories have `"keys"` and `"values"`, adaptive spans `"spans"`, the
             halting unit of the Universal Transformer `"ponder"`, the halting networks of the Depth-adaptive one
-            `"halting"`, and the auxiliary classifiers of the vanilla one `"auxiliary"`. The schedule is that of all.
+            `"halting"`, and the auxiliary classifiers of the vanilla one `"auxiliary"`. All share one schedule.
         average_weights: `"ema"` or `"swa"`: evaluate, and end with, an average of the weights after each step.
-        average_decay: what an exponential average (`"ema"`) keeps of itself at a step.
-        average_start: the first step whose weights count, or below 1 a share of the training.
+        average_decay: share of the exponential average (`"ema"`) that a step keeps.
+        average_start: the first step whose weights count; a value below 1 is a share of the training.
         average_in_the_end: whether the trained model is the average; with `False` only evaluation uses it.
         initial_mem_len: length of the model's memory in the first step, in positions; it grows to `mem_len`.
-        mem_len_warmup_steps: steps in which it grows, or below 1 a share of the training.
+        mem_len_warmup_steps: steps in which it grows; a value below 1 is a share of the training.
         initial_bptt_segments: `bptt_segments` of a model with memory tokens in the first step; it grows to the model's.
-        bptt_warmup_steps: steps in which it grows, or below 1 a share of the training.
-        early_stopping_patience: stop when so many evaluations in a row were no better than the best; it needs
+        bptt_warmup_steps: steps in which it grows; a value below 1 is a share of the training.
+        early_stopping_patience: stop after this many evaluations without a new best; it needs
             `load_best_model_at_end` or `metric_for_best_model`, and an `eval_strategy`.
 
     Raises:
-        ValueError: `deepspeed` is given. What else cannot work `MemoryTrainer` refuses, from any `TrainingArguments`.
+        ValueError: `deepspeed` is given. `MemoryTrainer` refuses everything else that cannot work, from any
+            `TrainingArguments`.
     """
 
     _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "group_learning_rates"]

@@ -150,7 +150,7 @@ class WeightAveraging(CheckpointCallback):
     """Averages the weights after every step from `start` on, in steps, or as a share of the training below 1.
 
     With `average_in_the_end` the trained model is the average; with `load_best_model_at_end`, that of the best checkpoint.
-    Checkpoints that a training can go on from hold the averages.
+    Checkpoints that a training can resume from hold the averages.
     """
 
     def __init__(self, average: WeightAverage, start: float = 0.0, average_in_the_end: bool = True):

@@ -12,10 +12,10 @@ from transformers.trainer_utils import IntervalStrategy
 
 
 class CheckpointCallback(TrainerCallback):
-    """A callback that keeps files of its own in a checkpoint.
+    """A callback that adds files to a checkpoint.
 
-    The `on_save` of transformers comes when the checkpoint has its name already: what is written there would be missing
-    from one that a killed process left. `MemoryTrainer` calls these two on every process.
+    The `on_save` of transformers comes after the checkpoint has its name: what it writes would be missing from one
+    that a killed process left. `MemoryTrainer` calls these two on every process.
     """
 
     def on_checkpoint(self, args: TrainingArguments, state: TrainerState, folder: Path, model: nn.Module) -> None:

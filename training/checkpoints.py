@@ -35,7 +35,7 @@ def remove_unfinished(output_dir: Path) -> None:
 
 def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str | None = None) -> None:
     """Declare the checkpoint complete: its files with their sizes and SHA-256, the fields of its stream, and why no
-    training can go on from it, if none can. To be called by one process, when all have written their files."""
+    training can resume from it, if none can. To be called by one process, when all have written their files."""
     files = {
         str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(folder.rglob("*"))
@@ -109,7 +109,7 @@ def check_whole(folder: Path) -> None:
 
 
 def check_resumable(folder: Path, stream: Mapping[str, int | str]) -> None:
-    """Refuse a whole checkpoint that no training can go on from, or that stopped in another stream than `stream`.
+    """Refuse a whole checkpoint that no training can resume from, or that stopped in another stream than `stream`.
 
     Raises:
         ValueError: names the obstacle, or the field of the stream with both values.

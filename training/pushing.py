@@ -49,7 +49,7 @@ class HubPushes(RunCards):
     """Pushes of a `Trainer` through [`~transformers_xl.hub.uploading.push_folder`]: one commit each, of the files of a
     model. The method of transformers would push its arguments as a pickle, and leave the code behind.
 
-    Where a push in the background fails, training goes on; it is told when the next one begins, and at the end.
+    Where a push in the background fails, training continues; it is told when the next one begins, and at the end.
     """
 
     hub_model_id: Any  # None until a push is asked for

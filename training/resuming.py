@@ -1,4 +1,4 @@
-"""A `Trainer` whose checkpoints hold the memory, and from which a training goes on as if it had never stopped."""
+"""A `Trainer` whose checkpoints hold the memory, and from which a training resumes as if it had never stopped."""
 
 import json
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""What a dataset must be for rows to go on from batch to batch."""
+"""What a dataset must be for rows to continue from batch to batch."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -28,18 +28,18 @@ from transformers_xl.training.weighed_evaluation import TokenSums
 class MemoryTrainer(HubPushes, ResumableTrainer):
     """A `Trainer` whose model reads each batch with the memory of the batch before.
 
-    Row `b` of a batch continues row `b` of the batch before, as [`~transformers_xl.streams.text_stream.TextStream`] deals
-    them with `lanes` = batch size per process x processes. A row whose `reset` is true starts afresh; so does every
-    epoch, and every evaluation and prediction, whose memory is kept apart from that of training. `evaluate()` weighs every
-    token alike, where the batches have `shift_labels`: `eval_loss` is nats per token, beside `eval_perplexity` and
-    `eval_tokens`, and bits per byte and per character and the perplexity of words where the stream has `counts`.
+    Row `b` of a batch continues row `b` of the batch before, as in a [`~transformers_xl.streams.text_stream.TextStream`]
+    with `lanes` = batch size per process x processes. A row whose `reset` is true begins without memory. So does every
+    epoch, evaluation and prediction; evaluation and prediction keep a separate memory. If batches have `shift_labels`,
+    `evaluate()` gives every token the same weight: `eval_loss` is in nats per token, with `eval_perplexity` and
+    `eval_tokens`. If the stream has `counts`, there are also bits per byte and per character, and perplexity per word.
 
-    `memory` holds the memories, under `"train"` and `"eval"`. Checkpoints hold it too: a training that was killed and is
-    resumed goes on as if nothing had happened (docs/training.md).
+    `memory` holds the memories, under `"train"` and `"eval"`. Checkpoints hold it too: a killed and resumed training
+    continues as if nothing had happened (docs/training.md).
 
     Raises:
-        ValueError: an argument would tear rows out of their order or be ignored, or the rows of a batch are not those of
-            the memory.
+        ValueError: an argument would break the order of rows or be ignored, or the number of rows in a batch is not that
+            of the memory.
     """
 
     def __init__(self, model: nn.Module | None = None, args: TrainingArguments | None = None, **kwargs: Any):

@@ -152,7 +152,7 @@ class TrainerOverrides(Trainer):
         self.state.stateful_callbacks = stored  # a dictionary; transformers annotates it as a list
 
     def _obstacle(self) -> str | None:
-        """Why no training can go on from a checkpoint of this moment, None if one can."""
+        """Why no training can resume from a checkpoint of this moment, None if one can."""
         if self.args.save_only_model:
             return "`save_only_model=True` left out the optimizer and the memory"
         if self.epochs_begun > 1 and not has_length(self.train_dataset):

@@ -42,7 +42,7 @@ class OldWeights:
     def take(self, shape: tuple[int, ...], *names: str, parts: list[int] | None = None) -> list[torch.Tensor]:
         """Copies of the weight that stands under `names`, or under some of them: of all rows, or of `parts` of them.
 
-        Copies, because the file may be mapped into memory, and may be written anew while the model is in use.
+        Copies, because the file may be mapped into memory, and may be written again while the model is in use.
         """
         found = [self.weights.pop(name) for name in names if name in self.weights]
         if not found:

@@ -133,7 +133,7 @@ class TransfoXLTokenizer:
             OSError: there is no vocabulary.
         """
         name, hub = pretrained_model_name_or_path, _hub_arguments(kwargs)
-        if _file(name, "tokenizer.json", hub) is not None:  # saved anew
+        if _file(name, "tokenizer.json", hub) is not None:  # saved again
             return WordTokenizer.from_pretrained(name, *inputs, **kwargs)
         paths = [path for filename in HF_FILES if (path := _file(name, filename, hub)) is not None]
         if not paths:

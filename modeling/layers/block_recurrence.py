@@ -38,7 +38,7 @@ class BlockPosition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockContext(SegmentContext):
-    """What the layers are told of a segment's blocks.
+    """What the layers know about a segment's blocks.
 
     Args:
         blocks: those that end in the segment.

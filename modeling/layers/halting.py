@@ -1,4 +1,4 @@
-"""Positions that halt: they keep their state while others go on, are still read by them, and cost no more work.
+"""Positions that halt: they keep their state while others continue, are still read by them, and cost no more work.
 
 For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv.org/abs/1807.03819, section 2.2.
 """

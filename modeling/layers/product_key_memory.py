@@ -83,7 +83,7 @@ _current_graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 def _is_run_again() -> bool:
-    """Whether this forward pass runs inside of a backward pass, as that of an activation checkpoint does."""
+    """Whether this forward pass runs inside a backward pass, as that of an activation checkpoint does."""
     return not torch.compiler.is_compiling() and _current_graph_task_id() != -1
 
 

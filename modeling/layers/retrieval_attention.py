@@ -26,7 +26,7 @@ class MemorizingMemory(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LookupContext(SegmentContext):
-    """What the layers are told of a segment: also what it looks up."""
+    """What the layers know about a segment: also what it looks up."""
 
     lookups: Lookups
 

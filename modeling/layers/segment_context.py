@@ -1,4 +1,4 @@
-"""What layers are told of a segment."""
+"""What layers know about a segment."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -14,7 +14,7 @@ PositionEmbeddings = tuple[torch.Tensor | None, Biases | None] | torch.Tensor
 
 @dataclass(frozen=True)
 class SegmentContext(DeviceMovable):
-    """What all layers are told of a segment. A variant adds fields of its own in a subclass.
+    """What all layers know about a segment. A variant adds fields of its own in a subclass.
 
     Args:
         segment_mask: `(B, T)` bool, real tokens; padding stands on the left. None where all are real.

@@ -34,7 +34,7 @@ class SegmentLSTMContext(SegmentContext):
 
     @classmethod
     def of(cls, segment: SegmentContext, length: int) -> Self:
-        """What the layers are told of a `segment` of `length` columns."""
+        """What the layers know about a `segment` of `length` columns."""
         return cls(**vars(segment), chunks=split_chunks(length, segment.segment_mask, segment.document_ids))
 
 

@@ -35,7 +35,7 @@ class ColumnMemory(Memory):
         length: columns that its value has at most.
         width: that of a column.
         reach: columns that a segment reads; all when not given.
-        starts_with_zeros: whether a fresh row remembers `length` vectors of zeros, instead of nothing.
+        starts_with_zeros: whether a new row remembers `length` vectors of zeros, instead of nothing.
     """
 
     is_croppable = True
@@ -86,7 +86,7 @@ class ColumnMemory(Memory):
 
     @property
     def num_started(self) -> int:
-        """Number of columns that a fresh row remembers: zeros."""
+        """Number of columns that a new row remembers: zeros."""
         return self.length if self.starts_with_zeros else 0
 
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:
@@ -131,7 +131,7 @@ class ColumnMemory(Memory):
     def keep_positions(self, positions: torch.Tensor) -> None:
         """Keep what an attention projected of the relative positions, `(H, distances, D)`."""
         if self.buffer is not None and self.buffer.is_static:
-            # those of one token to come: a graph would be made anew for every length of a prompt
+            # those of one token to come: a graph would be made again for every length of a prompt
             positions = keep_last(positions, self.reach + 2).mT.contiguous().mT
         self.positions = positions
 

@@ -47,7 +47,7 @@ class Memory(ABC):
 
     @abstractmethod
     def start(self, batch: int, like: torch.Tensor) -> None:
-        """Remember what fresh rows do, in the type and on the device of `like`."""
+        """Remember what new rows do, in the type and on the device of `like`."""
 
     @abstractmethod
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:
@@ -86,7 +86,7 @@ class Memory(ABC):
         """Forget all rows."""
 
     def copy(self) -> Self:
-        """A memory that goes on from here on its own."""
+        """A memory that continues from here independently."""
         return copy.copy(self)
 
 

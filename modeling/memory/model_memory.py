@@ -75,7 +75,7 @@ class ModelMemory:
         return min(kept) if kept else 0
 
     def start(self, batch: int, like: torch.Tensor) -> None:
-        """Remember what fresh rows do, in the type and on the device of `like`."""
+        """Remember what new rows do, in the type and on the device of `like`."""
         self.mask = None
         for memory in self.memories:
             memory.start(batch, like)
@@ -125,7 +125,7 @@ class ModelMemory:
         return mems, drop_full_mask(longest.value_mask(self.packing))
 
     def close(self, detach: bool = True) -> None:
-        """Go on from what the segment wrote: at the end of a call with a cache, where gradients end, or inside of it."""
+        """Go on from what the segment wrote: at the end of a call with a cache, where gradients end, or inside it."""
         packing = self.packing
         assert packing is not None, "open() comes first"
         if self.windows:
@@ -220,7 +220,7 @@ class ModelMemory:
             memory.clear()
 
     def copy(self) -> "ModelMemory":
-        """A memory that goes on from here on its own."""
+        """A memory that continues from here independently."""
         copies = {id(part.memory): part.memory.copy() for part in self.layout.parts}
         rebuilt = [type(layer)(*(copies[id(memory)] for memory in layer)) for layer in (*self.layers, self.own)]
         other = ModelMemory(rebuilt[:-1], rebuilt[-1])

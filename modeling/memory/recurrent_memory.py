@@ -1,4 +1,4 @@
-"""A tensor of each row that is made anew by every segment: the state of an LSTM, a matrix, vectors that a layer learned."""
+"""A tensor of each row that every segment replaces: the state of an LSTM, a matrix, vectors that a layer learned."""
 
 from collections.abc import Callable
 
@@ -17,8 +17,8 @@ class RecurrentMemory(Memory):
 
     Args:
         shape: without the batch.
-        initial: the number that fresh rows are filled with.
-        has_learned_start: whether `read` gets the state of fresh rows. Which rows have begun is remembered too, so that
+        initial: the number that new rows are filled with.
+        has_learned_start: whether `read` gets the state of new rows. Which rows have begun is remembered too, so that
             the start has a gradient wherever a row is fresh.
     """
 
@@ -61,7 +61,7 @@ class RecurrentMemory(Memory):
         self.begun = tensors[1].bool() if self.has_learned_start else None
 
     def read(self, start: torch.Tensor | None = None) -> torch.Tensor:
-        """The state before the segment; `start` `(*shape,)` in fresh rows, where it is learned."""
+        """The state before the segment; `start` `(*shape,)` in new rows, where it is learned."""
         assert self.state is not None, "start() or load() comes first"
         if self.begun is None or start is None:
             return self.state

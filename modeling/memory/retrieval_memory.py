@@ -187,7 +187,7 @@ class RetrievalMemory(Memory):
 
     @torch.no_grad()
     def open(self, lookups: Lookups, like: torch.Tensor) -> Tensors:
-        """The ring with room for what a call writes. As a value it is made anew, so that a layer may run twice."""
+        """The ring with room for what a call writes. As a value it is made again, so that a layer may run twice."""
         ring = self.ring
         if not ring:
             assert self.columns is not None, "start() or load() comes first"
@@ -232,7 +232,7 @@ class RetrievalMemory(Memory):
             self.end, self.new = self.new[1].end, None
 
     def reset_rows(self, reset: torch.Tensor) -> None:
-        pass  # the counts of a fresh row say that none of these keys is its own
+        pass  # the counts of a new row say that none of these keys is its own
 
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.search.map_rows(function, self.num_rows)

@@ -17,7 +17,7 @@ class WindowMemory(ColumnMemory):
         width: that of an input.
         sliding_window: positions that a token sees right behind a full memory, itself included.
         same_length: whether every token sees so many; else those later in a segment see the segment too.
-        starts_with_zeros: whether a fresh row remembers zeros, instead of nothing.
+        starts_with_zeros: whether a new row remembers zeros, instead of nothing.
     """
 
     def __init__(self, mem_len: int, width: int, sliding_window: int, same_length: bool, starts_with_zeros: bool):

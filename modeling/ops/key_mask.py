@@ -11,7 +11,7 @@ class DeviceMovable:
     """A dataclass whose tensors follow a module to its device: Accelerate calls `to` of what it cannot look into."""
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Self:
-        """A copy with all tensors on `device`, also those inside of tuples and lists."""
+        """A copy with all tensors on `device`, also those inside tuples and lists."""
         moved = {each.name: _moved(getattr(self, each.name), device, non_blocking) for each in fields(self)}
         return replace(self, **moved)
 

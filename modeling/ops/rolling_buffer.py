@@ -10,7 +10,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def mark_static_address(tensor: torch.Tensor) -> None:
-    """Tell the compiler that a tensor stays where it is. The call is private: without it, CUDA graphs are recorded anew."""
+    """Tell the compiler that a tensor stays where it is. The call is private: without it, CUDA records graphs again."""
     mark = getattr(getattr(torch, "_dynamo", None), "mark_static_address", None)
     if mark is not None and not torch.compiler.is_compiling():
         mark(tensor)
@@ -134,7 +134,7 @@ class RollingBuffer:
         self.hold(tuple(function(each) for each in self.tensors))
 
     def copy(self) -> "RollingBuffer":
-        """A buffer that goes on from here on its own: neither writes what the other sees."""
+        """A buffer that continues from here independently: neither writes what the other sees."""
         other = type(self)(self.size)
         other.hold(self.tensors)
         self.is_owned = False

@@ -192,7 +192,7 @@ def next_memory_mask(rows: PackedRows, mem_len: int, current: torch.Tensor | Non
 
 
 def reset_state(state: torch.Tensor, reset: torch.Tensor, initial: float = 0) -> torch.Tensor:
-    """`state` (B, ...) with `initial` in the rows of `reset` (B,) bool: what a fresh row remembers."""
+    """`state` (B, ...) with `initial` in the rows of `reset` (B,) bool: what a new row remembers."""
     return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), initial)
 
 

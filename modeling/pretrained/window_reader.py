@@ -115,7 +115,7 @@ class WindowReader(MemoryReader):
         if self.config.num_sinks > 0 and packing.document_ids is not None:
             raise ValueError(
                 f"`reset` of shape (batch, length), and `position_ids` that start again, need `num_sinks`=0: with "
-                f"`num_sinks`={self.config.num_sinks} every document has sinks of its own. Start each document with a new "
+                f"`num_sinks`={self.config.num_sinks} every document has its own sinks. Start each document with a new "
                 "call, and pass `reset` of shape (batch,)."
             )
         places = Places.of(memory.own.next_position.read(), packing)
