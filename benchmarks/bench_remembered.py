@@ -1,13 +1,14 @@
 """What does a token cost behind 10^3 .. 10^6 remembered tokens? Milliseconds of one token, for each kind of memory.
 
-All models have the same width and depth. A memory that grows with what it remembers - the window of Transformer-XL, the
-window and compressed vectors of the Compressive Transformer, the cache of GPT-2 - is not filled by reading: a fresh row of
-`initial_memory="zeros"` remembers zeros in every place, and GPT-2's cache is made of random keys and values. Time does not
-depend on the numbers. They end at 10^5 here: keys, values and positions of 10^6 tokens are 12 GB in Transformer-XL.
+All models have the same width and depth. None reads 10^6 tokens: time depends on how much is remembered, not on which
+numbers. A short text is read, to the same place in a block. What grows with a text - the window of Transformer-XL, the
+compressed vectors of the Compressive Transformer, the keys of the Memorizing Transformer - is then handed in as `mems` of
+random numbers, as many as there would be (`filled`); GPT-2's cache is made of random keys and values. A state of constant
+size has the same tensors behind any text, and is measured behind each number of tokens all the same.
 
-A state of constant size is read in: 1,000 and 10,000 tokens of random text. What comes behind has the same tensors, and is
-drawn as a dotted line, not measured. Processor time of one thread, all models in turns, medians and quartiles. Writes
-`results/remembered.json` and `results/remembered.png`; `--draw` draws the latter again.
+Processor time of one thread; medians and quartiles. Up to 10^5 tokens all models take turns. Those that grow are measured
+one by one behind more: together they would not fit into memory. 10^6 take 10 GB. Writes `results/remembered.json` and
+`results/remembered.png`; `--draw` draws the latter again.
 """
 
 import argparse
@@ -23,60 +24,86 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
 
-import transformers_xl as xl
+import transformers_xl  # noqa: F401  registers the variants
 from transformers_xl.evaluation.plots import figure, line, save
 
 RESULTS = Path(__file__).parent / "results"
-SIZE = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
-WINDOW, BLOCK = 512, 128
+SIZE = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+WINDOW, BLOCK, RATE = 512, 128, 4
 GROWING = {"gpt2": "GPT-2, with its cache", "transformer_xl": "Transformer-XL",
-           "compressive_transformer": "Compressive Transformer, rate 4"}  # fmt: skip
+           "memorizing_transformer": "Memorizing Transformer, one layer",
+           "compressive_transformer": f"Compressive Transformer, rate {RATE}"}  # fmt: skip
 BOUNDED = {"block_recurrent": "Block-Recurrent Transformer", "infini_transformer": "Infini-Transformer",
            "recurrent_memory_transformer": "Recurrent Memory Transformer", "sha_rnn": "SHA-RNN"}  # fmt: skip
-READ = (1_000, 10_000)
-LAST = 1_000_000
+COUNTS = [1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
+TOGETHER = 100_000  # up to so many remembered tokens, the memories of all models fit side by side
+READ = 1_000  # at least: it fills every window
 
 
-def growing(name: str, remembered: int) -> Callable[[], None]:
-    """One token behind so many."""
-    if name == "gpt2":
-        return gpt2(remembered)
-    fields: dict[str, Any] = {"mem_len": remembered, "initial_memory": "zeros", "intermediate_size": 1024}
-    model: Any
+def fields_of(name: str, remembered: int) -> dict[str, Any]:
+    """What a model is told beside its size."""
     if name == "transformer_xl":
-        model = xl.TransformerXLForCausalLM(xl.TransformerXLConfig(**SIZE, **fields))
-    else:
-        fields["mem_len"] = min(WINDOW, remembered // 2)
-        far = {"compression_rate": 4, "compressed_mem_len": (remembered - fields["mem_len"]) // 4}
-        model = xl.CompressiveTransformerForCausalLM(xl.CompressiveTransformerConfig(**SIZE, **fields, **far))
-    return stepping(model.eval(), None)
-
-
-def gpt2(remembered: int) -> Callable[[], None]:
-    config = GPT2Config(vocab_size=256, n_embd=256, n_layer=4, n_head=4, n_positions=remembered + 1000)
-    cache = DynamicCache(config=config)
-    for layer in range(4):
-        cache.update(torch.randn(1, 4, remembered, 64), torch.randn(1, 4, remembered, 64), layer)
-    return stepping(GPT2LMHeadModel(config).eval(), cache)
-
-
-def bounded(name: str) -> Iterator[tuple[int, Callable[[], None]]]:
-    """One token behind the tokens of `READ`, which it reads first."""
-    fields: dict[str, dict[str, Any]] = {
+        return {"mem_len": remembered}
+    return {
+        "compressive_transformer": {
+            "mem_len": WINDOW, "compression_rate": RATE, "compressed_mem_len": (remembered - WINDOW) // RATE,
+        },
+        "memorizing_transformer": {"mem_len": WINDOW, "block_length": BLOCK, "num_memory_keys": remembered},
         "block_recurrent": {"mem_len": WINDOW, "block_length": BLOCK, "num_states": BLOCK},
         "infini_transformer": {"mem_len": BLOCK},
         "recurrent_memory_transformer": {"segment_length": BLOCK},
         "sha_rnn": {"mem_len": WINDOW, "num_attention_heads": 1},
-    }
-    config = AutoConfig.for_model(name, **SIZE | fields[name] | {"intermediate_size": 1024})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    ids, cache, before = torch.randint(0, 256, (1, READ[-1])), None, 0
-    for count in READ:
-        for start in range(before, count, WINDOW):
-            piece = ids[:, start : min(start + WINDOW, count)]
-            cache = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-        before = count
-        yield count, stepping(model, cache.copy())
+    }[name]  # fmt: skip
+
+
+def grown(name: str, remembered: int) -> dict[str, int]:
+    """By name of a tensor of `mems`: how many columns it has behind so many tokens, or which number it is."""
+    if name == "transformer_xl":
+        return {"inputs": remembered}
+    if name == "memorizing_transformer":
+        return {"remembered": remembered, "num_searched": remembered // BLOCK * BLOCK}
+    if name == "compressive_transformer":
+        return {"compressed": (remembered - WINDOW) // RATE, "num_compressed": (remembered - WINDOW) // RATE}
+    return {}
+
+
+def step_of(name: str, remembered: int) -> Callable[[], None]:
+    """One token behind so many."""
+    if name == "gpt2":
+        return gpt2(remembered)
+    fields = SIZE | {"intermediate_size": 1024} | fields_of(name, remembered)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields)).eval()
+    with torch.inference_mode():
+        return stepping(model, filled(model, name, remembered))
+
+
+def filled(model: Any, name: str, remembered: int) -> Any:
+    """A cache of so many tokens, of which the model has read the first 1,000, and what is missing in its last block."""
+    read = model(torch.randint(0, 256, (1, READ + (remembered - READ) % BLOCK)))
+    sizes, mems, columns = grown(name, remembered), [], torch.empty(1, 0, 0)
+    for tensor, value in zip(model.layout.tensors, read.mems, strict=True):
+        size = sizes.get(tensor.name)
+        if size is not None and value.dim() == 3 and columns.shape[1] != size:
+            columns = torch.randn(1, size, value.shape[2])  # the same in all layers: time does not depend on numbers
+        mems.append(value if size is None else columns if value.dim() == 3 else torch.full_like(value, size))
+    return model.base_model.make_cache(tuple(mems), read.mems_mask, columns)
+
+
+def gpt2(remembered: int) -> Callable[[], None]:
+    layers = SIZE["num_hidden_layers"]
+    config = GPT2Config(
+        vocab_size=256,
+        bos_token_id=None,
+        eos_token_id=None,
+        n_embd=256,
+        n_layer=layers,
+        n_head=4,
+        n_positions=remembered + 1000,
+    )
+    cache = DynamicCache(config=config)
+    for layer in range(layers):
+        cache.update(torch.randn(1, 4, remembered, 64), torch.randn(1, 4, remembered, 64), layer)
+    return stepping(GPT2LMHeadModel(config).eval(), cache)
 
 
 def stepping(model: Any, cache: Any) -> Callable[[], None]:
@@ -90,20 +117,29 @@ def stepping(model: Any, cache: Any) -> Callable[[], None]:
     return step
 
 
-def measure(counts: list[int], turns: int) -> dict[str, dict[int, list[float]]]:
-    """Milliseconds of every turn, by model and remembered tokens."""
-    steps = {(name, count): growing(name, count) for name in GROWING for count in counts}
-    with torch.inference_mode():
-        steps |= {(name, count): step for name in BOUNDED for count, step in bounded(name)}
-    for step in steps.values():  # projects what was remembered, once
-        step()
-        step()
+def measure(counts: list[int], turns: int) -> Iterator[dict[str, dict[int, list[float]]]]:
+    """Milliseconds of every turn, by model and remembered tokens: again and again, as there are more."""
+    cases = [(name, count) for count in counts for name in (*GROWING, *BOUNDED)]
+    together = [(name, count) for name, count in cases if count <= TOGETHER or name in BOUNDED]
+    groups = [together, *([case] for case in cases if case not in together)]
     taken: dict[str, dict[int, list[float]]] = {name: {} for name in (*GROWING, *BOUNDED)}
+    for group in filter(None, groups):
+        for (name, count), values in in_turns({case: step_of(*case) for case in group}, turns).items():
+            taken[name][count] = values
+            print(name, count, round(statistics.median(values), 2), flush=True)
+        yield taken
+
+
+def in_turns(steps: dict[tuple[str, int], Callable[[], None]], turns: int) -> dict[tuple[str, int], list[float]]:
+    taken: dict[tuple[str, int], list[float]] = {case: [] for case in steps}
+    for step in steps.values():  # projects what was remembered, once, and lets buffers grow
+        step()
+        step()
     for _ in range(turns):
-        for (name, count), step in steps.items():
+        for case, step in steps.items():
             start = time.process_time()
             step()
-            taken[name].setdefault(count, []).append(1000 * (time.process_time() - start))
+            taken[case].append(1000 * (time.process_time() - start))
     return taken
 
 
@@ -122,32 +158,29 @@ def draw(result: dict[str, Any], path: Path) -> None:
         style = line(index, len(labels))
         axis.plot(counts, median, **style, label=labels[name])
         axis.fill_between(counts, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        if name in BOUNDED:
-            axis.plot([counts[-1], LAST], [median[-1]] * 2, ":", color=style["color"], linewidth=1)
     axis.set(
         xscale="log", yscale="log", xlabel="remembered tokens", ylabel="milliseconds of one token, processor time"
     )
-    axis.set_title("Dotted: a state of constant size, not measured there")
     picture.legend(loc="outside right center")
     save(picture, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--counts", type=int, nargs="+", default=[1_000, 3_000, 10_000, 30_000, 100_000])
-    parser.add_argument("--turns", type=int, default=25)
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
+    parser.add_argument("--turns", type=int, default=21)
     parser.add_argument("--draw", action="store_true", help="draw results/remembered.json, and measure nothing")
     args = parser.parse_args()
     file = RESULTS / "remembered.json"
     if not args.draw:
         torch.manual_seed(0)
         torch.set_num_threads(1)
-        taken = measure(args.counts, args.turns)
-        rows = {name: {count: row(values) for count, values in by.items()} for name, by in taken.items()}
-        result = {"size": SIZE, "window": WINDOW, "block": BLOCK, "turns": args.turns, "torch": torch.__version__,
-                  "machine": platform.machine(), "load": [round(each, 1) for each in os.getloadavg()],
-                  "models": rows}  # fmt: skip
-        file.write_text(json.dumps(result, indent=1) + "\n")
+        about = {"size": SIZE, "window": WINDOW, "block": BLOCK, "rate": RATE, "turns": args.turns,
+                 "torch": torch.__version__, "machine": platform.machine()}  # fmt: skip
+        for taken in measure(args.counts, args.turns):
+            load = [round(each, 1) for each in os.getloadavg()]
+            models = {name: {count: row(values) for count, values in by.items()} for name, by in taken.items()}
+            file.write_text(json.dumps(about | {"load": load, "models": models}, indent=1) + "\n")
     result = json.loads(file.read_text())
     for name, rows in result["models"].items():
         print(name, {count: each["median_ms"] for count, each in rows.items()})

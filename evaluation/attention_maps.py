@@ -103,6 +103,11 @@ def attention_rows(model: PreTrainedModel) -> dict[str, nn.Module]:
             f"`model` is a {model_type!r}: its tokens read two neighbours and a relay, not a memory. "
             "`inspection.ring_weights` shows how much of each."
         )
+    if model_type == "longformer_encoder":
+        raise ValueError(
+            f"`model` is a {model_type!r}: its tokens look to both sides, a picture shows distances of earlier positions. "
+            "A call with `output_attentions=True` and `attn_implementation='eager'` gives the weights of its layers."
+        )
     modules = {name: module for name, module in base.named_modules() if isinstance(module, target) and part in name}
     numbers = [next((int(word) + 1 for word in name.split(".") if word.isdigit()), None) for name in modules]
     if numbers == [None]:

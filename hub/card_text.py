@@ -14,12 +14,14 @@ from transformers_xl.modeling.auto import Variant
 
 TASKS = {
     "ForCausalLM": "text-generation",
+    "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "Model": "feature-extraction",
 }
 AUTO_CLASSES = {
     "text-generation": "AutoModelForCausalLM",
+    "fill-mask": "AutoModelForMaskedLM",
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "feature-extraction": "AutoModel",

@@ -70,7 +70,9 @@ def row_of(model_type: str) -> str:
     seen = f"{max(seen_by(model, index) for index in range(config.num_hidden_layers)):,}"
     reach = "none" if row.recurrent else f"{horizon(model):,}"
     if row.memory == "none":
-        seen, reach = f"{config.segment_length:,}", "its segment"
+        windows = getattr(config, "windows", None)  # of an encoder
+        seen = f"{max(windows) + 1:,} and the global ones" if windows else f"{config.segment_length:,}"
+        reach = "its segment"
     elif not row.causal:
         seen, reach = "all of its segment", "none"
     through = " (in a call: through `bptt_segments`)" if hasattr(config, "bptt_segments") else ""

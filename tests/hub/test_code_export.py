@@ -31,7 +31,7 @@ TOKENIZERS = [
     for value in vars(importlib.import_module(f"transformers_xl.tokenization.{path.stem}")).values()
     if isinstance(value, type) and issubclass(value, PreTrainedTokenizerBase) and value.__module__.endswith(path.stem)
 ]
-HEADS = ("model", "causal_lm", "sequence_classification", "token_classification")
+HEADS = ("model", "causal_lm", "sequence_classification", "token_classification", "masked_lm")
 
 
 def code_in(folder: Path) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ AUTO_CLASSES = {
     "causal_lm": transformers.AutoModelForCausalLM,
     "sequence_classification": transformers.AutoModelForSequenceClassification,
     "token_classification": transformers.AutoModelForTokenClassification,
+    "masked_lm": transformers.AutoModelForMaskedLM,
 }
 ROUNDING = {"atol": 1e-10, "rtol": 1e-10}  # float64, in two processes
 

@@ -11,7 +11,7 @@ from transformers import logging
 
 from transformers_xl import GTrXLForActorCritic
 
-HEADS = ("model", "causal_lm", "sequence_classification", "token_classification")
+HEADS = ("model", "causal_lm", "sequence_classification", "token_classification", "masked_lm")
 ADAPTIVE = {"cutoffs": [10, 20], "div_val": 2, "tie_projs": [False, True, True]}
 # further layers that a variant can be made of
 OPTIONS = [

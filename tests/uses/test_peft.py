@@ -105,7 +105,8 @@ def test_linear_layers_are_called(model_type: str):
     for name, module in linear.items():
         module.register_forward_hook(lambda *_, name=name: called.add(name))
     ids = tokens(2, 9)
-    model(ids, **({} if head == "model" else {"labels": ids}))
+    given = {"global_attention_mask": ids == ids[:, :1]} if model_type == "longformer_encoder" else {}
+    model(ids, **given, **({} if head == "model" else {"labels": ids}))
     assert called == set(linear)
     for module in linear.values():
         assert type(module).forward is nn.Linear.forward
