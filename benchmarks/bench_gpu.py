@@ -189,15 +189,8 @@ def generation(args: argparse.Namespace) -> list[dict]:
             )
             both = [measured(partial(model.generate, ids, **each, **more), args.turns) for each in (long, short)]
             per_token = (both[0]["ms"] - both[1]["ms"]) / (args.new_tokens - 1)
-            rows.append(
-                {
-                    "model": name,
-                    "memory": memory,
-                    "static": static,
-                    "ms": per_token,
-                    "peak_bytes": both[0]["peak_bytes"],
-                }
-            )
+            row = {"model": name, "memory": memory, "static": static, "ms": per_token}
+            rows.append(row | {"peak_bytes": both[0]["peak_bytes"]})
             print(*rows[-1].values(), flush=True)
     return rows
 

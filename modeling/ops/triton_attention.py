@@ -29,7 +29,7 @@ PROGRAMS = 512  # that are worth starting at least: a few for each of a GPU's mu
 # The tile of each kernel, of heads up to so many numbers wide, of so many bytes. Chosen by registers and spills, see
 # `python benchmarks/compile_kernels.py`; what is fastest, `python benchmarks/bench_gpu.py --tune` finds on a GPU.
 TILES = {
-    ("attend_tiles", 64, 2): Tile(128, 64, 8, 2),
+    ("attend_tiles", 64, 2): Tile(64, 32, 4, 2),
     ("attend_tiles", 128, 2): Tile(32, 32, 4, 2),
     ("attend_tiles", 64, 4): Tile(64, 32, 4, 2),
     ("attend_part", 64, 2): Tile(1, 64, 4, 2),
