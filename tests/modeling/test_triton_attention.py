@@ -14,10 +14,12 @@ from optional_packages import needs
 from patience import PATIENCE
 from tiny import tiny_model, tokens
 
-from transformers_xl.modeling.ops.backends import BACKENDS
 from transformers_xl.modeling.ops.wide_attention import wide_attention
 
 needs("triton")
+
+from transformers_xl.modeling.ops.triton_attention import triton_relative_attention  # noqa: E402  after `needs`
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parent.parent.parent
 
 
@@ -31,11 +33,7 @@ def test_values_and_gradients_in_the_interpreter():
 
 
 # what the kernels are compiled to must not become worse: bytes that a thread spills, for a window and no mask
-SPILLED = {
-    ("attend_tiles", 80): 300,
-    ("attend_tiles", 90): 64,
-    ("grad_of_queries", 80): 64,
-}
+SPILLED = {("grad_of_queries", 80): 64}
 SHARED = 99 * 1024  # bytes: what one program may have on all GPUs from sm_80 on
 
 
@@ -102,7 +100,7 @@ def test_values_and_gradients_on_a_gpu(shape, window, padded, dtype):
     results = []
     for _ in range(2):
         visible = None if visible is None else visible.cuda()
-        output = BACKENDS["triton"].function(*given, visible, window, shape[4] ** -0.5)
+        output = triton_relative_attention(*given, visible, window, shape[4] ** -0.5)
         results.append([output, *torch.autograd.grad(output, given, direction.to(output))])
     for result, again, want in zip(*results, [expected, *wanted], strict=True):
         assert torch.equal(result, again)
@@ -135,6 +133,6 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
         given = on_gpu((1, 4, length, 0, 64), torch.bfloat16)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        BACKENDS["triton"].function(*given, None, None, 0.125).sum().backward()
+        triton_relative_attention(*given, None, None, 0.125).sum().backward()
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] < 5 * peaks[0]
