@@ -61,7 +61,7 @@ def forms(device: str) -> dict[str, Callable[..., torch.Tensor]]:
     """Names as in the table. A CPU has other backends: there the names say what would be measured."""
     on_gpu = device == "cuda"
     return {
-        "Triton kernels": BACKENDS["triton"].function if on_gpu else wide_attention,
+        "Triton kernels": triton_attention.triton_relative_attention if on_gpu else wide_attention,
         "FlexAttention": flex_relative_attention if on_gpu else wide_attention,
         "SDPA, additive mask": by_mask,
         "SDPA without positions": without_positions,
@@ -227,15 +227,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
     widths, names = sorted({row["width"] for row in rows}), list(dict.fromkeys(row["form"] for row in rows))
     picture, axes = figure(columns=3, rows=len(widths), width=4.2, height=3.4)
     kinds = [("forward", "ms", False), ("with gradients", "ms", True), ("memory, with gradients", "peak_bytes", True)]
-    for (line_of_axes, width), (column, (title, value, learns)) in itertools.product(
-        enumerate(widths), enumerate(kinds)
-    ):
-        axis = axes[line_of_axes, column]
+    for (row_of_axes, width), (column, kind) in itertools.product(enumerate(widths), enumerate(kinds)):
+        axis, (title, value, learns) = axes[row_of_axes, column], kind
         for index, name in enumerate(names):
             wanted = {"form": name, "width": width, "gradients": learns}
-            mine = [row for row in rows if wanted.items() <= row.items() and row[value]]
-            axis.plot([row["T"] for row in mine], [row[value] for row in mine], **line(index, len(names)), label=name)
-        axis.set(xscale="log", yscale="log", xlabel="T = K", ylabel="bytes" if value == "peak_bytes" else "ms")
+            points = [(row["T"], row[value]) for row in rows if wanted.items() <= row.items() and row[value]]
+            if points:  # a CPU tells no peak
+                axis.loglog(*zip(*points, strict=True), **line(index, len(names)), label=name)
+        axis.set(xlabel="T = K", ylabel="bytes" if value == "peak_bytes" else "ms")
         axis.set_title(f"{title}, heads of width {width}")
     axes[0, 0].legend(fontsize="small")
     picture.suptitle(result["device"])

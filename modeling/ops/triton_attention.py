@@ -37,13 +37,13 @@ TILES = {
     ("attend_part", 64, 4): Tile(1, 64, 4, 2),
     ("grad_of_queries", 64, 2): Tile(32, 32, 4, 2),
     ("grad_of_queries", 128, 2): Tile(32, 32, 8, 1),
-    ("grad_of_queries", 64, 4): Tile(16, 16, 2, 1),
+    ("grad_of_queries", 64, 4): Tile(16, 16, 4, 1),
     ("grad_of_keys", 64, 2): Tile(32, 32, 4, 2),
     ("grad_of_keys", 128, 2): Tile(32, 32, 8, 1),
-    ("grad_of_keys", 64, 4): Tile(16, 16, 2, 1),
+    ("grad_of_keys", 64, 4): Tile(16, 16, 4, 1),
     ("grad_of_positions", 64, 2): Tile(32, 32, 4, 2),
     ("grad_of_positions", 128, 2): Tile(32, 32, 8, 1),
-    ("grad_of_positions", 64, 4): Tile(16, 16, 2, 1),
+    ("grad_of_positions", 64, 4): Tile(16, 16, 4, 1),
 }
 
 
