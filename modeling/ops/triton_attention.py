@@ -23,32 +23,27 @@ from transformers_xl.modeling.ops.triton_tiles import Inputs, Known, Sizes, Stri
 from transformers_xl.modeling.ops.wide_attention import behind_the_window
 from transformers_xl.modeling.ops.window import keep_last
 
-MAX_WIDTH = 128  # of a head
 MAX_PARTS = 64  # that one token's keys are split into
 PROGRAMS = 512  # that are worth starting at least: a few for each of a GPU's multiprocessors
 
-# The tiles of each kernel: of heads up to 64 wide and above, in numbers of 16 and of 32 bits.
+# The tile of each kernel, of heads up to so many numbers wide, of so many bytes. Chosen by registers and spills, see
+# `python benchmarks/compile_kernels.py`; what is fastest, `python benchmarks/bench_gpu.py --tune` finds on a GPU.
 TILES = {
-    ("attend_tiles", 64, 2): Tile(128, 64, 8, 2),
-    ("attend_tiles", 128, 2): Tile(64, 32, 4, 2),
+    ("attend_tiles", 64, 2): Tile(64, 32, 4, 2),
+    ("attend_tiles", 128, 2): Tile(32, 32, 4, 2),
     ("attend_tiles", 64, 4): Tile(64, 32, 4, 2),
-    ("attend_tiles", 128, 4): Tile(32, 32, 4, 2),
-    ("grad_of_queries", 64, 2): Tile(32, 32, 4, 2),
-    ("grad_of_queries", 128, 2): Tile(32, 32, 4, 2),
-    ("grad_of_queries", 64, 4): Tile(32, 32, 4, 2),
-    ("grad_of_queries", 128, 4): Tile(32, 32, 4, 1),
-    ("grad_of_keys", 64, 2): Tile(32, 32, 4, 2),
-    ("grad_of_keys", 128, 2): Tile(32, 32, 4, 2),
-    ("grad_of_keys", 64, 4): Tile(32, 32, 4, 2),
-    ("grad_of_keys", 128, 4): Tile(32, 32, 4, 1),
-    ("grad_of_positions", 64, 2): Tile(32, 32, 4, 2),
-    ("grad_of_positions", 128, 2): Tile(32, 32, 4, 2),
-    ("grad_of_positions", 64, 4): Tile(32, 32, 4, 2),
-    ("grad_of_positions", 128, 4): Tile(32, 32, 4, 1),
     ("attend_part", 64, 2): Tile(1, 64, 4, 2),
     ("attend_part", 128, 2): Tile(1, 64, 4, 2),
     ("attend_part", 64, 4): Tile(1, 64, 4, 2),
-    ("attend_part", 128, 4): Tile(1, 64, 4, 2),
+    ("grad_of_queries", 64, 2): Tile(32, 32, 4, 2),
+    ("grad_of_queries", 128, 2): Tile(32, 32, 8, 1),
+    ("grad_of_queries", 64, 4): Tile(16, 16, 4, 1),
+    ("grad_of_keys", 64, 2): Tile(32, 32, 4, 2),
+    ("grad_of_keys", 128, 2): Tile(32, 32, 8, 1),
+    ("grad_of_keys", 64, 4): Tile(16, 16, 4, 1),
+    ("grad_of_positions", 64, 2): Tile(32, 32, 4, 2),
+    ("grad_of_positions", 128, 2): Tile(32, 32, 8, 1),
+    ("grad_of_positions", 64, 4): Tile(16, 16, 4, 1),
 }
 
 
@@ -68,10 +63,12 @@ def triton_relative_attention(
     """Arguments and output of [`~transformers_xl.modeling.ops.wide_attention.wide_attention`], in float32, bfloat16 or
     float16; sums are float32. `recompute` changes nothing: weights are never kept.
 
-    Under autocast the biases and positions may be float32: all is computed in the type of `value`. Heads wider than 128
-    and columns at told distances are left to FlexAttention.
+    Under autocast the biases and positions may be float32: all is computed in the type of `value`. Columns at told
+    distances are left to FlexAttention, and so are heads wider than 128, in float32 than 64: their tiles would not fit into
+    the registers.
     """
-    if query.shape[-1] > MAX_WIDTH or (far is not None and far.key_mask.distance is not None):
+    too_wide = query.shape[-1] > (64 if value.dtype == torch.float32 else 128)
+    if too_wide or (far is not None and far.key_mask.distance is not None):
         tensors = (query, key, value, positions, content_bias, position_bias)
         return flex_relative_attention(*tensors, visible, window, scaling, recompute, far)
     if far is not None:
