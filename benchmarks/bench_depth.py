@@ -119,9 +119,7 @@ def draw(rows: list[dict], path: Path) -> None:
             name, offset = ("never", (-10, -14)) if row["thresholds"] is None else (str(row["thresholds"]), (4, 4))
             left.annotate(name, place, textcoords="offset points", xytext=offset, fontsize="small")
     left.set(xlabel="layers per token", ylabel="bits per byte, held-out text (axis not from 0)", title="Prediction")
-    right.set(
-        xlabel="layers per generated token", ylabel="generate(), ms of one thread per token", ylim=(0, None)
-    )
+    right.set(xlabel="layers per generated token", ylabel="generate(), ms of one thread per token", ylim=(0, None))
     right.set_title("Generation")
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -93,9 +93,7 @@ def draw_distant_context(result: dict) -> Figure:
         panel.xaxis.set_major_formatter("{x:.0f}")
         panel.set(xlabel="nearest tokens, unchanged", title=f"{name}: {row['nats'] / np.log(2):.2f} bits per token")
     axes[0, 0].set_ylabel("loss added (bits per token)")
-    axes[0, -1].legend(
-        title="distant text", title_fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0)
-    )
+    axes[0, -1].legend(title="distant text", title_fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return picture
 
 

@@ -5,6 +5,7 @@ and it reads what YAML gave by their types. transformers' HfArgumentParser has o
 """
 
 import dataclasses
+import functools
 import re
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Sequence
@@ -177,7 +178,8 @@ def _config_class(variant: Any, chosen: dict[str, Any]) -> type[AnyConfig]:
 
 def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence[str]) -> Namespace:
     """The defaults, the layers by their names, and the options: later ones override earlier ones."""
-    known, found = _names(parser), parser.get_defaults()
+    found = parser.get_defaults()
+    known = _names(found)
     for where, layer in layers.items():
         given = {f"{section}.{name}" for section, fields in layer.items() for name in fields}
         _check_names(given | {*layer}, known, f"{where}: ")
@@ -241,12 +243,19 @@ def read_run(
 
 def config_parser(config_class: type[AnyConfig], base: AnyConfig | None = None) -> ArgumentParser:
     """The parser of all sections, or of the model of `base`, whose values are the defaults then."""
+    if base is None:
+        return _parser_of(config_class)
+    parser = _parser_of.__wrapped__(config_class)  # of its own: its defaults change
+    parser.set_defaults(_values_of(base))
+    return parser
+
+
+@functools.cache
+def _parser_of(config_class: type[AnyConfig]) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False)
     for section, section_class in section_classes(config_class).items():
         skipped = set(SET_BY_OPTIONS) if section == "training" else None
         parser.add_class_arguments(section_class, section, skip=skipped)
-    if base is not None:
-        parser.set_defaults(_values_of(base))
     return parser
 
 
@@ -287,7 +296,7 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _all_names() -> Iterator[str]:
     parser = config_parser(import_models()["transformer_xl"].config_class)
-    return (name for names in _names(parser).values() for name in names)
+    return (name for names in _names(parser.get_defaults()).values() for name in names)
 
 
 def _read(file: Path) -> Values:
@@ -342,9 +351,8 @@ def _fitting(fields: dict[str, Any], config_class: type[AnyConfig]) -> dict[str,
     return {name: value for name, value in fields.items() if name in shared and own[name] == shared[name]}
 
 
-def _names(parser: ArgumentParser) -> dict[str, set[str]]:
+def _names(found: Namespace) -> dict[str, set[str]]:
     """The full names of the fields, by section."""
-    found = parser.get_defaults()
     return {section: {f"{section}.{name}" for name in vars(found[section])} for section in SECTIONS}
 
 

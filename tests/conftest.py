@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    gc.set_threshold(50_000, 20, 20)  # searches for garbage were a tenth of what compiling takes
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
     folder = config.getoption("--golden-dir").resolve()
     if not folder.is_dir():

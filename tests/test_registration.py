@@ -39,7 +39,7 @@ FIRST = [
 # each in a process of its own, forked from one that has imported what they need, and of the two packages nothing
 IN_FORKS = """
 import os, sys, traceback
-import huggingface_hub, safetensors.torch, tokenizers, torch
+import huggingface_hub, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed.tensor
 assert not any(name.startswith("transformers") for name in sys.modules)
 folder, program, *cases = sys.argv[1:]
 for number, first in enumerate(cases):
@@ -78,6 +78,10 @@ assert before == [finder for finder in sys.meta_path if not type(finder).__modul
 assert type(transformers.__spec__.loader).__module__ == "_frozen_importlib_external", transformers.__spec__
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("transformers_xl.")}
 assert rooms - {"files"} == set(transformers_xl._REGISTERED), rooms  # `files` knows nobody: it is never half-imported
+# models know nothing of what pays on this processor (`cpu`): neither importing nor building one
+from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+TransformerXLForCausalLM(TransformerXLConfig(vocab_size=7, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+assert not any(name.startswith("transformers_xl.cpu") for name in sys.modules)
 """
     result = run("-c", program)
     assert result.returncode == 0, result.stderr

@@ -92,7 +92,7 @@ def models(**needs) -> list[str]:
 
 
 def one_of_each_memory(model_types: Iterable[str]) -> list[str]:
-    """The first of those that remember the same kinds of things as far back: `generate()` meets memories, not what a layer
+    """The first of those that remember the same kinds of things, as long: `generate()` meets memories, not what a layer
     computes, which one test over all variants holds against forwards of the whole text."""
     return list({_memories(model_type): model_type for model_type in reversed(list(model_types))}.values())[::-1]
 
@@ -101,9 +101,9 @@ def one_of_each_memory(model_types: Iterable[str]) -> list[str]:
 def _memories(model_type: str) -> tuple:
     config = tiny_config(model_type)
     kinds = [(part.layer, type(part.memory)) for part in layout_of(model_type, config).parts]
-    base = model_type if model_type in AROUND_BASES else ""
+    base, _ = AROUND_BASES.get(model_type, ("", ""))
     row = ROWS[model_type]
-    return base, row.model_class.run_layers, row.croppable, tuple(config.layer_mem_lens), config.sliding_window, *kinds
+    return base, row.model_class.run_layers, row.croppable, tuple(config.layer_mem_lens), *kinds
 
 
 def tiny_config(model_type: str, **fields):
@@ -293,6 +293,7 @@ def assert_newest(state: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(state, expected, **EXACT)
 
 
+@functools.cache
 def follows_same_length(model_type: str) -> bool:
     """Whether `same_length` and `mem_len` alone say how far a token sees; some papers have a window of their own."""
     if not allows(model_type, same_length=False):
@@ -312,12 +313,14 @@ def allows(model_type: str, **field) -> bool:
     return True
 
 
+@functools.cache
 def layers_to_compile(model_type: str) -> int:
     """One layer is traced as the next one; two where the paper is about depth, or needs them."""
     about_depth = model_type in ("universal_transformer", "depth_adaptive_transformer")
     return 1 if not about_depth and allows(model_type, num_hidden_layers=1) else 2
 
 
+@functools.cache
 def norm_positions(model_type: str) -> list[str]:
     return [position for position in ("pre", "post") if allows(model_type, norm_position=position)]
 

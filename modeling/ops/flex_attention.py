@@ -26,7 +26,6 @@ from transformers_xl.modeling.ops.window import keep_last
 
 HAS_TRITON = is_triton_available()  # what compiled FlexAttention is written in
 MIN_WIDTH = 16  # of a head, in compiled FlexAttention
-compiled_flex_attention = torch.compile(flex_attention)
 
 
 def flex_relative_attention(
@@ -101,10 +100,17 @@ def _attend(
     else:
         sees = sees_columns(length, num_keys, num_far, window, visible, far_visible)
         mask = create_block_mask(sees, len(query), None, length, num_far + num_keys, query.device)
-    attend = flex_attention if query.device.type == "cpu" else compiled_flex_attention
+    is_plain = query.device.type == "cpu" or torch.compiler.is_compiling()  # who compiles the model compiles this, too
+    attend = flex_attention if is_plain else compiled_flex_attention()
     wide_query, wide_key, wide_value = (widened_heads(each) for each in (query + content_bias[:, None], key, value))
     attn_output = attend(wide_query, wide_key, wide_value, add_position, mask, scaling)
     return attn_output[..., : value.shape[-1]].transpose(1, 2).contiguous()
+
+
+@functools.cache
+def compiled_flex_attention() -> Callable[..., torch.Tensor]:
+    """Made when it is first called: `torch.compile` imports a compiler, a quarter of what importing this package takes."""
+    return torch.compile(flex_attention)
 
 
 def widened_heads(heads: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,8 @@ def test_it_works_or_says_why_not(
 ):
     monkeypatch.setattr("transformers_xl.experiments.serving.server_of", lambda _: Started)
     monkeypatch.setattr("transformers_xl.hub.uploading.HfApi", Hub)
+    # pictures take most of a report's time: tests/cli/test_report.py has them
+    monkeypatch.setattr("transformers_xl.evaluation.html_report.png_bytes", lambda picture: b"a picture")
     folder = shutil.copytree(folders[kind], tmp_path / "model")
     places = {"text": text_file, "out": tmp_path / "out"}
     result = run(command, folder, *(str(argument).format(**places) for argument in ARGUMENTS[command]))

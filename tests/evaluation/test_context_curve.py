@@ -71,13 +71,13 @@ def test_a_memory_of_another_length_is_that_of_a_model_made_so(model_type: str):
     scores = context_curve(model, text())
     assert list(scores) == [0, MEM_LEN // 4, MEM_LEN // 2, MEM_LEN, 2 * MEM_LEN, 4 * MEM_LEN]
     assert model.config.mem_len == MEM_LEN
-    for length, score in scores.items():
+    for length in (0, MEM_LEN // 4, 4 * MEM_LEN):
         config = tiny_config(model_type, **fields)
         other = VARIANTS[model_type].causal_lm_class(config).eval()
         other.resize_memory(length or MEM_LEN)
         other.load_state_dict(model.state_dict())
         expected = score_text(other, text(), memory=length > 0)
-        assert score.nats == pytest.approx(expected.nats, rel=1e-5)
+        assert scores[length].nats == pytest.approx(expected.nats, rel=1e-5)
     assert scores[MEM_LEN].nats == pytest.approx(score_text(model, text()).nats, rel=1e-6)
     assert scores[0].nats != pytest.approx(scores[MEM_LEN].nats, rel=1e-6)
 

@@ -28,13 +28,14 @@ LOAD = """
 import sys
 sys.modules["transformers_xl"] = None  # importing it fails from here on
 import torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-assert type(model).__module__.startswith("transformers_modules."), type(model)
-assert type(model.backbone).__module__ == "transformers.models.llama.modeling_llama"
-ids = tokenizer("It was the best of times", return_tensors="pt")["input_ids"]
-first = model(ids)
-print(model.generate(ids[:, -1:], mems=first.mems, max_new_tokens=4, do_sample=False).tolist())
+for repo in sys.argv[1:]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(repo, trust_remote_code=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    assert type(model.backbone).__module__ == "transformers.models.llama.modeling_llama"
+    ids = tokenizer("It was the best of times", return_tensors="pt")["input_ids"]
+    first = model(ids)
+    print(model.generate(ids[:, -1:], mems=first.mems, max_new_tokens=4, do_sample=False).tolist())
 """
 
 
@@ -46,39 +47,44 @@ def base(hub, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", MEMORIES)
-def test_a_pushed_folder_loads_where_the_package_is_absent(hub, base: Path, kind: str, tmp_path: Path):
+def push_with_memory(hub, kind: str, repo: str, tmp_path: Path) -> Path:
+    """Put a memory of this kind around the base, measure it, and push it; its folder."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in MEMORIES[kind].items()]
-    assert run("add-memory", BASE, "-o", tmp_path / "added", "--kind", kind, *options).exit_code == 0
+    added = tmp_path / kind
+    assert run("add-memory", BASE, "-o", added, "--kind", kind, *options).exit_code == 0
     (tmp_path / "text.txt").write_text(TEXT)
-    result = run("evaluate", tmp_path / "added", "--text", tmp_path / "text.txt", "--record")
+    result = run("evaluate", added, "--text", tmp_path / "text.txt", "--record")
     assert result.exit_code == 0, result.output
-    result = run("push", tmp_path / "added", REPO)
+    result = run("push", added, repo)
     assert result.exit_code == 0, result.output
-    card = ModelCard(hub.files(REPO)["README.md"].decode())
+    card = ModelCard(hub.files(repo)["README.md"].decode())
     assert (card.data.license, card.data.license_name, card.data.base_model) == ("other", "llama9", BASE)
     assert f"The base is a `LlamaForCausalLM`: [{BASE}](https://huggingface.co/{BASE})." in card.text
     assert "Weights: [llama9](https://example.org/llama9)." in card.text
-    measured = json.loads(hub.files(REPO)["training_metrics.json"])
+    measured = json.loads(hub.files(repo)["training_metrics.json"])
     assert all(f"**{each['bits_per_byte']:.4f}**" in card.text for each in measured["evaluations"])
     assert str(tmp_path) not in "".join(
-        data.decode() for name, data in hub.files(REPO).items() if name.endswith(("md", "json"))
+        data.decode() for name, data in hub.files(repo).items() if name.endswith(("md", "json"))
     )
+    return added
 
+
+def test_pushed_folders_load_where_the_package_is_absent(hub, base: Path, tmp_path: Path):
+    added = {kind: push_with_memory(hub, kind, f"{REPO}-{kind}", tmp_path) for kind in MEMORIES}
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD, REPO], cwd=tmp_path, env=environment, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-I", "-c", LOAD, *(f"{REPO}-{kind}" for kind in MEMORIES)], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    model = type(add_memory(BASE, kind, **MEMORIES[kind])).from_pretrained(tmp_path / "added")
-    ids = AutoTokenizer.from_pretrained(tmp_path / "added")("It was the best of times", return_tensors="pt")[
-        "input_ids"
-    ]
-    expected = model.generate(ids[:, -1:], mems=model(ids).mems, max_new_tokens=4, do_sample=False)
-    assert done.stdout.strip().splitlines()[-1] == str(expected.tolist())
+    said = done.stdout.strip().splitlines()[-len(MEMORIES) :]
+    for (kind, folder), line in zip(added.items(), said, strict=True):
+        model = type(add_memory(BASE, kind, **MEMORIES[kind])).from_pretrained(folder)
+        ids = AutoTokenizer.from_pretrained(folder)("It was the best of times", return_tensors="pt")["input_ids"]
+        expected = model.generate(ids[:, -1:], mems=model(ids).mems, max_new_tokens=4, do_sample=False)
+        assert line == str(expected.tolist())
 
 
 def test_a_push_from_python_knows_the_base(hub, base: Path, tmp_path: Path):

@@ -1,6 +1,7 @@
 """A saved model brings its code: flat, of the same bytes, and enough for a process without this package."""
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -32,6 +33,12 @@ TOKENIZERS = [
     if isinstance(value, type) and issubclass(value, PreTrainedTokenizerBase) and value.__module__.endswith(path.stem)
 ]
 HEADS = ("model", "causal_lm", "sequence_classification", "token_classification", "masked_lm")
+# every variant by itself, and one of its heads, in turn: they are one code (`modeling/heads.py`)
+SAVED = [(model_type, "model") for model_type in VARIANTS] + [
+    (model_type, heads[turn % len(heads)])
+    for turn, (model_type, row) in enumerate(VARIANTS.items())
+    if (heads := [head for head in HEADS[1:] if getattr(row, f"{head}_class") is not None])
+]
 
 
 def code_in(folder: Path) -> dict[str, bytes]:
@@ -53,6 +60,8 @@ def test_the_code_of_every_variant_can_be_exported(model_type: str, exported: di
     files = exported[model_type]
     name = file_of(VARIANTS[model_type].model_class).stem
     assert list(files) == [f"{name.replace('modeling', 'configuration')}.py", f"{name}.py", f"{name}_core.py"]
+    for cls in VARIANTS[model_type].auto_classes().values():
+        assert f"\nclass {cls.__name__}(" in files[f"{cls.__module__.rpartition('.')[2]}.py"]
     for text in files.values():
         # what transformers finds with its regular expressions is what is imported, and it is all there
         assert {f"{needed}.py" for needed in get_relative_imports_of(text)} <= set(files)
@@ -94,8 +103,10 @@ def test_no_exported_file_uses_a_name_that_it_lacks(exported: dict[str, dict[str
     assert result.returncode == 0, result.stdout[-3000:]
 
 
+@functools.cache
 def get_relative_imports_of(text: str) -> set[str]:
     tree = ast.parse(text)
+    compile(tree, "exported", "exec")
     return {node.module for node in ast.walk(tree) if getattr(node, "level", 0) == 1}
 
 
@@ -243,26 +254,23 @@ def test_a_save_that_fails_in_the_export_writes_nothing(tmp_path: Path, monkeypa
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every head of every variant, with what it says of some ids."""
+    """The models of [`SAVED`], with what they say of some ids."""
     root = tmp_path_factory.mktemp("saved")
-    for model_type, row in VARIANTS.items():
-        for head in HEADS:
-            if getattr(row, f"{head}_class") is None:
-                continue
-            folder = root / head / model_type
-            tiny_model(model_type, head).save_pretrained(folder)
-            # loaded, too: where weights lie in memory decides about the last bit of a product
-            model = getattr(row, f"{head}_class").from_pretrained(folder)
-            expected = {"ids": tokens(2, 6)}
-            with torch.no_grad():
-                output = model(expected["ids"])
-            expected["result"] = output[0].contiguous()
-            if head == "causal_lm":
-                ByteTokenizer().save_pretrained(folder)
-                expected["generated"] = model.generate(
-                    expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False
-                )
-            save_file(expected, folder / "expected.safetensors")
+    for model_type, head in SAVED:
+        folder = root / head / model_type
+        tiny_model(model_type, head).save_pretrained(folder)
+        # loaded, too: where weights lie in memory decides about the last bit of a product
+        model = getattr(VARIANTS[model_type], f"{head}_class").from_pretrained(folder)
+        expected = {"ids": tokens(2, 6)}
+        with torch.no_grad():
+            output = model(expected["ids"])
+        expected["result"] = output[0].contiguous()
+        if head == "causal_lm":
+            ByteTokenizer().save_pretrained(folder)
+            expected["generated"] = model.generate(
+                expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False
+            )
+        save_file(expected, folder / "expected.safetensors")
     return root
 
 
@@ -278,8 +286,7 @@ def test_every_model_runs_where_the_package_is_not_installed(saved: Path, tmp_pa
         text=True,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    heads = sum(getattr(row, f"{head}_class") is not None for row in VARIANTS.values() for head in HEADS)
-    assert result.stdout.strip() == f"{heads} models"
+    assert result.stdout.strip() == f"{len(SAVED)} models"
 
 
 @pytest.fixture
@@ -311,7 +318,10 @@ def test_where_it_is_installed_no_code_of_the_folder_runs(
         model = AutoModel.from_pretrained(folder, trust_remote_code=trust_remote_code)
         assert type(model) is row.model_class
     assert list(own_code_cache.iterdir()) == []
-    tokenizer = AutoTokenizer.from_pretrained(saved / "causal_lm/gtrxl", trust_remote_code=trust_remote_code)
+    with_tokenizer = next(model_type for model_type, head in SAVED if head == "causal_lm")
+    tokenizer = AutoTokenizer.from_pretrained(
+        saved / "causal_lm" / with_tokenizer, trust_remote_code=trust_remote_code
+    )
     # transformers prefers a tokenizer's remote code where it is trusted, as docs/hub.md says
     assert (type(tokenizer) is ByteTokenizer) == (not trust_remote_code)
 

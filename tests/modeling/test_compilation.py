@@ -27,6 +27,7 @@ WITH_STATES = {*models(memory=("exact", "own"), states=True)} - {
     "segment_memory",
     "segment_memory/phi",
     "memorizing_transformer",  # many graphs, as those of its value
+    "r_transformer",  # a recurrent network breaks the graph as it does in SHA-RNN
     *SEGMENT_BY_SEGMENT,
 }
 carrying = pytest.mark.parametrize("model_type", ["transformer_xl", *sorted(WITH_STATES)])
@@ -61,7 +62,9 @@ def assert_compiles(model_type: str, lengths: list[int], first: int = 0, **optio
 @every_variant
 def test_forward_compiles(model_type):
     """With a full memory, at fixed shapes; `test_engine_compiles` starts from none."""
-    assert_compiles(model_type, [MEM_LEN, 6], first=model_type not in FROM_NONE, backend="eager", dynamic=False)
+    # what reads block by block is traced anew for every part of a call: two calls that begin with a block have fewer
+    first = 6 if model_type in NOT_ONE_GRAPH else MEM_LEN
+    assert_compiles(model_type, [first, 6], first=model_type not in FROM_NONE, backend="eager", dynamic=False)
 
 
 @pytest.mark.slow

@@ -18,8 +18,7 @@ def model_of(model_type: str, mem_len: int = MEM_LEN, head: str = "model", **fie
     return tiny_model(model_type, head, mem_len=mem_len, **(OWN.get(model_type, {}) | fields))
 
 
-@pytest.mark.parametrize("mem_len", LENGTHS)
-@pytest.mark.parametrize("model_type", REMEMBERING)
+@pytest.mark.parametrize(("model_type", "mem_len"), in_turn(REMEMBERING, LENGTHS))
 def test_as_if_it_had_been_built_so(model_type: str, mem_len: int):
     model, fresh = model_of(model_type), model_of(model_type, mem_len)
     fresh.load_state_dict(model.state_dict())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from patience import PATIENCE
-from tiny import held_by, tiny_model, variants
+from tiny import held_by, one_of_each_memory, tiny_model, variants
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -29,7 +29,10 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 SETTINGS = {"do_sample": False, "max_new_tokens": 6}
-remembering = pytest.mark.parametrize("model_type", variants(causal_lm=True, memory=("exact", "own")))
+# a session is texts of `generate()`, which every variant meets in tests/modeling/test_generate.py
+remembering = pytest.mark.parametrize(
+    "model_type", one_of_each_memory(variants(causal_lm=True, memory=("exact", "own")))
+)
 
 
 def byte_model(model_type: str = "transformer_xl", letter: str = "a", **fields):
@@ -94,7 +97,7 @@ def test_a_turn_costs_the_same_however_long_the_session(model_type: str):
     model = byte_model(model_type)
     ids, conversation = read_by(model), Conversation(model, ByteTokenizer(), **SETTINGS)
     sizes = []
-    for turn in range(20):
+    for turn in range(8):
         conversation.say("A turn of 20 letters")
         # the turn, its line break, and what the model has written, of which the last token is read with the next turn
         assert len(ids) == 21 + 6 - (turn == 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional_packages import needs
-from tiny import EXACT, FLOAT32, VARIANTS, allows, memory_value, read, result_of, tiny_model, tokens, variants
+from tiny import EXACT, FLOAT32, VARIANTS, allows, in_turn, memory_value, read, result_of, tiny_model, tokens, variants
 from torch import nn
 from trained import LANES, SEGMENT, arguments, by_hand, small_model, text
 
@@ -67,7 +67,7 @@ def check_merging(model, model_type: str, **fields) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "head"),
-    [(each, head) for each in variants(causal_lm=True) for head in HEADS if allows(each, **HEADS[head])],
+    [(each, head) for each, head in in_turn(variants(causal_lm=True), HEADS, each=2) if allows(each, **HEADS[head])],
 )
 def test_an_adapter_of_all_linear_layers_merges(model_type: str, head: str):
     model = tiny_model(model_type, "causal_lm", **HEADS[head])
