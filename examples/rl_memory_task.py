@@ -129,10 +129,14 @@ def act(model, observation: torch.Tensor, reset: torch.Tensor, past: dict, memor
 
 
 def train(name: str, seed: int, settings: Settings) -> list[tuple[int, int]]:
-    """Train one agent; for each update, how many of the episodes that ended in its rollout were won, and how many ended."""
+    """Train one agent from a seed: see `learn`."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    model = AGENTS[name]()
+    return learn(AGENTS[name](), seed, settings)
+
+
+def learn(model: MemoryForActorCritic, seed: int, settings: Settings) -> list[tuple[int, int]]:
+    """Train an agent; for each update, how many of the episodes that ended in its rollout were won, and how many ended."""
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     maker = partial(CueTask, settings.shortest, settings.longest)
     environments = SyncVectorEnv([maker] * settings.environments, autoreset_mode=AutoresetMode.SAME_STEP)

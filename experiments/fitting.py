@@ -95,9 +95,15 @@ def check_memory(build: Callable[[], transformers.PreTrainedModel], bytes_each: 
 
 
 def fit(
-    model, stream: TextStream | WindowStream, terms: ComparisonTerms, seed: int, folder: Path
+    model,
+    stream: TextStream | WindowStream,
+    terms: ComparisonTerms,
+    seed: int,
+    folder: Path,
+    initial_mem_len: int | None = None,
 ) -> transformers.Trainer:
-    """Train on a stream, with memory carried along, or on the windows of one; what trained it."""
+    """Train on a stream, with memory carried along, or on the windows of one; what trained it. A memory that begins with
+    `initial_mem_len` positions grows to its length in the first half of the steps."""
     state = processes()
     trainer_class = MemoryTrainer if isinstance(stream, TextStream) else transformers.Trainer
     trainer = trainer_class(
@@ -109,6 +115,8 @@ def fit(
             max_steps=terms.steps,
             learning_rate=terms.learning_rate,
             warmup_steps=terms.warmup_steps,
+            initial_mem_len=initial_mem_len,
+            mem_len_warmup_steps=0.0 if initial_mem_len is None else 0.5,
             lr_scheduler_type="cosine",
             seed=seed,
             logging_steps=20,

@@ -1,0 +1,19 @@
+"""As the claim before, on the sources of Python's library and for half as many steps."""
+
+from claim_runs import Claim, main
+from recurrence import draw, measure, runs_of, verdict
+
+CLAIM = Claim(
+    name="recurrence_on_sources",
+    says="Recurrence lowers bits per byte: program text",
+    source="Dai et al., 2019, section 4.3, tables 6 and 7",
+    held_if="every seed with memory is below every seed of each model without",
+    runs=runs_of(600),
+    measure=measure,
+    verdict=verdict,
+    draw=draw,
+    beyond="0.6 MB of text, at which a memory is still behind: [memory_worth.md](memory_worth.md#the-first-steps).",
+)
+
+if __name__ == "__main__":
+    main(CLAIM)

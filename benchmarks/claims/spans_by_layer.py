@@ -1,0 +1,59 @@
+"""Four layers of four heads, each with a span that may grow to 128 bytes and costs 2e-5 nats a byte: how far the heads of each layer
+see after training, their ramp of 16 bytes included."""
+
+from dataclasses import replace
+
+from claim_runs import TERMS, Claim, Record, Records, Run, Session, Verdict, bits, main
+from matplotlib.figure import Figure
+
+from transformers_xl.evaluation.inspection import learned_spans
+from transformers_xl.evaluation.plots import figure
+
+DEEP = replace(TERMS, layers=4, heads=4, mem_len=128, steps=500)
+RUNS = {"adaptive span": Run("adaptive_span", DEEP, {"span_ramp": 16, "span_loss_coef": 2e-5, "initial_span": 0.1})}
+
+
+def measure(session: Session, run: Run, seed: int) -> Record:
+    model, training = session.trained(run, seed)
+    spans = learned_spans(model).tolist()
+    means = {f"layer {layer}": sum(heads) / len(heads) for layer, heads in enumerate(spans, 1)}
+    return {**training, "bits": bits(model, session.held_out()), "spans": spans, **means}
+
+
+def verdict(records: Records) -> Verdict:
+    (run,) = RUNS
+    layers = [records.of(run, f"layer {layer}") for layer in range(1, 5)]
+    held = all(first + second < third + fourth for first, second, third, fourth in zip(*layers, strict=True))
+    shown = [f"layer {layer} {records.shown(run, f'layer {layer}', 0)}" for layer in range(1, 5)]
+    return Verdict(held, "mean span of the heads, in bytes: " + "; ".join(shown))
+
+
+def draw(records: Records) -> Figure:
+    (rows,) = records.values()
+    picture, (panels,) = figure(columns=len(rows), width=3, height=2.8)
+    for axes, row in zip(panels, rows, strict=True):
+        axes.imshow(row["spans"], cmap="Greys", vmin=0, vmax=220)
+        for layer, heads in enumerate(row["spans"]):
+            for head, span in enumerate(heads):
+                axes.text(head, layer, str(span), ha="center", va="center")
+        axes.grid(False)
+        axes.set(xlabel="head", ylabel="layer", title=f"spans in bytes, seed {row['seed']}")
+        axes.set_xticks(range(4), range(1, 5))
+        axes.set_yticks(range(4), range(1, 5))
+    return picture
+
+
+CLAIM = Claim(
+    name="spans_by_layer",
+    says="Learned spans are short in low layers",
+    source="Sukhbaatar et al., 2019, section 3 and figure 4",
+    held_if="in every seed the two lower layers together have shorter spans than the two upper ones",
+    runs=RUNS,
+    measure=measure,
+    verdict=verdict,
+    draw=draw,
+    beyond="4 layers and 0.5 MB of text; the paper's have 12: `transformers-xl train --recipe adaptive-span-enwik8`, on a GPU.",
+)
+
+if __name__ == "__main__":
+    main(CLAIM)

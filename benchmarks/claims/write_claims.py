@@ -1,0 +1,70 @@
+"""Write the table and the sections of docs/claims.md from the results of all claims: `python benchmarks/claims/write_claims.py`.
+
+`tests/claims/test_claims.py` checks that the page is what this writes.
+"""
+
+import importlib
+import json
+import re
+import textwrap
+
+from claim_runs import RESULTS, ROOT, Claim, outcome
+from run_all import ORDER
+
+PAGE = ROOT / "docs" / "claims.md"
+PART = re.compile(r"(<!-- claims: .*? -->\n).*?(<!-- end of claims -->)", flags=re.DOTALL)
+
+
+def claims() -> dict[str, tuple[Claim, str]]:
+    """Each claim and the docstring of its file, by name."""
+    modules = {name: importlib.import_module(name) for name in ORDER}
+    return {name: (module.CLAIM, " ".join((module.__doc__ or "").split())) for name, module in modules.items()}
+
+
+def seeds(claim: Claim) -> str:
+    """How many seeds of how many there are: the fewest of any run."""
+    found = min(len(rows) for rows in claim.read(RESULTS).values())
+    return f"{found}" if found >= claim.seeds else f"{found} of {claim.seeds}"
+
+
+def machine(claim: Claim) -> str:
+    result = json.loads((RESULTS / f"{claim.name}.json").read_text(encoding="utf-8"))
+    where = result["machine"]
+    return f"{where['processor']}, {where['threads']} thread, torch {where['torch']}; text: {result['text']['name']}."
+
+
+def anchor(claim: Claim) -> str:
+    """Of its heading."""
+    return re.sub(r"[^\w -]", "", claim.says.lower()).replace(" ", "-")
+
+
+def row(claim: Claim) -> str:
+    verdict = claim.decide(RESULTS)
+    numbers = verdict.numbers if verdict else ""
+    cells = [f"[{claim.says}](#{anchor(claim)})", outcome(verdict), numbers, seeds(claim), f"`{claim.name}.py`"]
+    return f"| {' | '.join(cells)} |"
+
+
+def section(claim: Claim, text: str) -> str:
+    verdict = claim.decide(RESULTS)
+    parts = [f"{claim.source}.", text, f"**Held if** {claim.held_if}."]
+    parts.append(f"**{outcome(verdict).capitalize()}.**" + (f" {machine(claim)}" if verdict else ""))
+    parts.append(f"**Left open.** {claim.beyond}")
+    lines = [f"### {claim.says}", ""]
+    for part in parts:
+        lines += [textwrap.fill(part, 130, break_long_words=False, break_on_hyphens=False), ""]
+    if verdict is not None:
+        lines += [f"![{claim.says}](../benchmarks/results/claims/{claim.name}.png)", ""]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The page, with this part of it written anew."""
+    found = claims()
+    lines = ["| claim | | numbers | seeds | `python benchmarks/claims/...` |", "|---|---|---|---:|---|", *(row(claim) for claim, _ in found.values()), ""]
+    lines += [section(claim, text) for claim, text in found.values()]
+    return PART.sub(lambda match: f"{match[1]}\n" + "\n".join(lines) + f"\n{match[2]}", PAGE.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

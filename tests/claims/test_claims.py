@@ -1,0 +1,82 @@
+"""The claims: each runs at toy size, resumes, and draws; docs/claims.md says what the results say."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import accelerate.utils.memory
+import pytest
+from optional_packages import needs
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks/claims"
+sys.path.append(str(FOLDER))
+
+import claim_runs  # noqa: E402
+import write_claims  # noqa: E402
+from run_all import ORDER  # noqa: E402
+
+SAME_CODE = {"recurrence_on_sources"}  # as another
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A text, and a folder of models: claims share them."""
+    folder = tmp_path_factory.mktemp("claims")
+    text = "\n".join(topics[name] for name in sorted(topics))
+    (folder / "text.txt").write_text(text[:40_000], encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in ORDER if name not in SAME_CODE])
+def test_a_claim_runs_once_and_draws(place, monkeypatch, capsys, name):
+    if name == "gates_remember":
+        needs("gymnasium")
+    monkeypatch.setattr(accelerate.utils.memory.gc, "collect", lambda: 0)  # half of so short a training
+    claim = importlib.import_module(name).CLAIM
+    arguments = ["--text", str(place / "text.txt"), "--models", str(place / "models"), "--results", str(place)]
+    claim_runs.main(claim, [*arguments, "--steps", "1", "--seeds", "1"])
+    first = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(rf"{name}: (held|not held|out of reach here)\. ", first)
+    picture, records = place / f"{name}.png", claim.read(place)
+    assert {run: [row["seed"] for row in rows] for run, rows in records.items()} == {run: [0] for run in claim.runs}
+    picture.unlink()
+    monkeypatch.setattr(claim_runs.Claim, "write", None)  # nothing is measured again
+    claim_runs.main(claim, [*arguments, "--steps", "1", "--seeds", "1"])
+    assert capsys.readouterr().out.splitlines()[-1] == first
+    assert picture.stat().st_size > 5_000
+
+
+def test_records_of_other_settings_or_texts_do_not_count(place, tmp_path):
+    claim = importlib.import_module("star_linear").CLAIM
+    session = claim_runs.Session(place / "text.txt", place / "models", 1)
+    records = claim_runs.Records({run: [] for run in claim.runs})
+    records["Transformer-XL"] = [{"run": "Transformer-XL", "seed": 0, "settings": {"model": "dense"}}]
+    claim.write(records, session, tmp_path)
+    assert claim.read(tmp_path)["Transformer-XL"] == []
+    assert claim.decide(tmp_path) is None
+    (tmp_path / "other.txt").write_text("another text")
+    with pytest.raises(ValueError, match="measured on another"):
+        claim.run(claim_runs.Session(tmp_path / "other.txt", place, 1), tmp_path, range(1))
+
+
+def test_steps_to_try_make_no_result(place, capsys):
+    with pytest.raises(SystemExit):
+        claim_runs.main(importlib.import_module("macaron").CLAIM, ["--steps", "1"])
+    assert "--results" in capsys.readouterr().err
+
+
+def test_every_file_is_a_claim_in_the_order():
+    helpers = {"claim_runs", "run_all", "write_claims"}
+    assert {path.stem for path in FOLDER.glob("*.py")} - helpers == set(ORDER)
+    for name, (claim, text) in write_claims.claims().items():
+        assert claim.name == name
+        assert text
+
+
+def test_the_page_is_what_the_results_say():
+    said = write_claims.PAGE.read_text(encoding="utf-8")
+    assert said == write_claims.page(), "run `python benchmarks/claims/write_claims.py`"
+    assert said.count("![") == sum(claim.decide(claim_runs.RESULTS) is not None for claim, _ in write_claims.claims().values())
