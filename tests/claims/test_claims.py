@@ -79,4 +79,6 @@ def test_every_file_is_a_claim_in_the_order():
 def test_the_page_is_what_the_results_say():
     said = write_claims.PAGE.read_text(encoding="utf-8")
     assert said == write_claims.page(), "run `python benchmarks/claims/write_claims.py`"
-    assert said.count("![") == sum(claim.decide(claim_runs.RESULTS) is not None for claim, _ in write_claims.claims().values())
+    assert said.count("![") == sum(
+        claim.decide(claim_runs.RESULTS) is not None for claim, _ in write_claims.claims().values()
+    )
