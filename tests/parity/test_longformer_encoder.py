@@ -136,7 +136,7 @@ def test_values_and_gradients(head: str):
     expected, found = theirs(**arguments), ours(**arguments)
     real = slice(None) if head == "sequence_classification" else mask.bool()
     torch.testing.assert_close(found.logits[real], expected.logits[real], **EXACT)
-    # the library computes losses in float32
+    # transformers computes losses in float32
     torch.testing.assert_close(found.loss.double(), expected.loss.double(), **FLOAT32)
     weights = torch.randn_like(expected.logits[real])
     for output in (expected, found):
