@@ -87,9 +87,9 @@ def synchronize() -> None:
 
 def measured(run: Callable[[], Any], turns: int) -> dict[str, float | None]:
     """Milliseconds, and bytes at the peak beyond what was there before; None where memory does not suffice."""
-    gc.collect()
     if not torch.cuda.is_available():
         return {"ms": milliseconds(run, turns), "peak_bytes": None}
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

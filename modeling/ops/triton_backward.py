@@ -60,7 +60,7 @@ def grad_of_queries(
         value = load_tile(inputs.value, batch, head, first_key, num_keys, WIDTH, PADDED, SIZE)
         next_r = load_tile(inputs.positions, 0, head, column + first_key + SIZE, num_keys + 1, WIDTH, PADDED, SIZE)
         right = product(position, next_r.T, PRECISION)
-        scores = by_key(left, right, SIZE) + product(content, key.T, PRECISION)
+        scores = by_key(left, left, right, SIZE, SIZE) + product(content, key.T, PRECISION)
         keys = first_key + tl.arange(0, SIZE)[None, :]
         seen = sees(inputs, batch, query, keys, length, num_keys, window)
         grad = grad_of_scores(scores, seen, log_sum, mean, product(g, value.T, PRECISION), SCALING)
@@ -112,8 +112,8 @@ def grad_of_keys(
         log_sum = load_tile(known.log_sums, batch, head, first_query, length, 1, 1, SIZE)
         mean = load_tile(known.means, batch, head, first_query, length, 1, 1, SIZE)
         left_r = load_tile(inputs.positions, 0, head, column - first_query, num_keys + 1, WIDTH, PADDED, SIZE)
-        scores = by_key(product(position, left_r.T, PRECISION), product(position, right_r.T, PRECISION), SIZE)
-        scores += product(content, key.T, PRECISION)
+        left, right = product(position, left_r.T, PRECISION), product(position, right_r.T, PRECISION)
+        scores = by_key(left, left, right, SIZE, SIZE) + product(content, key.T, PRECISION)
         query = first_query + tl.arange(0, SIZE)[:, None]
         seen = sees(inputs, batch, query, keys, length, num_keys, window)
         weights = weights_of(scores, seen, log_sum, SCALING)

@@ -43,19 +43,14 @@ def attend_tiles(
     if ROWS > COLUMNS:
         r = load_tile(inputs.positions, 0, head, column + start + COLUMNS, num_keys + 1, WIDTH, PADDED, COLUMNS)
         middle = product(position, r.T, PRECISION)
-    upper = tl.arange(0, ROWS)[:, None] < COLUMNS
     query = first_query + tl.arange(0, ROWS)[:, None]
     for first_key in range(start, stop, COLUMNS):
         key = load_tile(inputs.key, batch, head, first_key, num_keys, WIDTH, PADDED, COLUMNS)
         r = load_tile(inputs.positions, 0, head, column + first_key + ROWS, num_keys + 1, WIDTH, PADDED, COLUMNS)
         right = product(position, r.T, PRECISION)
-        if ROWS > COLUMNS:
-            scores = by_key(tl.where(upper, middle, left), tl.where(upper, right, middle), COLUMNS)
-        else:
-            scores = by_key(left, right, COLUMNS)
+        scores = by_key(left, middle, right, ROWS, COLUMNS) + product(content, key.T, PRECISION)
         left = middle if ROWS > COLUMNS else right
         middle = right
-        scores += product(content, key.T, PRECISION)
         keys = first_key + tl.arange(0, COLUMNS)[None, :]
         seen = sees(inputs, batch, query, keys, length, num_keys, window)
         value = load_tile(inputs.value, batch, head, first_key, num_keys, WIDTH, PADDED, COLUMNS)

@@ -6,14 +6,14 @@ of positions, one for every diagonal of the tile. They are cut into blocks as lo
 a .. d and four keys, the product with two blocks of distances, left and right, and what becomes of it (a5: query a and
 column 5 of the two blocks):
 
-    left          right            by key               the rows turned until the columns stand in order
-    a0 a1 a2 a3 | a4 a5 a6 a7      a3 a4 a5 a6     a4 a5 a6 a3
-    b0 b1 b2 b3 | b4 b5 b6 b7      b2 b3 b4 b5  =  b4 b5 b2 b3  turned by 3, 2, 1 and 0 columns to the right, and round
-    c0 c1 c2 c3 | c4 c5 c6 c7      c1 c2 c3 c4     c4 c1 c2 c3
-    d0 d1 d2 d3 | d4 d5 d6 d7      d0 d1 d2 d3     d0 d1 d2 d3
+    left          right            by key          where it stands
+    a0 a1 a2 a3 | a4 a5 a6 a7      a3 a4 a5 a6     a4 a5 a6 a3  turned to the left by 3
+    b0 b1 b2 b3 | b4 b5 b6 b7      b2 b3 b4 b5  =  b4 b5 b2 b3                        2
+    c0 c1 c2 c3 | c4 c5 c6 c7      c1 c2 c3 c4     c4 c1 c2 c3                        1
+    d0 d1 d2 d3 | d4 d5 d6 d7      d0 d1 d2 d3     d0 d1 d2 d3                        0
 
-The right-hand side takes each number where it stands, from the left block or from the right one: a selection without
-moving anything. To turn a row is one `gather`. The next four keys need the distances from column 4 on: the right block of
+The last picture takes each number where it stands, from the left block or from the right one: a selection that moves
+nothing. To turn the rows is one `gather`. The next four keys need the distances from column 4 on: the right block of
 this tile is the left one of the next, and its product is carried in registers. One product a tile makes the position term.
 
 Only `modeling.auto` imports the kernels, where Triton is installed; the code beside saved weights does without.
@@ -152,10 +152,14 @@ def product(left, right, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def by_key(left, right, SIZE: tl.constexpr):
-    """Scores of two neighbouring blocks of distances as scores by key: row m, column n is column n - m + SIZE - 1 of
-    both. Of tiles with twice as many queries as keys, the second half of the rows counts its m anew."""
-    m = tl.arange(0, left.shape[0])[:, None] % SIZE
+def by_key(left, middle, right, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """Scores of neighbouring blocks of distances as scores by key: row m, column n is column n - m + ROWS - 1 of all. Of as
+    many queries as keys two blocks are read, left and right; of twice as many, the upper half reads the last two of
+    three, and the lower half the first two."""
+    if ROWS > SIZE:
+        upper = tl.arange(0, ROWS)[:, None] < SIZE
+        left, right = tl.where(upper, middle, left), tl.where(upper, right, middle)
+    m = tl.arange(0, ROWS)[:, None] % SIZE
     n = tl.arange(0, SIZE)[None, :]
     return tl.gather(tl.where(n >= SIZE - 1 - m, left, right), (n - m - 1 + SIZE) % SIZE, 1)
 
