@@ -1,4 +1,4 @@
-"""Write the table and the sections of docs/claims.md from the results of all claims.
+"""Draw the results of all claims, and write the table and the sections of docs/claims.md from them.
 
     python benchmarks/claims/write_claims.py
 
@@ -82,4 +82,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    for each, _ in claims().values():
+        each.report(RESULTS)
     PAGE.write_text(page(), encoding="utf-8")
