@@ -101,9 +101,11 @@ def fit(
     seed: int,
     folder: Path,
     initial_mem_len: int | None = None,
+    max_grad_norm: float = 1.0,
 ) -> transformers.Trainer:
     """Train on a stream, with memory carried along, or on the windows of one; what trained it. A memory that begins with
-    `initial_mem_len` positions grows to its length in the first half of the steps."""
+    `initial_mem_len` positions grows to its length in the first half of the steps; gradients are clipped at
+    `max_grad_norm`, or at 0 not."""
     state = processes()
     trainer_class = MemoryTrainer if isinstance(stream, TextStream) else transformers.Trainer
     trainer = trainer_class(
@@ -117,6 +119,7 @@ def fit(
             warmup_steps=terms.warmup_steps,
             initial_mem_len=initial_mem_len,
             mem_len_warmup_steps=0.0 if initial_mem_len is None else 0.5,
+            max_grad_norm=max_grad_norm,
             lr_scheduler_type="cosine",
             seed=seed,
             logging_steps=20,

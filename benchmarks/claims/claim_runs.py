@@ -1,9 +1,10 @@
-"""What the files of this folder share: a claim of a paper, small byte models trained for it, and a verdict from numbers.
+"""What the files of this folder share: a claim of a paper, small byte models trained for it, and a verdict from
+numbers.
 
-Each file is a command: it runs what is not done, prints its verdict, and draws; with `--report`, of what is there.
-A claim has runs and seeds; each gives one record in `results/claims/NAME.json`, and one that is there with the same settings is
-not run again. Models are kept in `build/claims/`, by their settings: claims share them. Training is that of
-`transformers-xl compare` (AdamW, cosine). Seconds are those of the processor.
+Each file is a command: it runs what is not done, prints its verdict, and draws; with `--report`, of what is there. A
+claim has runs and seeds; each gives one record in `results/claims/NAME.json`, and one that is there with the same
+settings is not run again. Models are kept in `build/claims/`, by their settings: claims share them. Training is that
+of `transformers-xl compare` (AdamW, cosine). Seconds are those of the processor.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import context_curve
@@ -68,8 +69,14 @@ def import_log() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         code = "import torch._dynamo, transformers.trainer, transformers.models.auto.modeling_auto, matplotlib.pyplot"
         run = subprocess.run([sys.executable, "-v", "-c", code], capture_output=True, text=True, check=True)
-        lines = [line for line in run.stderr.splitlines() if "object at" in line or " matches " in line or "code obj" in line]
-        short = re.sub(r" object at 0x[0-9a-f]+", "", "\n".join(lines)).replace(sysconfig.get_path("purelib") + "/", "")
+        lines = [
+            line
+            for line in run.stderr.splitlines()
+            if "object at" in line or " matches " in line or "code obj" in line
+        ]
+        short = re.sub(r" object at 0x[0-9a-f]+", "", "\n".join(lines)).replace(
+            sysconfig.get_path("purelib") + "/", ""
+        )
         path.write_text(short.replace(sysconfig.get_path("stdlib") + "/", "") + "\n", encoding="utf-8")
     return path
 
@@ -103,6 +110,11 @@ class Run:
         """What it is trained on."""
         return read_texts([text], self.terms)[0]
 
+    def fit(self, model: PreTrainedModel, text: Path, terms: ComparisonTerms, seed: int) -> Trainer:
+        """Train a model; what trained it."""
+        with tempfile.TemporaryDirectory() as folder:
+            return fit(model, self.stream(text), terms, seed, Path(folder), self.initial_mem_len)
+
     def settings(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -122,9 +134,9 @@ class Records(dict[str, list[Record]]):
         return [record[name] for record in self[run]]
 
     def shown(self, run: str, name: str, digits: int = 3) -> str:
-        """Mean and range over seeds."""
+        """Mean, and the range where there are several seeds."""
         values = self.of(run, name)
-        spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else " (one seed)"
+        spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
         return f"{statistics.mean(values):.{digits}f}{spread}"
 
     def below(self, lower: str, upper: str, name: str) -> bool:
@@ -157,10 +169,9 @@ class Session:
         return AutoModelForCausalLM.from_pretrained(folder).eval(), record
 
     def _train(self, run: Run, seed: int, folder: Path) -> None:
-        model, stream = run.build(seed), run.stream(self.text)
+        model = run.build(seed)
         start = time.process_time()
-        with tempfile.TemporaryDirectory() as temporary:
-            trainer = fit(model, stream, self.terms_of(run), seed, Path(temporary), run.initial_mem_len)
+        trainer = run.fit(model, self.text, self.terms_of(run), seed)
         seconds = round(time.process_time() - start, 1)
         losses = [round(row["loss"], 4) for row in trainer.state.log_history if "loss" in row]
         record = {"seconds": seconds, "parameters": model.num_parameters(), "losses": losses}
@@ -243,7 +254,9 @@ class Claim:
         """
         file, text = results / f"{self.name}.json", sha256(session.text)
         if file.exists() and json.loads(file.read_text(encoding="utf-8"))["text"]["sha256"] != text:
-            raise ValueError(f"`text`={session.text}: {file} was measured on another. Give another folder, with --results.")
+            raise ValueError(
+                f"`text`={session.text}: {file} was measured on another. Give another folder, with --results."
+            )
         for seed in seeds:
             for name, settings in self.runs.items():
                 records = self.read(results)
@@ -280,7 +293,7 @@ def outcome(verdict: Verdict | None) -> str:
 
 
 def draw_seeds(axes: Axes, records: Records, name: str, runs: list[str] | None = None) -> None:
-    """A row for each run, a mark for each seed, a line at the mean."""
+    """A row for each run, a mark for each seed, a line at the mean; the axis is a twentieth of its place long at least."""
     runs = runs or list(records)
     for row, run in enumerate(runs):
         values = records.of(run, name)
@@ -288,6 +301,10 @@ def draw_seeds(axes: Axes, records: Records, name: str, runs: list[str] | None =
         axes.plot([statistics.mean(values)] * 2, [row - 0.25, row + 0.25], color="black")
     axes.set_yticks(range(len(runs)), runs)
     axes.set_ylim(len(runs) - 0.5, -0.5)
+    low, high = axes.get_xlim()
+    middle = (low + high) / 2
+    half = max(high - low, middle / 20) / 2
+    axes.set_xlim(middle - half, middle + half)
 
 
 def draw_curves(axes: Axes, records: Records, name: str, places: list[int]) -> None:

@@ -1,6 +1,7 @@
-"""Words as waves over positions against sinusoids, in texts of one segment, and in one text without end, where positions run on. To find
-out why the latter is hardly learned: the same with frequencies that do not learn, and with frequencies of 0 (words do not turn;
-the causal mask alone shows order). Complex maps of equal width have half the parameters: the feed-forwards are twice as wide."""
+"""Words as waves over positions against sinusoids, in texts of one segment, and in one text without end, where
+positions run on. To find out why the latter is hardly learned: the same with frequencies that do not learn, and with
+frequencies of 0 (words do not turn; the causal mask alone shows order). Complex maps of equal width have half the
+parameters: the feed-forwards are twice as wide."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ class SegmentTexts(TextStream):
 
 @dataclass(frozen=True)
 class OrderRun(Run):
-    """`frequencies`: those of words learn (`"learned"`), stay as they start (`"fixed"`), or are 0 (`"none"`). `is_cut`: every
-    segment is a text of its own."""
+    """`frequencies`: those of words learn (`"learned"`), stay as they start (`"fixed"`), or are 0 (`"none"`).
+    `is_cut`: every segment is a text of its own."""
 
     intermediate_size: int = 512
     frequencies: str = "learned"

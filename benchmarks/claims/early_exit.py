@@ -1,5 +1,5 @@
-"""A Depth-adaptive Transformer of four layers, aligned training: bits per byte and layers used when tokens leave with the first layer
-whose largest probability reaches a threshold, beside the same model cut after a fixed layer."""
+"""A Depth-adaptive Transformer of four layers, aligned training: bits per byte and layers used when tokens leave with
+the first layer whose largest probability reaches a threshold, beside the same model cut after a fixed layer."""
 
 import statistics
 from dataclasses import replace
@@ -31,7 +31,9 @@ def measure(session: Session, run: Run, seed: int) -> Record:
 
 def kept(row: Record) -> float:
     """The fewest layers at which a threshold keeps the bits within 1 %."""
-    found = [row[f"{name}, layers"] for name in WAYS if "threshold" in name and row[f"{name}, bits"] < MORE * row["bits"]]
+    found = [
+        row[f"{name}, layers"] for name in WAYS if "threshold" in name and row[f"{name}, bits"] < MORE * row["bits"]
+    ]
     return min(found, default=float(LAYERS))
 
 
@@ -41,8 +43,8 @@ def verdict(records: Records) -> Verdict:
     held = all(row["layers"] <= 0.75 * LAYERS for row in rows[run])
     return Verdict(
         held,
-        f"all {LAYERS} layers: {records.shown(run, 'bits')} bits per byte; within 1 % of it with {rows.shown(run, 'layers', 2)} "
-        f"layers a token; cut after layer 3: {records.shown(run, 'layer 3, bits')}",
+        f"all {LAYERS} layers: {records.shown(run, 'bits')} bits per byte; within 1 % of it with "
+        f"{rows.shown(run, 'layers', 2)} layers a token; cut after layer 3: {records.shown(run, 'layer 3, bits')}",
     )
 
 
@@ -51,7 +53,9 @@ def draw(records: Records) -> Figure:
     picture, ((axes,),) = figure()
     for index, kind in enumerate(("threshold", "layer")):
         names = [name for name in WAYS if kind in name]
-        points = [[statistics.mean(row[f"{name}, {what}"] for row in rows) for what in ("layers", "bits")] for name in names]
+        points = [
+            [statistics.mean(row[f"{name}, {what}"] for row in rows) for what in ("layers", "bits")] for name in names
+        ]
         points.append([LAYERS, statistics.mean(row["bits"] for row in rows)])
         label = {"threshold": "thresholds 0.4 to 0.95", "layer": "all leave after one layer"}[kind]
         axes.plot(*zip(*sorted(points), strict=True), label=label, **line(index, 2))

@@ -1,6 +1,6 @@
-"""A T-maze: the cue is shown in the first step, and counts at a junction 32 to 40 steps later; learned by PPO in windows of 16 steps
-with a memory of 48 (examples/rl_memory_task.py, which needs gymnasium). Then longer corridors are walked, with a memory that
-reaches back to the cue: 256 episodes of each length, actions without chance."""
+"""A T-maze: the cue is shown in the first step, and counts at a junction 32 to 40 steps later; learned by PPO in
+windows of 16 steps with a memory of 48 (examples/rl_memory_task.py, which needs gymnasium). Then longer corridors are
+walked, with a memory that reaches back to the cue: 256 episodes of each length, actions without chance."""
 
 import sys
 from dataclasses import asdict, replace
@@ -20,8 +20,8 @@ RUNS = {name: {"agent": name} for name in ("GTrXL", "TrXL-I", "TrXL")}
 
 @torch.no_grad()
 def success(model: PreTrainedModel, length: int, seed: int) -> float:
-    """The share of corridors of one length that are left on the side of the cue. Before the junction all actions walk on, so
-    that nothing hangs on them."""
+    """The share of corridors of one length that are left on the side of the cue. Before the junction all actions walk
+    on, so that nothing hangs on them."""
     generator = torch.Generator().manual_seed(seed)
     observations = torch.zeros(EPISODES, length + 1, 4)
     observations[:, 0, 0] = observations[:, -1, 1] = 1.0
@@ -83,7 +83,7 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="Corridors of 400 steps were walked, not learned: learning them takes a longer credit than the example's (0.95 a step).",
+    beyond="Corridors of 400 steps were walked, not learned: rewards are discounted by 0.95 a step in training.",
 )
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""R-Transformer has no positions: its local RNN reads the last 7 bytes at each place. With a window of 1 it is the same model, blind
-to order but for what the causal mask shows. A Transformer-XL of the same width stands beside."""
+"""R-Transformer has no positions: its local RNN reads the last 7 bytes at each place. With a window of 1 it is the
+same model, blind to order but for what the causal mask shows. A Transformer-XL of the same width stands beside."""
 
 from claim_runs import Claim, Records, Run, Verdict, draw_seeds, main, train_and_score
 from matplotlib.figure import Figure

@@ -1,5 +1,5 @@
-"""Two feed-forwards of half the inner width, each counted by half, around the attention, against one of whole width behind it: the
-same parameters but for a norm."""
+"""Two feed-forwards of half the inner width, each counted by half, around the attention, against one of whole width
+behind it: the same parameters but for a norm."""
 
 from dataclasses import replace
 

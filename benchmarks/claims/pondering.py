@@ -1,5 +1,6 @@
-"""A Universal Transformer of at most four steps ponders over each byte as long as it likes, at 0.01 nats a step: the cost of the quarter
-of held-out bytes that were hardest to predict against that of the easiest, each at the place that predicts it."""
+"""A Universal Transformer of at most four steps ponders over each byte as long as it likes, at 0.01 nats a step: the
+cost of the quarter of held-out bytes that were hardest to predict against that of the easiest, each at the place that
+predicts it."""
 
 import math
 from dataclasses import replace
@@ -13,9 +14,7 @@ from torch.nn import functional as F
 from transformers_xl.evaluation.plots import figure
 from transformers_xl.evaluation.reading import read_in_segments
 
-RUNS = {
-    "Universal Transformer": Run("universal_transformer", replace(TERMS, layers=4), {"halting_bias": 0.0})
-}
+RUNS = {"Universal Transformer": Run("universal_transformer", replace(TERMS, layers=4), {"halting_bias": 0.0})}
 GROUPS = 8
 
 

@@ -1,5 +1,5 @@
-"""One feed-forward of four becomes a product-key memory of 4,096 slots; against the model without, and one whose feed-forwards are
-so much wider that it has as many parameters. Seconds are those of the whole training."""
+"""One feed-forward of four becomes a product-key memory of 4,096 slots; against the model without, and one whose
+feed-forwards are so much wider that it has as many parameters. Seconds are those of the whole training."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ CLAIM = Claim(
     name="product_keys",
     says="Product keys add capacity at little cost",
     source="Lample et al., 2019, section 4",
-    held_if="every seed is below every seed without; the model of as many parameters costs more and is not below every seed",
+    held_if="every seed is below every seed without; as many parameters cost more, and are not below every seed",
     runs=RUNS,
     measure=train_and_score,
     verdict=verdict,

@@ -1,7 +1,8 @@
-"""A program's log (that of Python while it imports torch and transformers), whose names come again some hundred bytes later. A model
-with a memory of 192 bytes that grows, as `transformers-xl train` lets it, against the same model without: at the same bytes, with
-two thirds more, which take as long, and in segments as long as segment and memory together. Without memory, text is read
-in segments as in training and in windows whose first half is read again (twice the reading); the better way counts."""
+"""A program's log (that of Python while it imports torch and transformers), whose names come again some hundred bytes
+later. A model with a memory of 192 bytes that grows, as `transformers-xl train` lets it, against the same model
+without: at the same bytes, with two thirds more, which take as long, and in segments as long as segment and memory
+together. Without memory, text is read in segments as in training and in windows whose first half is read again (twice
+the reading); the better way counts."""
 
 from dataclasses import replace
 
@@ -31,7 +32,12 @@ def measure(session: Session, run: Run, seed: int) -> Record:
     half = run.terms.segment_length // 2
     windows = score_windows(model, held_out, half, half, 4).bits_per_byte
     alone = bits(model, held_out, memory=False)
-    return {**training, "bits in segments": alone, "bits in windows": round(windows, 4), "bits": round(min(alone, windows), 4)}
+    return {
+        **training,
+        "bits in segments": alone,
+        "bits in windows": round(windows, 4),
+        "bits": round(min(alone, windows), 4),
+    }
 
 
 def verdict(records: Records) -> Verdict:

@@ -1,5 +1,5 @@
-"""Transformer-XL and the same model with sinusoidal positions that begin anew with every segment, both trained with a memory of 64
-bytes and scored with memories of 0 to 512; what is longer than 64, they have not seen."""
+"""Transformer-XL and the same model with sinusoidal positions that begin anew with every segment, both trained with a
+memory of 64 bytes and scored with memories of 0 to 512; what is longer than 64, they have not seen."""
 
 from claim_runs import Claim, Record, Records, Run, Session, Verdict, draw_curves, main, memory_bits
 from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
 """All claims in one process, one seed of all after the other, so that every claim has one early.
 
-    python benchmarks/claims/run_all.py               # resumes where it was cut off
-    python benchmarks/claims/run_all.py macaron depth
+python benchmarks/claims/run_all.py               # resumes where it was cut off
+python benchmarks/claims/run_all.py macaron pondering
 """
 
 import argparse
@@ -19,7 +19,6 @@ ORDER = (
     "star_linear",
     "macaron",
     "gates_steady",
-    "pre_norm",
     "effective_context",
     "pondering",
     "early_exit",
@@ -27,6 +26,7 @@ ORDER = (
     "product_keys",
     "spans_by_layer",
     "gates_remember",
+    "pre_norm",
     "complex_order",
     "recurrence",
     "recurrence_on_sources",

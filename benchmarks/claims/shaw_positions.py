@@ -1,5 +1,5 @@
-"""Transformer-XL and the same model with Shaw's positions (a vector for each distance up to 16, one for all beyond), both trained
-with a memory of 64 bytes and scored with memories of 0 to 512."""
+"""Transformer-XL and the same model with Shaw's positions (a vector for each distance up to 16, one for all beyond),
+both trained with a memory of 64 bytes and scored with memories of 0 to 512."""
 
 from claim_runs import Claim, Records, Run, Verdict, main
 from relative_positions import LENGTHS, draw, measure
@@ -8,9 +8,7 @@ RUNS = {"Transformer-XL": Run("transformer_xl"), "Shaw": Run("shaw_transformer")
 
 
 def verdict(records: Records) -> Verdict:
-    best = {
-        run: min(LENGTHS, key=lambda length, run=run: sum(records.of(run, f"bits at {length}"))) for run in RUNS
-    }
+    best = {run: min(LENGTHS, key=lambda length, run=run: sum(records.of(run, f"bits at {length}"))) for run in RUNS}
     held = records.below("Transformer-XL", "Shaw", "bits at 64")
     shown = [
         f"{run} {records.shown(run, 'bits at 64')}, at its best length, {best[run]}: "
@@ -29,7 +27,8 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="One size, and a clipping distance of 16. The paper's: `transformers-xl train --recipe wikitext-103-standard`, on a GPU.",
+    beyond="One size, and a clipping distance of 16. The paper's: "
+    "`transformers-xl train --recipe wikitext-103-standard`, on a GPU.",
 )
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Four layers of four heads, each with a span that may grow to 128 bytes and costs 2e-5 nats a byte: how far the heads of each layer
-see after training, their ramp of 16 bytes included."""
+"""Four layers of four heads, each with a span that may grow to 128 bytes and costs 2e-5 nats a byte: how far the heads
+of each layer see after training, their ramp of 16 bytes included."""
 
 from dataclasses import replace
 
@@ -52,7 +52,8 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="4 layers and 0.5 MB of text; the paper's have 12: `transformers-xl train --recipe adaptive-span-enwik8`, on a GPU.",
+    beyond="4 layers and 0.5 MB of text, where the paper has 12: "
+    "`transformers-xl train --recipe adaptive-span-enwik8`, on a GPU.",
 )
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Processor time of a forward and backward pass against the length of the text: a Star-Transformer and a Transformer-XL of two layers
-of width 64 that reads all of it in one segment. A seed is a measurement of its own, the median of four."""
+"""Processor time of a forward and backward pass against the length of the text: a Star-Transformer and a
+Transformer-XL of two layers of width 64 that reads all of it in one segment. A seed is a measurement of its own, the
+median of four."""
 
 import statistics
 import time

@@ -3,12 +3,15 @@
 import importlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import accelerate.utils.memory
 import pytest
 from optional_packages import needs
+
+from transformers_xl.experiments import fitting
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks/claims"
@@ -30,23 +33,50 @@ def place(tmp_path_factory):
     return folder
 
 
+def smaller(name: str, monkeypatch) -> claim_runs.Claim:
+    """A claim with fewer runs of the same kind, contexts and layers."""
+    module = importlib.import_module(name)
+    runs = module.CLAIM.runs
+    if name == "effective_context":
+        monkeypatch.setattr(module, "CONTEXTS", [2, 4, 6])
+    if name == "early_exit":
+        monkeypatch.setattr(module, "WAYS", {way: module.WAYS[way] for way in ("threshold 0.9", "layer 3")})
+    if name == "gates_steady":
+        monkeypatch.setattr(module, "RATES", module.RATES[-2:])
+        runs = {run: terms for run, terms in runs.items() if run.endswith((", 0.03", ", 0.1"))}
+    if name in ("gates_steady", "pre_norm"):
+        runs = {run: replace(each, terms=replace(each.terms, layers=2)) for run, each in runs.items()}
+    return replace(module.CLAIM, runs=runs)
+
+
 @pytest.mark.parametrize("name", [name for name in ORDER if name not in SAME_CODE])
 def test_a_claim_runs_once_and_draws(place, monkeypatch, capsys, name):
     if name == "gates_remember":
         needs("gymnasium")
     monkeypatch.setattr(accelerate.utils.memory.gc, "collect", lambda: 0)  # half of so short a training
-    claim = importlib.import_module(name).CLAIM
+    claim = smaller(name, monkeypatch)
     arguments = ["--text", str(place / "text.txt"), "--models", str(place / "models"), "--results", str(place)]
     claim_runs.main(claim, [*arguments, "--steps", "1", "--seeds", "1"])
     first = capsys.readouterr().out.splitlines()[-1]
     assert re.match(rf"{name}: (held|not held|out of reach here)\. ", first)
-    picture, records = place / f"{name}.png", claim.read(place)
+    records = claim.read(place)
     assert {run: [row["seed"] for row in rows] for run, rows in records.items()} == {run: [0] for run in claim.runs}
-    picture.unlink()
+    assert (place / f"{name}.png").stat().st_size > 5_000
     monkeypatch.setattr(claim_runs.Claim, "write", None)  # nothing is measured again
-    claim_runs.main(claim, [*arguments, "--steps", "1", "--seeds", "1"])
-    assert capsys.readouterr().out.splitlines()[-1] == first
-    assert picture.stat().st_size > 5_000
+    claim.run(claim_runs.Session(place / "text.txt", place / "models", 1), place, range(1))
+
+
+def test_a_memory_grows_in_the_first_half_of_the_steps(place, monkeypatch):
+    run, grown = claim_runs.Run("transformer_xl", initial_mem_len=16), []
+    monkeypatch.setattr(
+        fitting.MemoryTrainer,
+        "train",
+        lambda trainer: grown.append((trainer.args.initial_mem_len, trainer.args.mem_len_warmup_steps)),
+    )
+    session = claim_runs.Session(place / "text.txt", place / "untrained", 1)
+    session.trained(run, 0)
+    session.trained(replace(run, initial_mem_len=None), 0)
+    assert grown == [(16, 0.5), (None, 0.0)]
 
 
 def test_records_of_other_settings_or_texts_do_not_count(place, tmp_path):
