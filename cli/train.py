@@ -68,6 +68,11 @@ def train(
         raise ValueError("`output`=None: name the folder to write, with -o.")
     if is_main_process():
         if not resume:
+            if not overwrite and any(output.glob("checkpoint-*")):
+                raise ValueError(
+                    f"`output`={str(output)!r} is not empty: add --resume to continue its training, or --overwrite to "
+                    "replace it."
+                )
             check_output(output, overwrite)
         typer.echo("starting ...", err=True)  # the imports take seconds
     import_models()

@@ -208,6 +208,11 @@ def check_language_model(model: str, config) -> None:
 def check_json(folder: Path) -> None:
     """Raise a `ValueError` where a folder has no config.json, or a JSON file of a model that holds no object."""
     if not (folder / "config.json").is_file():
+        if any(folder.glob("checkpoint-*")):
+            raise ValueError(
+                f"`model`={str(folder)!r} has checkpoints and no config.json: its training has not ended. Resume it with "
+                f"`transformers-xl train --resume -o {folder}`, or give one of the checkpoints."
+            )
         raise ValueError(
             f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
         )

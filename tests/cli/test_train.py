@@ -166,7 +166,8 @@ def test_a_run_that_is_stopped_is_saved_and_resumes_exactly(
     assert f"train --resume -o {folder}" in result.output
     assert signal.getsignal(signal.SIGINT) is handler
     assert {path.name for path in folder.iterdir()} == {"checkpoint-3", "run.yaml"}
-    assert "not empty" in refused(*words, "-o", folder)
+    assert "add --resume to continue" in refused(*words, "-o", folder)
+    assert "training has not ended" in run("evaluate", folder, "--text", text_file).output.replace("\n", " ")
     assert equal(train("--resume", "-o", folder), whole)
     longer = train("--resume", "-o", folder, "--training.max_steps", 8)
     training = json.loads((longer / "training_metrics.json").read_text())["training"]
