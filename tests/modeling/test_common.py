@@ -33,9 +33,8 @@ from transformers_xl.modeling.ops.window import keep_last
 
 CARRYING = models(memory=("exact", "own"))
 WINDOWED = models(memory=("exact",))
-# without one that looks up keys from far behind its window
+# without one that looks up keys far outside its window; those that hold inputs, not keys and values or memory tokens
 BOUNDED = [each for each in models(memory=("exact",), recurrent=False) if each != "memorizing_transformer"]
-# the others hold keys and values, or memory tokens too
 HOLDING_INPUTS = [each for each in WINDOWED if each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)]
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
 
