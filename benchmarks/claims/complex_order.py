@@ -78,7 +78,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="complex_order",
     says="Complex order beats sinusoidal positions",
-    source="Wang et al., 2020, section 4",
+    source="[Wang et al., 2020](https://arxiv.org/abs/1912.12333), section 4",
     held_if="in texts of one segment, every seed is below every seed with sinusoids",
     runs=RUNS,
     measure=measure,

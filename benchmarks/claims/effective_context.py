@@ -65,7 +65,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="effective_context",
     says="RECL: Transformer-XL above Shaw, above no recurrence, above an LSTM",
-    source="Dai et al., 2019, section 4.3 and table 8",
+    source="[Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 4.3 and table 8",
     held_if="every seed has this order, without ties",
     runs={"group": {name: run.settings() for name, run in GROUP.items()}},
     measure=measure,

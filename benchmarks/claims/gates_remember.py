@@ -77,7 +77,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="gates_remember",
     says="With GRU gates an agent remembers further",
-    source="Parisotto et al., 2019, section 4.2",
+    source="[Parisotto et al., 2019](https://arxiv.org/abs/1910.06764), section 4.2",
     held_if="at 400 steps every seed of GTrXL is above 0.6 and above every seed of TrXL-I and TrXL",
     runs=RUNS,
     measure=measure,

@@ -58,7 +58,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="gates_steady",
     says="GRU gates steady training",
-    source="Parisotto et al., 2019, section 4.3",
+    source="[Parisotto et al., 2019](https://arxiv.org/abs/1910.06764), section 4.3",
     held_if="at the two highest rates the worst seed with GRU gates is below the worst of both others",
     runs=RUNS,
     measure=train_and_score,

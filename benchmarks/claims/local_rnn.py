@@ -34,7 +34,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="local_rnn",
     says="With a local RNN, a Transformer needs no positions",
-    source="Wang et al., 2019 (R-Transformer), sections 2.1 and 3",
+    source="[Wang et al., 2019 (R-Transformer)](https://arxiv.org/abs/1907.05572), sections 2 and 3",
     held_if="every seed is below every seed with a window of 1, and not all seeds above those of Transformer-XL",
     runs=RUNS,
     measure=train_and_score,

@@ -17,7 +17,7 @@ def verdict(records: Records) -> Verdict:
 CLAIM = Claim(
     name="longer_memory",
     says="A memory that is longer in evaluation than in training helps",
-    source="Dai et al., 2019, sections 4.1 and 4.3",
+    source="[Dai et al., 2019](https://arxiv.org/abs/1901.02860), sections 4.1 and 4.2",
     held_if="every seed is lower with 256 than with 64",
     runs=RUNS,
     measure=measure,

@@ -32,7 +32,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="macaron",
     says="A Macaron layer beats an ordinary one of equal parameters",
-    source="Lu et al., 2019, sections 4.1 and 4.2",
+    source="[Lu et al., 2019](https://arxiv.org/abs/1906.02762), section 4",
     held_if="every seed of Macaron is below every seed of Transformer-XL",
     runs=RUNS,
     measure=train_and_score,

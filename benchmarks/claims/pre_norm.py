@@ -65,7 +65,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="pre_norm",
     says="Pre-norm needs no warm-up, post-norm does",
-    source="Xiong et al., 2020, section 4",
+    source="[Xiong et al., 2020](https://arxiv.org/abs/2002.04745), section 4",
     held_if=f"not clipped, warm-up is never worth {NEED} bits to pre-norm, and always to post-norm",
     runs=RUNS,
     measure=train_and_score,

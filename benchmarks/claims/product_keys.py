@@ -41,7 +41,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="product_keys",
     says="Product keys add capacity at little cost",
-    source="Lample et al., 2019, section 4",
+    source="[Lample et al., 2019](https://arxiv.org/abs/1907.05242), section 4",
     held_if="every seed is below every seed without; as many parameters cost more, and are not below every seed",
     runs=RUNS,
     measure=train_and_score,

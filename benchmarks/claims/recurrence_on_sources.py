@@ -6,7 +6,7 @@ from recurrence import draw, measure, runs_of, verdict
 CLAIM = Claim(
     name="recurrence_on_sources",
     says="Recurrence lowers bits per byte: program text",
-    source="Dai et al., 2019, section 4.3, tables 6 and 7",
+    source="[Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 4.2, tables 6 and 7",
     held_if="every seed with memory is below every seed of each model without",
     runs=runs_of(600),
     measure=measure,

@@ -37,7 +37,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="relative_positions",
     says="With recurrence, relative positions beat absolute ones, and beyond the trained length too",
-    source="Dai et al., 2019, section 3.3 and table 6",
+    source="[Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3 and table 6",
     held_if="every seed with relative positions is below every seed with absolute ones, with a memory of 64 and of 256",
     runs=RUNS,
     measure=measure,

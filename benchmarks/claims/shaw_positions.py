@@ -21,7 +21,7 @@ def verdict(records: Records) -> Verdict:
 CLAIM = Claim(
     name="shaw_positions",
     says="Positions of Transformer-XL beat those of Shaw et al.",
-    source="Dai et al., 2019, table 6",
+    source="[Dai et al., 2019](https://arxiv.org/abs/1901.02860), table 6",
     held_if="every seed of Transformer-XL is below every seed of Shaw's with a memory of 64",
     runs=RUNS,
     measure=measure,

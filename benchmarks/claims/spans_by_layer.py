@@ -46,7 +46,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="spans_by_layer",
     says="Learned spans are short in low layers",
-    source="Sukhbaatar et al., 2019, section 3 and figure 4",
+    source="[Sukhbaatar et al., 2019](https://arxiv.org/abs/1905.07799), section 3",
     held_if="in every seed the two lower layers together have shorter spans than the two upper ones",
     runs=RUNS,
     measure=measure,

@@ -77,7 +77,7 @@ def draw(records: Records) -> Figure:
 CLAIM = Claim(
     name="star_linear",
     says="A Star-Transformer is linear in the length",
-    source="Guo et al., 2019, section 3",
+    source="[Guo et al., 2019](https://arxiv.org/abs/1902.09113), section 3",
     held_if="every seed grows with a power below 1.2, Transformer-XL with one above it",
     runs=RUNS,
     measure=measure,
