@@ -37,7 +37,9 @@ def module_source(module: str) -> ModuleSource:
         raise ValueError(f"`{module}` has no source file to export.")
     text = Path(spec.origin).read_text(encoding="utf-8")
     tree = ast.parse(text)
-    imports, needs, defines = [], defaultdict(set), {}
+    imports: list[ast.Import | ast.ImportFrom] = []
+    needs: dict[str, set[str]] = defaultdict(set)
+    defines: dict[str, str] = {}
     left_out = tree.body[:1] if ast.get_docstring(tree) is not None else []
     own = dict(_own_imports(tree, module))
     for node in tree.body:

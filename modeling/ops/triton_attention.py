@@ -75,8 +75,8 @@ def triton_relative_attention(
         key, value = behind_the_window(key, value, far, window)
         window = None
     near = keep_last(positions, key.shape[2] + 1)
-    tensors = tuple(each.to(value.dtype) for each in (query, key, value, near, content_bias, position_bias))
-    return attend(*tensors, visible, window, scaling)[0]
+    of_one_type = (each.to(value.dtype) for each in (query, key, value, near, content_bias, position_bias))
+    return attend(*of_one_type, visible, window, scaling)[0]
 
 
 @torch.library.custom_op("transformers_xl::attend", mutates_args=())

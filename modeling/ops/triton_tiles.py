@@ -61,10 +61,12 @@ class Inputs(NamedTuple):
     @classmethod
     def of(cls, query, key, value, positions, content_bias, position_bias, visible) -> "Inputs":
         """Of the tensors that `wide_attention` takes; nothing is copied."""
-        tensors = (query, key, value, positions[None], content_bias[None, :, None], position_bias[None, :, None])
         if visible is not None:
             visible = Strided.of(visible.expand(len(query), -1, -1, -1).view(torch.uint8))
-        return cls(*map(Strided.of, tensors), visible)
+        biases = (Strided.of(bias[None, :, None]) for bias in (content_bias, position_bias))
+        return cls(
+            Strided.of(query), Strided.of(key), Strided.of(value), Strided.of(positions[None]), *biases, visible
+        )
 
 
 class Known(NamedTuple):
