@@ -61,11 +61,14 @@ class Inputs(NamedTuple):
     @classmethod
     def of(cls, query, key, value, positions, content_bias, position_bias, visible) -> "Inputs":
         """Of the tensors that `wide_attention` takes; nothing is copied."""
-        if visible is not None:
-            visible = Strided.of(visible.expand(len(query), -1, -1, -1).view(torch.uint8))
-        biases = (Strided.of(bias[None, :, None]) for bias in (content_bias, position_bias))
         return cls(
-            Strided.of(query), Strided.of(key), Strided.of(value), Strided.of(positions[None]), *biases, visible
+            query=Strided.of(query),
+            key=Strided.of(key),
+            value=Strided.of(value),
+            positions=Strided.of(positions[None]),
+            content_bias=Strided.of(content_bias[None, :, None]),
+            position_bias=Strided.of(position_bias[None, :, None]),
+            visible=None if visible is None else Strided.of(visible.expand(len(query), -1, -1, -1).view(torch.uint8)),
         )
 
 
