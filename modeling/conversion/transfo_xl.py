@@ -161,7 +161,7 @@ def _tokenizer_arguments(path: str | None) -> dict[str, Any]:
         given = read_json(path)
         chosen = {name: given[name] for name in TOKENIZER_ARGUMENTS if given.get(name) is not None}
     except (TypeError, AttributeError) as error:
-        raise refusal(path, "it is no JSON object") from error
+        raise refusal(path, "it is not a JSON object") from error
     for name, value in chosen.items():
         if isinstance(value, dict):  # a token, written with its flags
             value = chosen[name] = value.get("content")

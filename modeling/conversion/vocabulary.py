@@ -58,7 +58,7 @@ def read_json(path: str | Path) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise refusal(str(path), f"it is no JSON ({error})") from error
+        raise refusal(str(path), f"it is not JSON ({error})") from error
 
 
 def _fields(value: Any) -> dict:

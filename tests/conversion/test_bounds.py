@@ -226,8 +226,8 @@ LAYER = module(LINEAR, fields(_modules=fields(dec_attn=module(LINEAR, fields(pre
 MODULES = {
     "holds_itself": (module(PARALLEL, fields(_modules=fields(module=b"h\x00"))), "DataParallel"),
     "modules_are_a_number": (module(PARALLEL, fields(_modules=number(5))), "it holds None"),
-    "modules_are_a_list": (module(MODEL, fields(_modules=b"]")), "does not belong"),
-    "state_is_a_tuple": (module(MODEL, b"NN\x86"), "does not belong"),
+    "modules_are_a_list": (module(MODEL, fields(_modules=b"]")), "no part"),
+    "state_is_a_tuple": (module(MODEL, b"NN\x86"), "no part"),
     "deep_tuple_as_a_flag": (module(MODEL, fields(_modules=fields(
         word_emb=module(LINEAR, b"}"), layers=module(LINEAR, fields(_modules=fields(first=LAYER)))))), "pos_ff"),
     "weights_without_numbers": (
