@@ -121,8 +121,8 @@ def test_what_cannot_be_meant_is_refused(words: str, message: str):
     [
         ("model: {hiden_size: 3}", "run.yaml.*Did you mean `model.hidden_size`"),
         ("xmodel: {hidden_size: 3}", "run.yaml.*Did you mean `model`"),
-        ("training: 5", "no section"),
-        ("- 5", "no section"),
+        ("training: 5", "is not a section"),
+        ("- 5", "is not a section"),
         ("training: {learning_rate: fast}", "run.yaml: `training.learning_rate`=fast must be"),
         ("training: {eval_strategy: no}", "training.eval_strategy"),  # a boolean in YAML
         ("training: !!python/object/apply:os.getcwd []", "run.yaml"),
@@ -156,6 +156,7 @@ def test_a_base_says_what_the_model_is(tmp_path: Path):
     TransformerXLForCausalLM(config).save_pretrained(tmp_path, include_code=False)
     found = read_config([f"--model.base={tmp_path}", "--model.dropout=0.3"]).model
     assert (found.hidden_size, found.mem_len, found.vocab_size, found.dropout) == (16, 9, 11, 0.3)
+    assert read_config().model.vocab_size is None  # what one run says of its model stays with it
     with pytest.raises(ValueError, match="leave it out"):
         read_config([f"--model.base={tmp_path}", "--model.variant=gtrxl"])
 

@@ -124,7 +124,7 @@ def test_documents_inside_a_call_need_a_memory_without_sinks():
         model(tokens(1, 8), reset=reset)
 
 
-@pytest.mark.parametrize(("family", "sinks"), zip(FAMILIES, itertools.cycle([0, 2]), strict=False))
+@pytest.mark.parametrize(("family", "sinks"), [*zip(FAMILIES, itertools.cycle([0, 2]), strict=False)])
 @torch.no_grad()
 def test_positions_move_back_and_nothing_else_changes(family, sinks, monkeypatch):
     """What is remembered turns with them, as measured: whatever the layout, and where values carry the position."""
