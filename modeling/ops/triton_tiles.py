@@ -63,10 +63,8 @@ class Inputs(NamedTuple):
         """Of the tensors that `wide_attention` takes; nothing is copied."""
         if visible is not None:
             visible = Strided.of(visible.expand(len(query), -1, -1, -1).view(torch.uint8))
-        biases = (Strided.of(bias[None, :, None]) for bias in (content_bias, position_bias))
-        return cls(
-            Strided.of(query), Strided.of(key), Strided.of(value), Strided.of(positions[None]), *biases, visible
-        )
+        u, v = (Strided.of(bias[None, :, None]) for bias in (content_bias, position_bias))
+        return cls(Strided.of(query), Strided.of(key), Strided.of(value), Strided.of(positions[None]), u, v, visible)
 
 
 class Known(NamedTuple):
