@@ -45,7 +45,7 @@ REFUSED = {
         (command, "encoder"): ENCODER
         for command in ARGUMENTS.keys() - {"add-memory", "convert", "card", "push", "report"}
     },
-    **{("add-memory", kind): "has a memory of its own" for kind in KINDS},
+    **{("add-memory", kind): "has a memory already" for kind in KINDS},
     **{("convert", kind): "only 'transfo-xl' is converted" for kind in KINDS if kind != "old folder"},
     ("speed", "tokens"): "`num_memory_tokens`=2 vectors",
     ("context-curve", "tokens"): "`num_memory_tokens`=2 vectors",

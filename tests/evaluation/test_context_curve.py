@@ -135,7 +135,7 @@ def test_what_cannot_be_meant_is_refused():
         context_curve(model, text(), [-1])
     with pytest.raises(ValueError, match="above 18"):
         context_curve(gpt2(), text(), [19], segment_length=6)
-    with pytest.raises(ValueError, match="remembers nothing"), memory_length(gpt2(), 3):
+    with pytest.raises(ValueError, match="without memory"), memory_length(gpt2(), 3):
         pass
     with pytest.raises(ValueError, match="`mem_len`=0"), memory_length(model, 0):
         pass

@@ -108,7 +108,7 @@ def test_a_schedule_that_follows_the_loss_is_that_of_the_checkpoint(tmp_path, ca
     for now in ("linear", schedule):
         other = build(tmp_path / "other", lr_scheduler_type="linear" if now == schedule else schedule)
         other.train()
-        with pytest.raises(ValueError, match=f"`lr_scheduler_type`='{now}' cannot go on"):
+        with pytest.raises(ValueError, match=f"`lr_scheduler_type`='{now}' cannot resume"):
             build(tmp_path / "other", lr_scheduler_type=now).train(resume_from_checkpoint=True)
 
 
@@ -121,7 +121,7 @@ def test_another_optimizer_is_refused(tmp_path, caplog):
     assert trainer.state.global_step == 8
     other = build(tmp_path, optim="sgd")
     with pytest.raises(
-        ValueError, match=r"`optim`='sgd' cannot go on where the 'adamw_torch' of the checkpoint .*resume with that"
+        ValueError, match=r"`optim`='sgd' cannot resume where the 'adamw_torch' of the checkpoint .*resume with that"
     ):
         other.train(resume_from_checkpoint=tmp_path / "checkpoint-4")
     assert other.state.global_step == 0

@@ -178,7 +178,7 @@ def test_the_command(tmp_path: Path):
 def test_a_model_without_memory_is_refused(tmp_path: Path, fields: dict):
     result = CliRunner().invoke(app, ["chat", saved(tmp_path / "model", **fields)], input="/quit\n")
     assert result.exit_code == 2
-    assert "remembers nothing" in result.output
+    assert "no memory from turn to turn" in result.output
 
 
 def test_words_are_generated(tmp_path: Path):
