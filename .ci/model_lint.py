@@ -8,6 +8,7 @@ from pathlib import Path
 import mlinter
 
 IGNORED = {
+    "TRF015": "looks for the configuration beside the model, and ours are in `configuration`",
     "TRF028": "asks for the license header of the transformers repository; our license stands in LICENSE",
     "TRF041": "asks which released checkpoint takes each branch; these are models to train, by their papers' options",
     "TRF057": "asks for @auto_docstring on configs and outputs, which outside of transformers prints errors at import",
