@@ -216,7 +216,7 @@ def test_the_meaning_of_every_field_of_this_package_is_shown(variant: str):
 def test_fields_have_their_types_defaults_and_meanings():
     data, training = (section_help(name, TransformerXLConfig) for name in ("data", "training"))
     assert "--data.path  (list[str] | str, default [])\n    files, or folders of them: text" in data
-    assert "--data.eval_split  (str | None, default null)\n    its splits to learn from" in data
+    assert "--data.eval_split  (str | None, default null)\n    its splits for training" in data
     assert "--training.lr_scheduler_type  (SchedulerType | str, default linear)\n    The learning rate" in training
     assert "--training.early_stopping_patience  (int | None, default null)\n    stop when" in training
     assert "training.output_dir" not in training

@@ -97,7 +97,7 @@ def test_a_turn_costs_the_same_however_long_the_session(model_type: str):
     model = byte_model(model_type)
     ids, conversation = read_by(model), Conversation(model, ByteTokenizer(), **SETTINGS)
     sizes = []
-    for turn in range(8):
+    for turn in range(20):
         conversation.say("A turn of 20 letters")
         # the turn, its line break, and what the model has written, of which the last token is read with the next turn
         assert len(ids) == 21 + 6 - (turn == 0)
