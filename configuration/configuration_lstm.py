@@ -8,7 +8,7 @@ from transformers_xl.configuration.configuration_adaptive_softmax import Adaptiv
 @strict
 class LSTMConfig(AdaptiveSoftmaxConfig):
     """Configuration of a stack of LSTMs. Fields are those of [`AdaptiveSoftmaxConfig`]; `intermediate_size` is the width of
-    the cells, at least `hidden_size`. `mem_len` above 0 says that the state goes on; it has no length."""
+    the cells, at least `hidden_size`. `mem_len` above 0 says that the state is carried over; it has no length."""
 
     model_type = "lstm"
 

@@ -117,7 +117,7 @@ class MemoryCache(Cache):
         return self.num_tokens
 
     def close(self, length: int) -> None:
-        """Go on from what a segment of `length` tokens wrote."""
+        """Continue from what a segment of `length` tokens wrote."""
         self.memory.close()
         if isinstance(self.num_tokens, torch.Tensor):
             self.num_tokens.add_(length)
@@ -139,7 +139,7 @@ class MemoryCache(Cache):
         self.map_rows(lambda rows: rows[indices.to(rows.device)])
 
     def activate_past_recording(self) -> None:
-        """Let the tokens that are read from now on be taken back, until `crop`."""
+        """Allow the tokens read from now on to be taken back, until `crop`."""
         if self.static:
             raise ValueError(
                 "A static memory cannot take tokens back: assisted decoding needs `cache_implementation=None`."
@@ -171,7 +171,7 @@ class MemoryCache(Cache):
         self.count_from_zero()
 
     def finish(self) -> None:
-        """Leave `generate()`: the rows may go on, and no token is taken back any more."""
+        """Leave `generate()`: the rows may continue, and tokens can no longer be taken back."""
         self.ended = None
         self.start = None
         if not self.static:

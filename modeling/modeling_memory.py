@@ -329,7 +329,7 @@ class MemoryModel(MemoryPreTrainedModel):
         return order if any(kwargs.get(flag, getattr(self.config, flag)) for flag in flags) else None
 
     def capture(self, hidden_states: torch.Tensor, token_order: TokenOrder | None) -> torch.Tensor:
-        """Record the input of a layer, or the output of the last one, where the caller asks for it, and go on with it."""
+        """Record the input of a layer, or the output of the last one, where the caller asks for it, and return it."""
         if token_order is None:
             return hidden_states
         unpacked, hidden_states = unpack_tokens(hidden_states, token_order)

@@ -36,7 +36,7 @@ def check_continued_rows(
     reset: torch.Tensor | None,
     remembers: torch.Tensor | None,
 ) -> None:
-    """Check that no row goes on from its memory with a token at position 0, which says that it begins there.
+    """Check that no row continues its memory with a token at position 0, which says that it begins there.
 
     Args:
         position_ids: (B, T) integers.

@@ -164,7 +164,7 @@ class StreamingText(IterableDataset):
         return {**state, "tokens": [row.tolist() for row in state["tokens"]], "identity": self.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on from a position that `state_dict` gave; the one after it starts again.
+        """Let the next iteration start at a position that `state_dict` gave; the one after it starts again.
 
         Raises:
             ValueError: the stream has other lanes, lengths or documents; the message names the field.

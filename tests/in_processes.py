@@ -198,10 +198,18 @@ def train_with_fsdp2(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def train_with_nccl(folder: Path) -> dict[str, torch.Tensor]:
+    """A training on the devices that there are, by DistributedDataParallel where they are several."""
+    backend = "nccl" if WORLD > 1 else None
+    trainer = build(folder, TextStream(IDS, SEGMENT, ROWS), use_cpu=False, ddp_backend=backend)
+    trainer.train()
+    return {"losses": losses(trainer)}
+
+
 def main() -> None:
     folder, *names = sys.argv[1:]
     gc.freeze()  # as in conftest.py
-    others = {"run_out": run_out, "damage": damage, "fsdp2": train_with_fsdp2}
+    others = {"run_out": run_out, "damage": damage, "fsdp2": train_with_fsdp2, "nccl": train_with_nccl}
     others |= {name: functools.partial(shard, kind=kind) for name, kind in SHARDED.items()}
     for name in names or [*TRAININGS, "run_out", "damage", *SHARDED]:
         work = Path(folder) / name

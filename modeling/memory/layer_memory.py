@@ -59,7 +59,7 @@ class Memory(ABC):
 
     @abstractmethod
     def close(self, packing: SegmentPacking) -> None:
-        """Go on from what the segment of `packing` wrote, with its graph: at the end of a call with a cache."""
+        """Continue from what the segment of `packing` wrote, with its graph: at the end of a call with a cache."""
 
     def detach(self) -> None:  # noqa: B027  most memories note nothing with a graph
         """Let gradients end in what `close` went on from."""

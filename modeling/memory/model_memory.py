@@ -115,7 +115,7 @@ class ModelMemory:
         return self.packing
 
     def value(self, detach: bool = True) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """`mems` and `mems_mask` after the segment, if one was read; gradients end there, unless the call goes on."""
+        """`mems` and `mems_mask` after the segment, if one was read; gradients end there, unless the call continues."""
         mems = self.layout.join([memory.value(self.packing) for memory in self.memories])
         mems = tuple(each.detach() for each in mems) if detach else mems
         if self.packing is None or not self.windows:
@@ -125,7 +125,7 @@ class ModelMemory:
         return mems, drop_full_mask(longest.value_mask(self.packing))
 
     def close(self, detach: bool = True) -> None:
-        """Go on from what the segment wrote: at the end of a call with a cache, where gradients end, or inside it."""
+        """Continue from what the segment wrote: at the end of a call with a cache, where gradients end, or inside it."""
         packing = self.packing
         assert packing is not None, "open() comes first"
         if self.windows:

@@ -24,7 +24,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, before: torch.Tensor, packing: SegmentPacking) -> "Places":
-        """That of a segment whose rows go on at positions `before` (B,)."""
+        """That of a segment whose rows continue at positions `before` (B,)."""
         length, mask, document_ids = packing.length, packing.segment_mask, packing.document_ids
         lowest, highest = (int(extreme) for extreme in before.aminmax())
         if mask is None and document_ids is None:

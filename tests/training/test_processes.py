@@ -92,3 +92,16 @@ def test_fsdp2_through_accelerate(tmp_path):
         torch.testing.assert_close(found["whole losses"], expected, atol=1e-3, rtol=0)
         torch.testing.assert_close(found["resumed"], found["whole"], atol=1e-6, rtol=0)
         assert torch.equal(found["resumed evaluation"], found["whole evaluation"])
+
+
+@pytest.mark.gpu
+def test_ddp_with_nccl(tmp_path):
+    """On two devices where there are two: the losses of a CPU."""
+    devices = min(2, torch.cuda.device_count())
+    done = run_processes(SCRIPT, tmp_path, "nccl", processes=devices)
+    assert done.succeeded, done.stderr[-4000:]
+    plain = in_processes.build(tmp_path / "plain", TextStream(in_processes.IDS, SEGMENT, in_processes.ROWS))
+    plain.train()
+    for rank in range(devices):
+        found = torch.load(tmp_path / f"nccl-{rank}.pt", weights_only=True)
+        torch.testing.assert_close(found["losses"], in_processes.losses(plain), atol=1e-3, rtol=0)
