@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "datasets", "evaluate", "faiss", "fastapi", "gradio", "gymnasium", "onnx", "onnxruntime",
     "onnxscript", "openai", "optuna", "peft", "pytorch_optimizer", "sacremoses", "selenium",
-    "tensorboardX", "torchao", "trl", "uvicorn", "zstandard",
+    "tensorboardX", "torchao", "triton", "trl", "uvicorn", "zstandard",
 }  # fmt: skip
 
 

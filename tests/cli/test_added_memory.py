@@ -183,8 +183,8 @@ def test_training_in_bf16(base: Path, added: Path, trained: Path, tmp_path: Path
     ("words", "said"),
     [
         (["--model.base={base}"], "choose one with `memory.kind`"),
-        (["--memory.kind=window"], "name it"),
-        (["--model.variant=segment_memory"], "name it"),
+        (["--memory.kind=window"], "give its folder or repository"),
+        (["--model.variant=segment_memory"], "give its folder or repository"),
         (["--memory.kind=window", "--model.variant=gtrxl"], "is for a model of transformers"),
         (["--model.base={base}", "--memory.kind=tokens", "--memory.mem_len=4"], "`mem_len`=4 has no meaning"),
         (

@@ -91,7 +91,7 @@ def test_lanes_that_cannot_be_shared_are_refused(text_file, tmp_path):
     words = ("train", text_file, "-o", tmp_path / "two", *SMALL.split(), "--data.batch_size", 5)
     done = run_processes("transformers_xl.cli", *words)
     assert done.exit_codes == [2, -signal.SIGKILL]  # the second one leaves the message to the first
-    sentence = "Error: `data.batch_size`=5 rows cannot be shared by 2 processes: make it a multiple of 2."
+    sentence = "Error: `data.batch_size`=5 rows cannot be divided among 2 processes: make it a multiple of 2."
     assert done.stderr.count(sentence) == 1
     assert not list(tmp_path.iterdir())
 

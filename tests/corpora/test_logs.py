@@ -62,7 +62,7 @@ def test_the_command_says_what_is_new(tmp_path: Path):
     ("arguments", "message"),
     [
         (("log", "--drop-columns", 20), "has 10 lines, too few for train and valid and test"),
-        (("log", "--line-feeds", "keep"), "`line_feeds`='keep' is for symbols of a paper"),
+        (("log", "--line-feeds", "keep"), "`line_feeds`='keep' is for corpora of symbols"),
         (("log", "--held-out", 1), "`held_out`=1.0 must be above 0 and below 1"),
         (("ptb", "--drop-columns", 6), "`drop_columns`=6 is for a log"),
         (("ptb", "--held-out", 0.1), "`held_out`=0.1 is for a log"),

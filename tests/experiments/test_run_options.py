@@ -218,7 +218,7 @@ def test_fields_have_their_types_defaults_and_meanings():
     assert "--data.path  (list[str] | str, default [])\n    files, or folders of them: text" in data
     assert "--data.eval_split  (str | None, default null)\n    its splits for training" in data
     assert "--training.lr_scheduler_type  (SchedulerType | str, default linear)\n    The learning rate" in training
-    assert "--training.early_stopping_patience  (int | None, default null)\n    stop when" in training
+    assert "--training.early_stopping_patience  (int | None, default null)\n    stop after" in training
     assert "training.output_dir" not in training
 
 

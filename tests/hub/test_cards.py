@@ -408,7 +408,8 @@ def test_the_card_is_shown_in_the_terminal(folder: Path, tmp_path: Path):
     assert result.exit_code == 2
     assert "config.json" in result.output
     (tmp_path / "empty/config.json").write_text('{"model_type": "gpt2"}')
-    assert "`model_type`='gpt2' is none of this package" in " ".join(run("card", tmp_path / "empty").output.split())
+    said = " ".join(run("card", tmp_path / "empty").output.split())
+    assert "`model_type`='gpt2' is not a model of this package" in said
 
 
 def test_a_model_that_is_pushed_brings_its_card(hub, folder: Path):

@@ -19,7 +19,10 @@ from naive_relative_attention import (  # noqa: E402
     by_definition,
     by_window,
 )
+from optional_packages import needs  # noqa: E402
 from tiny import pairwise  # noqa: E402
+
+needs("triton")
 from triton.language import float32  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 

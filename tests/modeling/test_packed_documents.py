@@ -164,5 +164,5 @@ def test_arguments_of_kernels_agree_with_position_ids():
         "max_length_k": torch.tensor(1),
     }
     for name, value in [*others.items(), ("seq_idx", torch.tensor([0, 0, 0, 1, 1]))]:
-        with pytest.raises(ValueError, match=f"`{name}`.* names other places .* than `position_ids`"):
+        with pytest.raises(ValueError, match=f"`{name}`.* marks other starts of documents than `position_ids`"):
             model(**batch | {name: value})

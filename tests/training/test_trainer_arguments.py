@@ -286,7 +286,7 @@ def test_processes_that_would_train_alone_are_refused(tmp_path, monkeypatch):
     `MemoryTrainingArguments` does."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     required = {name: value for name, (value, _) in REQUIRED.items() if name != "parallelism_config"}
-    with pytest.raises(ValueError, match="`use_cpu`=False leaves the 2 processes.*set `use_cpu=True`"):
+    with pytest.raises(ValueError, match="`use_cpu`=False makes each of the 2 processes.*set `use_cpu=True`"):
         MemoryTrainer(small_model(), TrainingArguments(str(tmp_path), use_cpu=False, **required))
 
 
