@@ -23,7 +23,7 @@ def measure(session: Session, run: Run, seed: int) -> Record:
 def verdict(records: Records) -> Verdict:
     (run,) = RUNS
     layers = [records.of(run, f"layer {layer}") for layer in range(1, 5)]
-    held = all(first + second < third + fourth for first, second, third, fourth in zip(*layers, strict=True))
+    held = all(1.5 * (low + second) <= third + top for low, second, third, top in zip(*layers, strict=True))
     shown = [f"layer {layer} {records.shown(run, f'layer {layer}', 0)}" for layer in range(1, 5)]
     return Verdict(held, "mean span of the heads, in bytes: " + "; ".join(shown))
 
@@ -47,12 +47,13 @@ CLAIM = Claim(
     name="spans_by_layer",
     says="Learned spans are short in low layers",
     source="[Sukhbaatar et al., 2019](https://arxiv.org/abs/1905.07799), section 3",
-    held_if="in every seed the two lower layers together have shorter spans than the two upper ones",
+    held_if="in every seed the two upper layers together see 1.5 times as far as the two lower ones",
     runs=RUNS,
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="4 layers and 0.5 MB of text, where the paper has 12: "
+    beyond="4 layers and 0.5 MB of text, where the paper has 12: spans have hardly left the 13 bytes that they begin with. "
+    "The factor of 1.5 was set after the first seed: a difference of one byte is none. "
     "`transformers-xl train --recipe adaptive-span-enwik8`, on a GPU.",
 )
 
