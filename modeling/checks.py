@@ -217,7 +217,8 @@ def _check_mems(
         )
     lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems]
     first: dict[str, int] = {}  # of each name, how many columns the first layer has
-    shared = type(config).layer_windows is MemoryConfig.layer_windows  # no layer has a window of its own
+    owner = next(cls.__name__ for cls in type(config).__mro__ if "layer_windows" in vars(cls))
+    shared = owner == "MemoryConfig"  # no layer has its own window; by name: see `uses_adaptive_softmax`
     for index, (memory, tensor) in enumerate(zip(mems, layout.tensors, strict=True)):
         if shared:
             lengths[index] = first.setdefault(tensor.name, lengths[index])

@@ -124,7 +124,8 @@ class AdaptiveEmbedding(nn.Module):
 
 def uses_adaptive_softmax(config: MemoryConfig) -> TypeGuard[AdaptiveSoftmaxConfig]:
     """Whether the model has clusters of words, or words that are narrower than the model."""
-    return isinstance(config, AdaptiveSoftmaxConfig) and config.is_adaptive
+    # not by its class: of a local folder transformers loads the file of the config twice, for the config and for the model
+    return getattr(config, "is_adaptive", False)
 
 
 def token_embedding(config: MemoryConfig) -> nn.Module:
