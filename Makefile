@@ -37,7 +37,7 @@ $(READY): $(SMALL)
 	touch $(READY)
 
 quickstart: $(SMALL)  ## train a small Transformer-XL on real text, measure its memory, and load it again (under 6 minutes)
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/python -u examples/quickstart.py
 
 space: setup  ## serve the demo: a model that writes without end, and what it reads of its memory
 	[ -d build/quickstart/model ] || [ -n "$$MODEL" ] || $(BIN)/python examples/quickstart.py
