@@ -75,22 +75,23 @@ def generate(
 
     transformers.set_seed(seed)
     if single and stream is not False:
+        inputs = _encoded(model, tokenizer, prompts[0])  # first: a tokenizer may refuse the prompt
         typer.echo(prompts[0], nl=False)
-        _write(model, tokenizer, prompts[0], options | {"streamer": streamer_of(tokenizer, continues=True)})
+        model.generate(**inputs, **options, streamer=streamer_of(tokenizer, continues=True))
         typer.echo()
         return
-    texts = [_write(model, tokenizer, each, options | {"num_return_sequences": num_samples}) for each in prompts]
+    options |= {"num_return_sequences": num_samples}
+    results = [model.generate(**_encoded(model, tokenizer, each), **options) for each in prompts]
+    texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in results]
     if as_json:
-        results = [{"prompt": each, "texts": found} for each, found in zip(prompts, texts, strict=True)]
-        typer.echo(json.dumps(results, indent=1))
+        written = [{"prompt": each, "texts": found} for each, found in zip(prompts, texts, strict=True)]
+        typer.echo(json.dumps(written, indent=1))
         return
     typer.echo("\n---\n".join(text for found in texts for text in found))
 
 
-def _write(model: Any, tokenizer: Any, prompt: str, options: dict[str, Any]) -> list[str]:
-    """The prompt with each of its continuations."""
-    inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
-    return tokenizer.batch_decode(model.generate(**inputs, **options), skip_special_tokens=True)
+def _encoded(model: Any, tokenizer: Any, prompt: str) -> Any:
+    return tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
 
 
 __all__ = ["generate"]

@@ -14,6 +14,7 @@ from programs import run
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from transformers_xl import ByteTokenizer
 from transformers_xl.cli.main import app
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.hub.measurements import read_measurements
@@ -189,6 +190,14 @@ def test_generate_streams_what_it_writes_at_once(model_folder: Path):
     words = ("generate", model_folder, "-p", "It was", "--temperature", 0, "--max-new-tokens", 9)
     streamed, whole = run(*words), run(*words, "--no-stream")
     assert streamed.stdout == whole.stdout
+
+
+def test_generate_writes_nothing_of_a_prompt_that_is_refused(model_folder: Path, tmp_path: Path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    ByteTokenizer(symbols=sorted(set(b"It was"))).save_pretrained(folder)
+    result = run("generate", folder, "-p", "It was!", "--max-new-tokens", 3)
+    assert (result.exit_code, result.output.startswith("Error: ")) == (2, True)
+    assert "symbols" in result.output
 
 
 @pytest.mark.parametrize(
