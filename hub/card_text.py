@@ -180,7 +180,11 @@ def _scores(measured: Measurements | None) -> str:
         )
         for key in columns[0]
     ]
-    note = "Lengths are in tokens. Every lane begins without memory, and the first token of the text is not predicted."
+    note = (
+        "Lengths are in tokens. Every lane begins without memory, and the first token of the text is not predicted. "
+        '"Without" is this model with its memory taken away: the difference shows how much it relies on its memory, not '
+        "how much better it is than a model that was trained without one."
+    )
     return f"{_table(header, rows)}\n\n{note}"
 
 
