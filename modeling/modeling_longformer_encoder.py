@@ -11,7 +11,7 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers_xl.configuration.configuration_longformer_encoder import LongformerEncoderConfig
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification, MemoryHead
-from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, positions_in_row
+from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, positions_without_memory
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, LongformerContext
@@ -90,12 +90,8 @@ class LongformerEncoderModel(LongformerEncoderPreTrainedModel, MemoryModel):
         **kwargs,
     ) -> MemoryModelOutput:
         batch, length = hidden_states.shape[:2]
-        if length > self.config.segment_length:
-            raise ValueError(
-                f"`input_ids` holds {length} tokens, but the model has `segment_length`={self.config.segment_length} "
-                "positions and no memory: read the text in pieces, or train a model with more."
-            )
-        places = positions_in_row((batch, length), segment_mask, document_ids, hidden_states.device)
+        segment = SegmentContext(segment_mask, document_ids)
+        places = positions_without_memory(self.config, (batch, length), segment, hidden_states.device)
         is_global = kwargs.get("global_attention_mask")
         if is_global is not None:
             if tuple(is_global.shape) != (batch, length):

@@ -19,7 +19,7 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.absolute_positions import (
     AbsolutePositionsContext,
     AbsolutePositionsLayer,
-    positions_in_row,
+    positions_without_memory,
 )
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss, output_layer
 from transformers_xl.modeling.layers.segment_context import SegmentContext
@@ -65,13 +65,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> AbsolutePositionsContext:
-        batch, length = hidden_states.shape[:2]
-        if length > self.config.segment_length:
-            raise ValueError(
-                f"`input_ids` holds {length} tokens, but the model has `segment_length`={self.config.segment_length} "
-                "positions and no memory: read the text in segments, or generate() and `score_moving_window`, which do."
-            )
-        places = positions_in_row((batch, length), segment.segment_mask, segment.document_ids, hidden_states.device)
+        places = positions_without_memory(self.config, hidden_states.shape[:2], segment, hidden_states.device)
         return AbsolutePositionsContext(**vars(segment), places=places)
 
 

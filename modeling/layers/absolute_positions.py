@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_absolute_positions import AbsolutePositionsConfig
+from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
@@ -75,6 +76,22 @@ def positions_in_row(
         is_new = torch.cat([torch.zeros_like(document_ids[:, :1]), document_ids.diff(dim=1)], dim=1) != 0
         begins = torch.maximum(begins, (columns * is_new).cummax(dim=1).values)
     return (columns - begins).clamp(min=0)
+
+
+def positions_without_memory(
+    config: MemoryConfig, shape: tuple[int, int], segment: SegmentContext, device: torch.device
+) -> torch.Tensor:
+    """`positions_in_row`, for a model that reads a text at once.
+
+    Raises:
+        ValueError: the text has more tokens than the model has positions.
+    """
+    if shape[1] > config.segment_length:
+        raise ValueError(
+            f"`input_ids` holds {shape[1]} tokens, but the model has `segment_length`={config.segment_length} positions "
+            "and no memory: read the text in segments, as generate() and `score_moving_window` do, or train a model with more."
+        )
+    return positions_in_row(shape, segment.segment_mask, segment.document_ids, device)
 
 
 def positions_in_text(tokens_read: CounterMemory, shape: tuple[int, int], segment: SegmentContext) -> torch.Tensor:
