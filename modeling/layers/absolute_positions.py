@@ -89,7 +89,7 @@ def positions_without_memory(
     if shape[1] > config.segment_length:
         raise ValueError(
             f"`input_ids` holds {shape[1]} tokens, but the model has `segment_length`={config.segment_length} positions "
-            "and no memory: read the text in segments, as generate() and `score_moving_window` do, or train a model with more."
+            "and no memory: read the text in segments, as generate() and `score_moving_window` do."
         )
     return positions_in_row(shape, segment.segment_mask, segment.document_ids, device)
 
