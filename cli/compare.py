@@ -48,8 +48,15 @@ def compare(
         int, Option(help="Batch rows: lanes of the text that are read side by side.")
     ] = DEFAULT.batch_size,
     steps: Annotated[int, Option(min=1, help="Training steps.")] = DEFAULT.steps,
-    learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = DEFAULT.learning_rate,
-    warmup_steps: Annotated[int, Option(help="Steps of linear warm-up, before a cosine to 0.")] = DEFAULT.warmup_steps,
+    learning_rate: Annotated[
+        list[float] | None,
+        Option(
+            help="Learning rate of AdamW. Of several (give the option again), each model gets its best one in a run of a "
+            "quarter of the steps.",
+            show_default=str(DEFAULT.learning_rate),
+        ),
+    ] = None,
+    warmup_steps: Annotated[int, Option(help="Steps of linear warm-up.")] = DEFAULT.warmup_steps,
     as_json: AsJson = False,
 ) -> None:
     """Train models on equal terms, and write a table and a picture.
@@ -70,27 +77,35 @@ def compare(
             f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: the comparison measures time and memory in one process: start the "
             "command without a launcher."
         )
+    rates = list(dict.fromkeys(learning_rate or [DEFAULT.learning_rate]))
     terms = ComparisonTerms(
         hidden_size=hidden_size, layers=layers, heads=heads, mem_len=mem_len, dropout=dropout,
         eval_fraction=eval_fraction, segment_length=segment_length, batch_size=batch_size, steps=steps,
-        learning_rate=learning_rate, warmup_steps=warmup_steps,
+        learning_rate=min(rates), warmup_steps=warmup_steps,
     )  # fmt: skip
-    _compare(texts, output, variant, seeds, turns if speeds else 0, terms)
+    _compare(texts, output, variant, seeds, turns if speeds else 0, terms, rates)
     _write_report(output, as_json)
 
 
 def _compare(
-    texts: list[Path], output: Path, variant: list[str] | None, seeds: int, turns: int, terms: ComparisonTerms
+    texts: list[Path],
+    output: Path,
+    variant: list[str] | None,
+    seeds: int,
+    turns: int,
+    terms: ComparisonTerms,
+    learning_rates: list[float],
 ) -> None:
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.experiments.comparison_folder import Comparison
 
-    comparison = Comparison(texts, output, variant, seeds, terms)
+    comparison = Comparison(texts, output, variant, seeds, terms, learning_rates)
     found, missing = len(comparison.found), len(comparison.missing)
     typer.echo(f"{comparison.parameters:,} parameters; {found} runs exist, {missing} to run", err=True)
     for number, (name, seed) in enumerate(comparison.missing, start=1):
         run = comparison.train(name, seed)
-        told = f"{run['bits_per_byte']['with_context']:.3f} bits per byte, {run['train_seconds']:.0f} s of training"
+        seconds, rate = run["curve"][-1]["seconds"], run["learning_rate"]
+        told = f"{run['bits_per_byte']['with_context']:.3f} bits per byte, {seconds:.0f} s of training at {rate:g}"
         typer.echo(f"{number}/{missing} {name}, seed {seed}: {told}", err=True)
     if turns:
         comparison.measure_speeds(turns)

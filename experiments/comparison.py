@@ -6,7 +6,7 @@ A folder of a comparison holds `runs/MODEL-SEED.json`, and `speeds.json` where s
 import base64
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers_xl.evaluation.recl import RECL, recl
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
 
-MEASURES = ("with_context", "without_context", "recl", "training", "generation", "memory")
+MEASURES = ("with_context", "at_equal_time", "without_context", "recl", "training", "generation", "memory")
 RUN_FIELDS = {
     "model", "seed", "settings", "parameters", "bits_per_byte", "recl_losses", "peak_memory", "memory_before",
 }  # fmt: skip
@@ -87,19 +87,23 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
 
     `with_context` and `without_context` are bits per byte, `recl` tokens, `training` tokens per second, `generation`
     milliseconds per token, `memory` the MiB that training takes at its peak beside the libraries. Speeds are one value, or
-    none.
+    none. `at_equal_time` are bits per byte with context after `equal_seconds` of training, the time of the shortest run: no
+    value for a model that was not scored before, nor for runs without learning curves or from several machines.
     """
     runs = list(runs)
-    lengths = _recl(runs)
+    lengths, seconds = _recl(runs), equal_seconds(runs)
     rows: dict[str, dict[str, Any]] = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
         name = run["model"]
-        known = {"parameters": run["parameters"], "recl_is_bound": False}
+        known = {"parameters": run["parameters"], "recl_is_bound": False, "equal_seconds": seconds}
         known["recl_floor"] = min(run["settings"]["recl"]["contexts"])
+        known["learning_rate"] = run.get("learning_rate")
         row = rows.setdefault(name, known | {measure: [] for measure in MEASURES})
         found = lengths[name, run["seed"]]
         for way in ("with_context", "without_context"):
             row[way].append(run["bits_per_byte"][way])
+        if seconds is not None and (bits := bits_after(run["curve"], seconds)) is not None:
+            row["at_equal_time"].append(bits)
         row["recl"].append(found.length)
         row["recl_is_bound"] |= found.is_bound
         row["memory"].append((run["peak_memory"] - run["memory_before"]) / 2**20)
@@ -107,6 +111,22 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
         rows[name]["training"] = [speeds[name]["training_tokens_per_second"]]
         rows[name]["generation"] = [1000 * speeds[name]["seconds_per_generated_token"]]
     return dict(sorted(rows.items(), key=lambda row: statistics.mean(row[1]["with_context"])))
+
+
+def equal_seconds(runs: list[dict[str, Any]]) -> float | None:
+    """The time of the shortest run, where all ran on one machine and have a learning curve."""
+    machines = {(run["versions"]["device"], run["versions"]["machine"]) for run in runs if "curve" in run}
+    if len(machines) != 1 or any("curve" not in run for run in runs):
+        return None
+    return min(run["curve"][-1]["seconds"] for run in runs)
+
+
+def bits_after(curve: list[dict[str, float]], seconds: float) -> float | None:
+    """Bits per byte after so many seconds, in a line between two points of a curve; None before the first."""
+    if seconds < curve[0]["seconds"]:
+        return None
+    points = [[point[name] for point in curve] for name in ("seconds", "bits_per_byte")]
+    return float(np.interp(seconds, *points))
 
 
 def _recl(runs: list[dict[str, Any]]) -> dict[tuple[str, int], RECL]:
@@ -132,8 +152,9 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def recl_of(row: dict[str, Any]) -> str:
-    """RECL of a row of a summary: where a seed is at the floor, the mean is the most that it can be."""
-    values, floor = row["recl"], row["recl_floor"]
+    """RECL of a row of a summary: where a seed is at the floor, the mean is the most that it can be. Nothing is below one
+    token."""
+    values, floor = row["recl"], row["recl_floor"] if row["recl_floor"] > 1 else 0
     if set(values) == {floor}:
         return f"<= {floor}"
     bound = "at least " if row["recl_is_bound"] else "<= " if floor in values else ""
@@ -141,26 +162,37 @@ def recl_of(row: dict[str, Any]) -> str:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """A summary as a Markdown table."""
-    lines = [
-        "| model | seeds | bits per byte | segments alone | RECL, bytes | parameters | training, tokens/s | "
-        "`generate()`, ms per token | peak of training, MiB |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, row in rows.items():
-        cells = [
-            f"`{name}`",
-            str(len(row["with_context"])),
-            spread(row["with_context"], 3),
-            spread(row["without_context"], 3),
-            recl_of(row),
-            f"{row['parameters']:,}",
-            spread(row["training"], 0),
-            spread(row["generation"], 2),
-            spread(row["memory"], 0),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    """A summary as a Markdown table; what was not measured has no column."""
+    seconds = next(iter(rows.values()))["equal_seconds"]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "seeds": lambda row: str(len(row["with_context"])),
+        "bits per byte": lambda row: spread(row["with_context"], 3),
+        f"after {seconds or 0:,.0f} s": lambda row: spread(row["at_equal_time"], 3),
+        "segments alone": lambda row: spread(row["without_context"], 3),
+        "RECL, bytes": recl_of,
+        "parameters": lambda row: f"{row['parameters']:,}",
+        "learning rate": lambda row: "-" if row["learning_rate"] is None else f"{row['learning_rate']:g}",
+        "training, tokens/s": lambda row: spread(row["training"], 0),
+        "`generate()`, ms per token": lambda row: spread(row["generation"], 2),
+        "peak of training, MiB": lambda row: spread(row["memory"], 0),
+    }
+    cells = {title: [cell(row) for row in rows.values()] for title, cell in columns.items()}
+    shown = {title: column for title, column in cells.items() if set(column) != {"-"}}
+    lines = [f"| model | {' | '.join(shown)} |", f"|---|{len(shown) * '---:|'}"]
+    for name, row in zip(rows, zip(*shown.values(), strict=True), strict=True):
+        lines.append(f"| `{name}` | {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["check_settings", "read_runs", "read_speeds", "spread", "summary", "table", "write_json"]
+__all__ = [
+    "bits_after",
+    "check_settings",
+    "equal_seconds",
+    "read_runs",
+    "read_speeds",
+    "recl_of",
+    "spread",
+    "summary",
+    "table",
+    "write_json",
+]

@@ -11,10 +11,12 @@ from transformers_xl.experiments.comparison_runs import (
     recl_positions,
     run,
     settings_of,
+    try_rate,
 )
 from transformers_xl.experiments.comparison_speeds import speeds
 from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.experiments.fitting import read_texts
+from transformers_xl.files.json_files import read_json
 
 
 class Comparison:
@@ -26,6 +28,8 @@ class Comparison:
         names: models to compare; all when there are none.
         seeds: runs of each.
         terms: what is the same for all models.
+        learning_rates: of several, each model is trained with the one that is best for it in a run of seed 0 which is a
+            quarter as long, on the end of the training text; one: that of the terms.
 
     Raises:
         ValueError: a model is not known or cannot be as large as the others, the text is too short, or a run that is there
@@ -36,13 +40,21 @@ class Comparison:
         found, missing: name and seed of the runs that are there, and of those asked for that are not.
     """
 
-    def __init__(self, texts: list[Path], folder: Path, names: list[str] | None, seeds: int, terms: ComparisonTerms):
+    def __init__(
+        self,
+        texts: list[Path],
+        folder: Path,
+        names: list[str] | None,
+        seeds: int,
+        terms: ComparisonTerms,
+        learning_rates: list[float],
+    ):
         self.texts, self.folder = texts, folder
         runs = read_runs(folder) if (folder / "runs").is_dir() else []
         names = list(dict.fromkeys(names or builders()))
         _, held_out, _ = read_texts(texts, terms)
         self.widths, self.parameters = inner_widths(terms, names)
-        self.settings = settings_of(texts, terms, self.parameters)
+        self.settings = settings_of(texts, terms, learning_rates, self.parameters)
         recl_positions(len(held_out), self.settings.recl)  # refuses a text that is too short
         self.found = [(each["model"], each["seed"]) for each in runs]
         for key, each in zip(self.found, runs, strict=True):
@@ -53,9 +65,26 @@ class Comparison:
         """Train and measure one model from one seed, in a separate process, and write the run. The model of the first
         seed stays, to time what it writes."""
         model_folder = None if seed else self._models / name
-        result = in_a_process(run, name, seed, self.widths[name], self.texts, self.settings, model_folder)
+        given = name, seed, self.widths[name], self.texts, self.settings, self.learning_rate(name), model_folder
+        result = in_a_process(run, *given)
         write_json(self._file(name, seed), result)
         return result
+
+    def learning_rate(self, name: str) -> float:
+        """That of a model: the best of several, each of which is tried once."""
+        rates = self.settings.learning_rates
+        return rates[0] if len(rates) == 1 else min(rates, key=lambda rate: self._tried(name, rate)["bits_per_byte"])
+
+    def _tried(self, name: str, learning_rate: float) -> dict[str, Any]:
+        """What a learning rate gave, of its file where it was tried before."""
+        file = self.folder / "rates" / f"{name}-{learning_rate:g}.json"
+        if file.is_file():
+            found = read_json(file)
+            check_settings(file, found["settings"], self.settings.to_dict())
+            return found
+        found = in_a_process(try_rate, name, self.widths[name], self.texts, self.settings, learning_rate)
+        write_json(file, found)
+        return found
 
     def measure_speeds(self, turns: int) -> None:
         """Time all models of the folder, also those of earlier calls, and write speeds.json."""

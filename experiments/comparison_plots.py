@@ -32,7 +32,7 @@ def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
         if measure == "recl":
             floor = min(row["recl_floor"] for row in rows.values())
             ticks = sorted({value for row in rows.values() for value in row["recl"]})
-            axes.set_xticks(ticks, [f"<= {value:g}" if value == floor else f"{value:g}" for value in ticks])
+            axes.set_xticks(ticks, [f"<= {value:g}" if value == floor > 1 else f"{value:g}" for value in ticks])
         axes.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
         axes.set_yticks(range(len(rows)), rows if axes is grid[0][0] else [""] * len(rows))
     grid[0][0].set_title(

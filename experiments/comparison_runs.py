@@ -6,19 +6,20 @@ is its own, and what fails takes nothing else with it.
 
 import base64
 import multiprocessing
-import platform
 import resource
 import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -28,10 +29,11 @@ from transformers_xl.evaluation.context_losses import longest_window, spread_pos
 from transformers_xl.experiments.baselines import BASELINES, WindowStream
 from transformers_xl.experiments.comparison_terms import ComparisonSettings, ComparisonTerms, RECLPlan
 from transformers_xl.experiments.fitting import build_model, fit, prepare_for_inference, read_texts
+from transformers_xl.experiments.learning_curve import LearningCurve
 from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.files.digests import sha256
-from transformers_xl.hub.measurements import library_versions
+from transformers_xl.hub.measurements import device_name, library_versions
 from transformers_xl.modeling.auto import Variant
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
@@ -40,7 +42,9 @@ from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 Builder = Callable[[ComparisonTerms, int, int], PreTrainedModel]
 
 TOLERANCE = 0.03  # of the parameters
-STEPS_OF_CONTEXT, BLOCKS, POSITIONS = 12, 16, 48  # what RECL is measured on
+STEPS_OF_CONTEXT, BLOCKS, POSITIONS = 24, 16, 48  # what RECL is measured on
+POINTS = 10  # of a learning curve
+SHORTER = 4  # times that a run which tries a learning rate is shorter than one that counts
 # fields of a variant beside the shared ones: a memory of about the size of the feed-forward that it stands for; one head,
 # as the authors' code has, where every head would add a map of all pairs of positions
 FIELDS = {
@@ -133,13 +137,16 @@ def _count(model: PreTrainedModel) -> int:
     return model.num_parameters()
 
 
-def settings_of(texts: list[Path], terms: ComparisonTerms, parameters: int) -> ComparisonSettings:
-    """What all runs of a comparison share."""
+def settings_of(
+    texts: list[Path], terms: ComparisonTerms, learning_rates: list[float], parameters: int
+) -> ComparisonSettings:
+    """What all runs of a comparison share. Contexts begin with one token, the shortest that a causal model can have."""
     longest = terms.mem_len + terms.segment_length
-    delta = max(1, longest // STEPS_OF_CONTEXT)
-    contexts = list(range(delta, longest + 1, delta))
+    contexts = list(range(1, longest + 1, max(1, longest // STEPS_OF_CONTEXT)))
     hashes = {path.name: sha256(path) for path in texts}
-    return ComparisonSettings(hashes, terms, parameters, RECLPlan(contexts, BLOCKS, POSITIONS))
+    points = sorted({max(1, terms.steps * number // POINTS) for number in range(1, POINTS + 1)})
+    recl = RECLPlan(contexts, BLOCKS, POSITIONS)
+    return ComparisonSettings(hashes, terms, parameters, recl, learning_rates, points)
 
 
 def in_a_process(function: Callable, *arguments: Any) -> Any:
@@ -159,17 +166,52 @@ def in_a_process(function: Callable, *arguments: Any) -> Any:
             ) from error
 
 
+def trained(
+    model: PreTrainedModel, stream: TextStream, terms: ComparisonTerms, seed: int, curve: LearningCurve
+) -> transformers.Trainer:
+    """The trainer of a model, which ends with averaged weights. The learning rate is constant after its warm-up."""
+    with tempfile.TemporaryDirectory() as folder:
+        return fit(
+            model,
+            stream_for(model, stream, terms),
+            terms,
+            seed,
+            Path(folder),
+            lr_scheduler_type="constant_with_warmup",
+            callbacks=[curve],
+        )
+
+
+def try_rate(
+    name: str, width: int, texts: list[Path], settings: ComparisonSettings, learning_rate: float
+) -> dict[str, Any]:
+    """Bits per byte of one model after a shorter training with a learning rate, on the end of a text that begins like that
+    of the runs and has no byte of what they hold out."""
+    steps = max(1, settings.terms.steps // SHORTER)
+    terms = replace(settings.terms, learning_rate=learning_rate, steps=steps)
+    stream, held_out, lanes = read_texts(texts, terms, without_held_out=True)
+    model = builders()[name](terms, 0, width)
+    curve = LearningCurve(lambda model: bits_with_context(model, held_out, lanes, terms), [steps])
+    trained(model, stream, terms, 0, curve)
+    return {"model": name, "settings": settings.to_dict(), "learning_rate": learning_rate, **asdict(curve.points[-1])}
+
+
 def run(
-    name: str, seed: int, width: int, texts: list[Path], settings: ComparisonSettings, model_folder: Path | None
+    name: str,
+    seed: int,
+    width: int,
+    texts: list[Path],
+    settings: ComparisonSettings,
+    learning_rate: float,
+    model_folder: Path | None,
 ) -> dict[str, Any]:
     """Train one model from one seed, and measure it; `model_folder` is where to leave it."""
-    terms = settings.terms
+    terms = replace(settings.terms, learning_rate=learning_rate)
     stream, held_out, lanes = read_texts(texts, terms)
     memory_before = peak_memory()
     model = builders()[name](terms, seed, width)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = fit(model, stream_for(model, stream, terms), terms, seed, Path(folder))
-    log = trainer.state.log_history
+    curve = LearningCurve(lambda model: bits_with_context(model, held_out, lanes, terms), settings.points)
+    log = trained(model, stream, terms, seed, curve).state.log_history
     memory = peak_memory()
     if model_folder is not None:
         with output_folder(model_folder) as new:
@@ -179,6 +221,8 @@ def run(
         "model": name,
         "seed": seed,
         "settings": settings.to_dict(),
+        "learning_rate": learning_rate,
+        "curve": [asdict(point) for point in curve.points],
         "parameters": model.num_parameters(),
         "intermediate_size": width,
         "train_bytes": len(stream.ids),
@@ -209,15 +253,18 @@ def visible(model: PreTrainedModel, terms: ComparisonTerms) -> int:
 
 
 def scores(model: PreTrainedModel, held_out: np.ndarray, lanes: int, terms: ComparisonTerms) -> dict[str, float]:
-    """Bits per byte of the held-out text: segments alone, and with a memory, or with a context that is read again."""
-    segment_length = terms.segment_length
-    alone = score_text(model, held_out, segment_length, lanes, memory=False)
+    """Bits per byte of the held-out text: with a memory, or with a context that is read again; and segments alone."""
+    alone = score_text(model, held_out, terms.segment_length, lanes, memory=False)
+    with_context = bits_with_context(model, held_out, lanes, terms)
+    return {"with_context": with_context, "without_context": alone.bits_per_byte}
+
+
+def bits_with_context(model: PreTrainedModel, held_out: np.ndarray, lanes: int, terms: ComparisonTerms) -> float:
+    """The former of the two."""
     window, context = longest_window(model), visible(model, terms)
     if window is None:  # a memory
-        known = score_text(model, held_out, segment_length, lanes)
-    else:
-        known = score_windows(model, held_out, context, window - context, lanes)
-    return {"with_context": known.bits_per_byte, "without_context": alone.bits_per_byte}
+        return score_text(model, held_out, terms.segment_length, lanes).bits_per_byte
+    return score_windows(model, held_out, context, window - context, lanes).bits_per_byte
 
 
 def recl_losses(model: PreTrainedModel, held_out: np.ndarray, plan: RECLPlan) -> str:
@@ -249,12 +296,13 @@ def versions() -> dict[str, str]:
     """The libraries and the machine."""
     return library_versions() | {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": device_name(torch.device("cpu")),
     }
 
 
 __all__ = [
     "TOLERANCE",
+    "bits_with_context",
     "builders",
     "in_a_process",
     "inner_widths",
@@ -263,6 +311,7 @@ __all__ = [
     "scores",
     "settings_of",
     "stream_for",
+    "try_rate",
     "versions",
     "visible",
 ]

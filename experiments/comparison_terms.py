@@ -18,8 +18,8 @@ class ComparisonTerms:
         segment_length: tokens per segment.
         batch_size: lanes of text that are read side by side.
         steps: training steps.
-        learning_rate: peak learning rate of AdamW.
-        warmup_steps: steps of linear warm-up, before a cosine to 0.
+        learning_rate: learning rate of AdamW after its warm-up.
+        warmup_steps: steps of linear warm-up.
 
     Raises:
         ValueError: `learning_rate` is not above 0.
@@ -59,10 +59,13 @@ class ComparisonSettings:
     terms: ComparisonTerms
     target_parameters: int
     recl: RECLPlan
+    learning_rates: list[float]  # each model is trained with the best of them
+    points: list[int]  # the steps after which the held-out text is scored
 
     def to_dict(self) -> dict[str, Any]:
         """As they are written beside every run: the terms by their names, among the others."""
         plain = asdict(self)
+        del plain["terms"]["learning_rate"]
         return {"texts": plain.pop("texts"), **plain.pop("terms"), **plain}
 
 

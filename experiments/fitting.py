@@ -4,7 +4,7 @@ Imported by the commands when they run: it costs the import of torch and transfo
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,14 +34,19 @@ def processes() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
-def read_texts(texts: list[Path], terms: ComparisonTerms) -> tuple[TextStream, np.ndarray, int]:
-    """The stream to train on, the held-out bytes, and the lanes to score them in.
+def read_texts(
+    texts: list[Path], terms: ComparisonTerms, without_held_out: bool = False
+) -> tuple[TextStream, np.ndarray, int]:
+    """The stream to train on, the held-out bytes, and the lanes to score them in. With `without_held_out`, those of the
+    text without its held-out end: settings that are chosen by them have not seen it.
 
     Raises:
         ValueError: a text is too short for the segments and lanes, before anything is trained.
     """
     ids, _ = read_ids(texts, ByteTokenizer(), progress=False)
     ids, held_out = split_held_out(ids, terms.eval_fraction)
+    if without_held_out:
+        ids, held_out = split_held_out(ids, terms.eval_fraction)
     segment_length, lanes = terms.segment_length, terms.batch_size
     eval_lanes = max(1, min(lanes, len(held_out) // segment_length))
     TextStream(held_out, segment_length, eval_lanes, keep_tail=True)
@@ -102,6 +107,8 @@ def fit(
     folder: Path,
     initial_mem_len: int | None = None,
     max_grad_norm: float = 1.0,
+    lr_scheduler_type: str = "cosine",
+    callbacks: Sequence[transformers.TrainerCallback] = (),
 ) -> transformers.Trainer:
     """Train on a stream, with memory carried along, or on the windows of one; what trained it. A memory that begins with
     `initial_mem_len` positions grows to its length in the first half of the steps; gradients are clipped at
@@ -120,7 +127,7 @@ def fit(
             initial_mem_len=initial_mem_len,
             mem_len_warmup_steps=0.0 if initial_mem_len is None else 0.5,
             max_grad_norm=max_grad_norm,
-            lr_scheduler_type="cosine",
+            lr_scheduler_type=lr_scheduler_type,
             seed=seed,
             logging_steps=20,
             save_strategy="no",
@@ -132,6 +139,8 @@ def fit(
         data_collator=transformers.default_data_collator,
     )
     trainer.remove_callback(transformers.PrinterCallback)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     trainer.train()
     prepare_for_inference(model)
     return trainer

@@ -147,7 +147,7 @@ def test_times_between_tokens(name: str):
 
 def test_settings_tell_texts_apart(tmp_path: Path):
     (tmp_path / "a.txt").write_text("a")
-    settings = comparison_runs.settings_of([tmp_path / "a.txt"], TERMS, 100)
+    settings = comparison_runs.settings_of([tmp_path / "a.txt"], TERMS, [2e-3], 100)
     assert settings.recl.contexts == list(range(1, 21))
     (tmp_path / "a.txt").write_text("b")
-    assert comparison_runs.settings_of([tmp_path / "a.txt"], TERMS, 100).texts != settings.texts
+    assert comparison_runs.settings_of([tmp_path / "a.txt"], TERMS, [2e-3], 100).texts != settings.texts

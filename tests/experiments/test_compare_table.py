@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from transformers_xl.evaluation.recl import recl
-from transformers_xl.experiments.comparison import read_runs, read_speeds, spread, summary, table, write_json
+from transformers_xl.experiments.comparison import (
+    read_runs,
+    read_speeds,
+    recl_of,
+    spread,
+    summary,
+    table,
+    write_json,
+)
 from transformers_xl.experiments.comparison_plots import draw_comparison
 
 CONTEXTS = [4, 8, 12]
@@ -69,6 +77,33 @@ def test_the_table():
     near, far = table(summary(RUNS, SPEEDS)).splitlines()[2:]
     assert near == "| `near` | 2 | 2.050 +- 0.071 | 3.050 +- 0.071 | <= 6 +- 3 | 1,000 | 1,234 | 1.25 | 6 +- 4 |"
     assert far == "| `far` | 2 | 2.600 +- 0.141 | 3.600 +- 0.141 | at least 12 +- 0 | 1,000 | - | - | 6 +- 4 |"
+
+
+def with_curve(run: dict, seconds: list[float], machine: str = "one") -> dict:
+    """A run that was scored after these seconds, half a bit better each time."""
+    curve = [{"step": i, "seconds": s, "bits_per_byte": 4 - i / 2} for i, s in enumerate(seconds)]
+    return run | {"curve": curve, "learning_rate": 0.003, "versions": {"device": "cpu", "machine": machine}}
+
+
+def test_scores_at_equal_time():
+    slow, fast, late = with_curve(RUNS[0], [10, 20]), with_curve(RUNS[2], [6, 12]), with_curve(RUNS[1], [13, 26])
+    rows = summary([slow, fast, late], {})
+    assert rows["near"]["at_equal_time"] == [3.5]  # its end
+    assert rows["far"]["at_equal_time"] == [pytest.approx(4 - 0.5 * 2 / 10)]  # nothing of the run that began later
+    header, _, near, far = table(rows).splitlines()
+    assert header.startswith("| model | seeds | bits per byte | after 12 s | segments alone |")
+    assert "| 3.500 |" in near
+    assert far.startswith("| `far` | 2 | 2.600 +- 0.141 | 3.900 | 3.600 +- 0.141 |")
+    assert "| 0.003 |" in far
+    other = with_curve(RUNS[1], [10, 20], "another")
+    assert summary([slow, other], {})["far"]["equal_seconds"] is None
+    assert summary([slow, RUNS[1]], {})["far"]["at_equal_time"] == []
+
+
+def test_no_context_is_shorter_than_one_token():
+    rows = summary(RUNS, {})
+    assert recl_of(rows["near"]) == "<= 6 +- 3"
+    assert recl_of(rows["near"] | {"recl": [1, 9], "recl_floor": 1}) == "5 +- 6"
 
 
 def test_the_picture_has_what_was_measured():
