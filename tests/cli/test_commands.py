@@ -72,7 +72,7 @@ def test_evaluate(model_folder: Path, text_file: Path):
     assert result.exit_code == 0, result.output
     scores = json.loads(result.output)
     assert scores["with_memory"]["bytes"] == len(TEXT) - 1
-    assert 0 < scores["with_memory"]["bits_per_byte"] != scores["without_memory"]["bits_per_byte"]
+    assert 0 < scores["with_memory"]["bits_per_byte"] != scores["memory_taken_away"]["bits_per_byte"]
     table = run("evaluate", model_folder, "--text", text_file)
     assert table.exit_code == 0, table.output
     assert f"{scores['with_memory']['bits_per_byte']:.4f}" in table.output
@@ -98,7 +98,7 @@ def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
         assert bits(*words)["with_memory"]["nats"] != usual["with_memory"]["nats"], words
     assert list(bits("--mem-len", 0, "--no-same-length")) == ["in_segments"]
     table = run("evaluate", model_folder, "--text", short, "--markdown").output
-    assert table.startswith("|  | with memory | without memory |\n| --- | ---: | ---: |\n| bits per byte | ")
+    assert table.startswith("|  | with memory | memory taken away |\n| --- | ---: | ---: |\n| bits per byte | ")
     assert f"| {usual['with_memory']['perplexity']:,.3f} |" in table
 
 
@@ -131,9 +131,9 @@ def test_evaluate_by_a_moving_window(model_folder: Path, tmp_path: Path):
     result = run("evaluate", folder, "--text", short, "--moving-window", "--json", "--record")
     assert result.exit_code == 0, result.output
     scores = json.loads(result.output)
-    assert list(scores) == ["with_memory", "without_memory", "moving_window"]
+    assert list(scores) == ["with_memory", "memory_taken_away", "moving_window"]
     assert scores["moving_window"]["tokens"] == 59
-    assert scores["moving_window"]["bits_per_byte"] != scores["without_memory"]["bits_per_byte"]
+    assert scores["moving_window"]["bits_per_byte"] != scores["memory_taken_away"]["bits_per_byte"]
     recorded = read_measurements(folder).evaluations[-1]
     assert recorded.bits_per_byte == scores["moving_window"]["bits_per_byte"]
     # a window shares all its tokens but one with the window before
@@ -211,6 +211,7 @@ def test_generate_writes_nothing_of_a_prompt_that_is_refused(model_folder: Path,
         (("evaluate", "{model}", "--text", "{text}", "--clamp-len", "0"), "`clamp_len`=0"),
         (("evaluate", "{model}", "--text", "{text}", "--json", "--markdown"), "`markdown`=True"),
         (("train", "{text}", "-o", "{out}", "--recpie", "small-bytes"), "Did you mean --recipe?"),
+        (("train", "{text}", "-o", "{out}", "--recipe", "small-byte"), "Did you mean 'small-bytes'?"),
         (("train", "{text}", "-o", "{out}", "--data.eval_path", "missing.txt"), "`data.eval_path`"),
         (("train", "{text}", "-o", "{out}", "--tokenizer.path", "no/where"), "`tokenizer.path`='no/where'"),
         (("train", "{text}", "-o", "{out}", "--model.variant", "transformer_xxl"), "transformer_xl"),

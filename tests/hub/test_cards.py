@@ -183,7 +183,7 @@ def test_the_clients_validators_take_the_metadata(hub, folder: Path):
     metrics = ["bits_per_byte", "bits_per_character", "perplexity", "word_perplexity"]
     assert [each.metric_type for each in results] == metrics * 2
     assert [each.metric_value for each in results] == [2.5, 3.125, 2**2.5, 2**12.5, 2.75, 3.4375, 2**2.75, 2**13.75]
-    assert results[3].metric_name == "Perplexity per word, with a memory of 8, segments of 6, 3 lanes"
+    assert results[3].metric_name == "Perplexity per whitespace word, with a memory of 8, segments of 6, 3 lanes"
     assert [each.metric_args["mem_len"] for each in results] == [8] * 4 + [0] * 4
     assert all(each.metric_args["lanes"] == 3 and each.metric_args["segment_length"] == 6 for each in results)
     assert results[0].dataset_revision.startswith("sha256:")
@@ -211,7 +211,7 @@ def test_results_on_a_benchmark_of_the_hub(hub, folder: Path):
     }
     assert {each.notes for each in entries} == {
         "with a memory of 8, segments of 6, 3 lanes",
-        "without memory, segments of 6, 3 lanes",
+        "memory taken away, segments of 6, 3 lanes",
     }
     # texts of one data set are kept apart in the metadata
     index = ModelCard.load(folder / "README.md").data.to_dict()["model-index"][0]["results"]
@@ -233,6 +233,21 @@ def test_a_compressed_memory_is_among_the_lengths(tmp_path: Path):
     results = card.data.eval_results
     assert [each.metric_args["compressed_mem_len"] for each in results] == [3] * 4 + [0] * 4
     assert "with a memory of 8 and 3 compressed, segments" in results[0].metric_name
+
+
+@pytest.mark.parametrize(("model_type", "unread"), [("transformer_xl", "taken away"), ("vanilla_transformer", "none")])
+def test_a_memory_that_is_taken_away_is_not_one_that_never_was(tmp_path: Path, model_type: str, unread: str):
+    model = saved(tmp_path, model_type=model_type)
+    alone = evaluation(model, memory=False)
+    shared = replace(alone, lengths=replace(alone.lengths, overlap=5))
+    write_measurements(tmp_path, measurements_of(model, tmp_path, evaluations=(alone, shared)))
+    card = model_card(tmp_path, REPO)
+    assert f"| memory | {unread} | {unread} |" in card.text
+    assert ("trained without one" in card.text) == (unread == "taken away")
+    memory = {"taken away": "memory taken away", "none": "no memory"}[unread]
+    names = [each.metric_name for each in card.data.eval_results if each.metric_type == "bits_per_byte"]
+    read = f"Bits per byte, {memory}, segments of {model.config.segment_length}"
+    assert names == [f"{read}, 3 lanes", f"{read} that share 5, 3 lanes"]
 
 
 @pytest.mark.parametrize(
