@@ -33,7 +33,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
     with `lanes` = batch size per process x processes. A row whose `reset` is true begins without memory. So does every
     epoch, evaluation and prediction; evaluation and prediction keep a separate memory. If batches have `shift_labels`,
     `evaluate()` gives every token the same weight: `eval_loss` is in nats per token, with `eval_perplexity` and
-    `eval_tokens`. If the stream has `counts`, there are also bits per byte and per character, and perplexity per whitespace word.
+    `eval_tokens`. If the stream has `counts`, there are also bits per byte and per character, and perplexity per whitespace
+    word.
 
     `memory` holds the memories, under `"train"` and `"eval"`. Checkpoints hold it too: a killed and resumed training
     continues as if nothing had happened (docs/training.md).
