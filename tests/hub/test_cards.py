@@ -235,21 +235,6 @@ def test_a_compressed_memory_is_among_the_lengths(tmp_path: Path):
     assert "with a memory of 8 and 3 compressed, segments" in results[0].metric_name
 
 
-@pytest.mark.parametrize(("model_type", "unread"), [("transformer_xl", "taken away"), ("vanilla_transformer", "none")])
-def test_a_memory_that_is_taken_away_is_not_one_that_never_was(tmp_path: Path, model_type: str, unread: str):
-    model = saved(tmp_path, model_type=model_type)
-    alone = evaluation(model, memory=False)
-    shared = replace(alone, lengths=replace(alone.lengths, overlap=5))
-    write_measurements(tmp_path, measurements_of(model, tmp_path, evaluations=(alone, shared)))
-    card = model_card(tmp_path, REPO)
-    assert f"| memory | {unread} | {unread} |" in card.text
-    assert ("trained without one" in card.text) == (unread == "taken away")
-    memory = {"taken away": "memory taken away", "none": "no memory"}[unread]
-    names = [each.metric_name for each in card.data.eval_results if each.metric_type == "bits_per_byte"]
-    read = f"Bits per byte, {memory}, segments of {model.config.segment_length}"
-    assert names == [f"{read}, 3 lanes", f"{read} that share 5, 3 lanes"]
-
-
 @pytest.mark.parametrize(
     ("model_type", "head", "task"),
     [
