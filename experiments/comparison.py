@@ -140,16 +140,15 @@ def recl_of(row: dict[str, Any]) -> str:
     return bound + spread(values, 0)
 
 
-def table(rows: dict[str, dict[str, Any]]) -> str:
-    """A summary as a Markdown table."""
-    lines = [
-        "| model | seeds | bits per byte | segments alone | RECL, bytes | parameters | training, tokens/s | "
-        "`generate()`, ms per token | peak of training, MiB |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+def table_cells(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """A summary as a heading and rows."""
+    header = [
+        *("model", "seeds", "bits per byte", "segments alone", "RECL, bytes", "parameters", "training, tokens/s"),
+        *("generate(), ms per token", "peak of training, MiB"),
     ]
-    for name, row in rows.items():
-        cells = [
-            f"`{name}`",
+    cells = [
+        [
+            name,
             str(len(row["with_context"])),
             spread(row["with_context"], 3),
             spread(row["without_context"], 3),
@@ -159,8 +158,18 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             spread(row["generation"], 2),
             spread(row["memory"], 0),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        for name, row in rows.items()
+    ]
+    return [header, *cells]
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """A summary as a Markdown table."""
+    header, *cells = table_cells(rows)
+    named = [[f"`{name}`", *row] for name, *row in cells]
+    lines = [f"| {' | '.join(row)} |".replace("generate()", "`generate()`") for row in (header, *named)]
+    lines.insert(1, f"|---|{'---:|' * (len(header) - 1)}")
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["check_settings", "read_runs", "read_speeds", "spread", "summary", "table", "write_json"]
+__all__ = ["check_settings", "read_runs", "read_speeds", "spread", "summary", "table", "table_cells", "write_json"]
