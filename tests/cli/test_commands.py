@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_xl import ByteTokenizer
+from transformers_xl.cli.common import show_table
 from transformers_xl.cli.main import app
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.hub.measurements import read_measurements
@@ -100,6 +101,16 @@ def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
     table = run("evaluate", model_folder, "--text", short, "--markdown").output
     assert table.startswith("|  | with memory | memory taken away |\n| --- | ---: | ---: |\n| bits per byte | ")
     assert f"| {usual['with_memory']['perplexity']:,.3f} |" in table
+
+
+def test_a_wide_table_keeps_its_digits(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    table = ("wide", ["model", *"abcdefghi"], [["transformer_xl", *["1,234,567 +- 89"] * 9]])
+    show_table(*table)
+    assert capsys.readouterr().out.count("1,234,567 +- 89") == 9  # a file has room for it
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    show_table(*table)
+    assert "\u2026" not in capsys.readouterr().out
 
 
 def test_evaluate_with_segments_that_overlap(model_folder: Path, text_file: Path):
