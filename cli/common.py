@@ -93,11 +93,17 @@ def streamer_of(tokenizer, continues: bool = False):
     return streamer_class(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
-def show(renderable) -> None:
-    """Print what rich renders, as every other output: a closed pipe is an error for the boundary, not for rich."""
+def show(renderable, file_width: int | None = None) -> None:
+    """Print what rich renders, as every other output: a closed pipe is an error for the boundary, not for rich.
+
+    Args:
+        file_width: columns to fit it to where the output is no terminal; 80 when not given.
+    """
     from rich.console import Console
 
     console = Console()
+    if file_width and not console.is_terminal:
+        console.width = file_width
     with console.capture() as text:
         console.print(renderable)
     typer.echo(text.get(), nl=False)
@@ -114,9 +120,11 @@ def show_table(title: str, header: list[str], rows: list[list[str]], as_markdown
     table = Table(*header, title=title)
     for column in table.columns[1:]:
         column.justify = "right"
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal shows all digits
     for row in rows:
         table.add_row(*row)
-    show(table)
+    show(table, file_width=1000)
 
 
 def check_output(folder: Path, overwrite: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsJson
+from transformers_xl.cli.common import AsJson, AsMarkdown, show_table
 from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.files.blaming import blamed
 
@@ -58,6 +58,7 @@ def compare(
     ] = None,
     warmup_steps: Annotated[int, Option(help="Steps of linear warm-up.")] = DEFAULT.warmup_steps,
     as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Train models on equal terms, and write a table and a picture.
 
@@ -68,7 +69,7 @@ def compare(
     if from_dir is not None:
         if texts or output is not None:
             raise ValueError("`from` reads runs that exist: leave out texts and --output.")
-        _write_report(from_dir, as_json)
+        _write_report(from_dir, as_json, as_markdown)
         return
     if not texts or output is None:
         raise ValueError("`texts` and `output` are needed: give text files, and a folder with --output.")
@@ -84,7 +85,7 @@ def compare(
         learning_rate=min(rates), warmup_steps=warmup_steps,
     )  # fmt: skip
     _compare(texts, output, variant, seeds, turns if speeds else 0, terms, rates)
-    _write_report(output, as_json)
+    _write_report(output, as_json, as_markdown)
 
 
 def _compare(
@@ -111,9 +112,9 @@ def _compare(
         comparison.measure_speeds(turns)
 
 
-def _write_report(folder: Path, as_json: bool) -> None:
+def _write_report(folder: Path, as_json: bool, as_markdown: bool) -> None:
     from transformers_xl.evaluation.plots import save
-    from transformers_xl.experiments.comparison import read_runs, read_speeds, summary, table
+    from transformers_xl.experiments.comparison import read_runs, read_speeds, summary, table, table_cells
     from transformers_xl.experiments.comparison_plots import draw_comparison
     from transformers_xl.files.atomic_write import write_text
 
@@ -122,7 +123,11 @@ def _write_report(folder: Path, as_json: bool) -> None:
         rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
     write_text(folder / "compare.md", table(rows))
     save(draw_comparison(rows), folder / "compare.png")
-    typer.echo(json.dumps(rows, indent=1) if as_json else table(rows))
+    if as_json or as_markdown:
+        typer.echo(json.dumps(rows, indent=1) if as_json else table(rows))
+    else:
+        header, *cells = table_cells(rows)
+        show_table("models on equal terms", header, cells)
     typer.echo(f"wrote {folder / 'compare.md'}, {folder / 'compare.png'}", err=as_json)
 
 

@@ -69,14 +69,17 @@ def convert(
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.experiments.checkpoint_conversion import convert_checkpoint
 
-    model, tokenizer = convert_checkpoint(source, output, vocab, config, cluster_order, split)
+    model, _, vocabulary = convert_checkpoint(source, output, vocab, config, cluster_order, split)
+    name, size, mem_len = type(model).__name__, model.num_parameters(), model.config.mem_len
     if as_json:
-        found = {"model": type(model).__name__, "parameters": model.num_parameters(), "output": str(output)}
-        typer.echo(json.dumps(found | {"vocabulary": tokenizer is not None}, indent=1))
+        found = {"model": name, "parameters": size, "mem_len": mem_len, "output": str(output)}
+        typer.echo(json.dumps(found | {"vocabulary": vocabulary and str(vocabulary)}, indent=1))
         return
-    typer.echo(f"{type(model).__name__}: {model.num_parameters():,} parameters")
-    if tokenizer is None:
+    typer.echo(f"{name}: {size:,} parameters, a memory of {mem_len:,} tokens (`mem_len`)")
+    if vocabulary is None:
         typer.echo("no vocabulary found: pass --vocab to convert the tokenizer as well")
+    else:
+        typer.echo(f"vocabulary of {model.config.vocab_size:,} tokens: {vocabulary}")
     typer.echo(f"wrote {output}")
 
 

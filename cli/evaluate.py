@@ -1,4 +1,4 @@
-"""`transformers-xl evaluate`: bits per byte of a text, with and without memory, and by a moving window."""
+"""`transformers-xl evaluate`: bits per byte of a text, with memory, with the memory taken away, and by a moving window."""
 
 import shlex
 from pathlib import Path
@@ -62,11 +62,12 @@ def evaluate(
     ] = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
-    """Measure how well a model predicts a text, with its memory and without.
+    """Measure how well a model predicts a text, with its memory and with it taken away.
 
-    In nats, perplexity per token and per word, and bits per byte and per character.
+    In nats, perplexity per token and per word between white space, and bits per byte and per character.
 
-    The text is read in segments. A model without memory is measured once.
+    The text is read in segments. A model without memory is measured once. How much a score drops when the memory is taken
+    away is not what memory is worth: a model that was trained without one has learned to do without.
     """
     if dataset is not None and not record:
         raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")

@@ -24,7 +24,8 @@ def report(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace the file, and pictures, if they exist.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report on a model: bits per byte with and without memory, what its heads attend to, and what its variant has learned.
+    """Report on a model: bits per byte with its memory and with it taken away, what its heads attend to, and what its
+    variant has learned.
 
     The page holds its pictures and needs no network. A GPU is used where there is one.
     """

@@ -60,7 +60,7 @@ def train(
 ) -> None:
     """Train a language model on texts, from scratch or from a base, and write a folder that is ready for the Hub.
 
-    A part of the text is held out, and scored with and without the model's memory. On several devices:
+    A part of the text is held out, and scored with the model's memory and with it taken away. On several devices:
     torchrun --nproc_per_node N -m transformers_xl.cli train ..., or accelerate launch -m transformers_xl.cli train ...
     """
     check_spelling(ctx, words or [])

@@ -1,4 +1,4 @@
-"""How well a language model predicts a text, in bits per byte, with its memory and without.
+"""How well a language model predicts a text, in bits per byte, with its memory and with it taken away.
 
     bits per byte = nats / ln 2 / bytes
 

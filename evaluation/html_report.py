@@ -86,8 +86,8 @@ def _prediction(
     return Section(
         "bits_per_byte",
         "How well it predicts",
-        "Read in segments. With memory, a segment is read with those before it; without, each is read alone, so that its "
-        "first tokens are predicted from little.",
+        "Read in segments. With memory, a segment is read with those before it; with the memory taken away, each is read "
+        "alone, so that its first tokens are predicted from little.",
         plots.draw_bits({name: score.bits_per_byte_by_position for name, score in scores.items()}),
         score_table(scores),
     )

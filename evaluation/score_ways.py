@@ -21,9 +21,9 @@ def score_ways(
     progress: bool = False,
     overlap: int = 0,
 ) -> dict[str, TextScore]:
-    """The score of a text with memory and without; a model that has none reads it once, in segments. Arguments as in
-    [`~transformers_xl.evaluation.bits_per_byte.score_text`], with the `counts` of all tokens but the first, and the tokens
-    of a segment that are context from the one before, not predicted again.
+    """The score of a text with memory, and with the memory taken away; a model that has none reads it once, in segments.
+    Arguments as in [`~transformers_xl.evaluation.bits_per_byte.score_text`], with the `counts` of all tokens but the first,
+    and the tokens of a segment that are context from the one before, not predicted again.
 
     Raises:
         ValueError: `overlap` for a model that remembers, or it leaves nothing of a segment to predict.
@@ -45,7 +45,7 @@ def score_stream_ways(
     progress: bool = False,
 ) -> dict[str, TextScore]:
     """As [`score_ways`], of a stream that was made with `keep_tail`."""
-    ways = {"with memory": True, "without memory": False} if model.config.mem_len else {"in segments": False}
+    ways = {"with memory": True, "memory taken away": False} if model.config.mem_len else {"in segments": False}
     num_bytes = counts.bytes if counts else None
     scores = {name: score_stream(model, stream, memory, num_bytes, progress) for name, memory in ways.items()}
     return {name: counted(score, counts) for name, score in scores.items()}
@@ -62,7 +62,7 @@ def score_table(scores: dict[str, TextScore]) -> list[list[str]]:
         "bits per byte": [f"{score.bits_per_byte:.4f}" for score in scores.values()],
         "bits per character": [_shown(score.bits_per_character, ".4f") for score in scores.values()],
         "perplexity, per token": [_shown(score.perplexity, ",.3f") for score in scores.values()],
-        "perplexity, per word": [_shown(score.word_perplexity, ",.2f") for score in scores.values()],
+        "perplexity, per whitespace word": [_shown(score.word_perplexity, ",.2f") for score in scores.values()],
         "nats per token": [f"{score.nats_per_token:.4f}" for score in scores.values()],
         "nats": [f"{score.nats:,.1f}" for score in scores.values()],
         "tokens": [f"{score.tokens:,}" for score in scores.values()],

@@ -1,6 +1,7 @@
 """The run of `transformers-xl convert`: an old checkpoint with its vocabulary in, a folder of this package out."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import (
     AutoModelForCausalLM,
@@ -18,6 +19,14 @@ from transformers_xl.modeling.conversion.vocabulary import HF_FILES, ORIGINAL_FI
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 
+class Converted(NamedTuple):
+    """A model, its tokenizer, and the file that its vocabulary is from; None where there is no vocabulary."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    vocabulary: Path | None
+
+
 def convert_checkpoint(
     source: Path,
     output: Path,
@@ -25,7 +34,7 @@ def convert_checkpoint(
     config: Path | None = None,
     cluster_order: str | None = None,
     split: str | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+) -> Converted:
     """Write the model of `source`, and its tokenizer where there is a vocabulary, to the folder `output`; return them.
 
     The arguments are those of the command.
@@ -38,9 +47,10 @@ def convert_checkpoint(
     if (source / "config.json").is_file():
         if given:
             raise ValueError(f"`config`={str(config)!r} is of no use: {str(source)!r} has its own config.json.")
-        model, tokenizer = _from_transformers(source, vocab, cluster_order, split)
+        found = _from_transformers(source, vocab, cluster_order, split)
     else:
-        model, tokenizer = _from_original(source, vocab, given, cluster_order, split)
+        found = _from_original(source, vocab, given, cluster_order, split)
+    model, tokenizer, _ = found
     if tokenizer is not None and model.config.eos_token_id is None:
         model.config.eos_token_id = tokenizer.eos_token_id
         if model.can_generate():
@@ -50,10 +60,10 @@ def convert_checkpoint(
         model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-    return model, tokenizer
+    return found
 
 
-def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | None, split: str | None) -> tuple:
+def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | None, split: str | None) -> Converted:
     described = read_json(source / "config.json")
     if described.get("model_type") != "transfo-xl":
         raise ValueError(
@@ -66,20 +76,21 @@ def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | No
     if vocab is None and beside is not None and split != "spaces":
         tokenizer = AutoTokenizer.from_pretrained(source)
         _check_size(model, tokenizer.vocab_size, source)
-        return model, tokenizer
-    return model, _tokenizer(model, vocab or beside, split or "moses")
+        return Converted(model, tokenizer, beside)
+    vocab = vocab or beside
+    return Converted(model, _tokenizer(model, vocab, split or "moses"), vocab)
 
 
 def _from_original(
     source: Path, vocab: Path | None, given: dict, cluster_order: str | None, split: str | None
-) -> tuple:
+) -> Converted:
     path = source / "model.pt" if source.is_dir() else source
     if not path.is_file():
         raise ValueError(f"`source`={str(source)!r} is a folder without config.json and without model.pt.")
     model = load_original(path, given, cluster_order or "reversed")
     if vocab is None:
         vocab = next((file for name in ORIGINAL_FILES if (file := path.parent / name).is_file()), None)
-    return model, _tokenizer(model, vocab, split or "spaces")
+    return Converted(model, _tokenizer(model, vocab, split or "spaces"), vocab)
 
 
 def _tokenizer(model, vocab: Path | None, split: str):
@@ -102,4 +113,4 @@ def _check_size(model, size: int, where: Path) -> None:
         )
 
 
-__all__ = ["convert_checkpoint"]
+__all__ = ["Converted", "convert_checkpoint"]

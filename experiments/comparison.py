@@ -161,8 +161,8 @@ def recl_of(row: dict[str, Any]) -> str:
     return bound + spread(values, 0)
 
 
-def table(rows: dict[str, dict[str, Any]]) -> str:
-    """A summary as a Markdown table; what was not measured has no column."""
+def table_cells(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """A summary as a heading and rows; what was not measured has no column."""
     seconds = next(iter(rows.values()))["equal_seconds"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "seeds": lambda row: str(len(row["with_context"])),
@@ -173,14 +173,20 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "parameters": lambda row: f"{row['parameters']:,}",
         "learning rate": lambda row: "-" if row["learning_rate"] is None else f"{row['learning_rate']:g}",
         "training, tokens/s": lambda row: spread(row["training"], 0),
-        "`generate()`, ms per token": lambda row: spread(row["generation"], 2),
+        "generate(), ms per token": lambda row: spread(row["generation"], 2),
         "peak of training, MiB": lambda row: spread(row["memory"], 0),
     }
     cells = {title: [cell(row) for row in rows.values()] for title, cell in columns.items()}
     shown = {title: column for title, column in cells.items() if set(column) != {"-"}}
-    lines = [f"| model | {' | '.join(shown)} |", f"|---|{len(shown) * '---:|'}"]
-    for name, row in zip(rows, zip(*shown.values(), strict=True), strict=True):
-        lines.append(f"| `{name}` | {' | '.join(row)} |")
+    return [["model", *shown], *([name, *row] for name, *row in zip(rows, *shown.values(), strict=True))]
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """A summary as a Markdown table."""
+    header, *cells = table_cells(rows)
+    named = [[f"`{name}`", *row] for name, *row in cells]
+    lines = [f"| {' | '.join(row)} |".replace("generate()", "`generate()`") for row in (header, *named)]
+    lines.insert(1, f"|---|{'---:|' * (len(header) - 1)}")
     return "\n".join(lines) + "\n"
 
 
@@ -194,5 +200,6 @@ __all__ = [
     "spread",
     "summary",
     "table",
+    "table_cells",
     "write_json",
 ]

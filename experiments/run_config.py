@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 CONFIG_FILE = "run.yaml"  # of a run, in its folder
@@ -227,8 +228,11 @@ def recipe_path(name: str) -> Path:
     Raises:
         ValueError: there is none of this name.
     """
-    if name not in recipe_names():
-        raise ValueError(f"`recipe`={name!r} is not known: known are {', '.join(recipe_names())}.")
+    known = recipe_names()
+    if name not in known:
+        close = nearest_names(name, known, cutoff=0.6)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"`recipe`={name!r} is not known: known are {', '.join(known)}.{meant}")
     return _recipes() / f"{name}.yaml"
 
 

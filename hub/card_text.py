@@ -57,7 +57,7 @@ def card_text(
             + [("Parameters", *_measured(measured.parameters if measured else None, "parameters"))],
         ),
         "Data": _data(measured),
-        "Bits per byte": _scores(measured),
+        "Bits per byte": _scores(measured, remembers(config, variant)),
         "Training": _training(measured.training if measured else None),
         "Reproduce": _commands(folder, measured),
         "Licence": f"Weights: {_licence(data)}."
@@ -149,16 +149,22 @@ def _lengths(lengths: Lengths) -> dict[str, str]:
     }
 
 
-def _scores(measured: Measurements | None) -> str:
+def remembers(config: dict[str, Any], variant: Variant) -> bool:
+    """Whether the model of a config.json has a memory that can be taken away."""
+    return variant.memory != "none" and config.get("mem_len") != 0
+
+
+def _scores(measured: Measurements | None, with_memory: bool) -> str:
     """A column for each evaluation: a row of all lengths would be too wide for a terminal."""
     if measured is None or not measured.evaluations:
         return "Not measured. `transformers-xl evaluate FOLDER --text FILE --record` does it."
+    unread = "taken away" if with_memory else "none"
     columns = []
     for each in measured.evaluations:
         columns.append(
             {
                 "data.name": _cell(each.data.name),
-                "memory": "with" if each.memory else "without",
+                "memory": "with" if each.memory else unread,
                 "bits_per_byte": f"**{each.bits_per_byte:.4f}**",
                 "bits_per_character": _figure(each.bits_per_character),
                 "perplexity": _figure(each.perplexity),
@@ -181,10 +187,14 @@ def _scores(measured: Measurements | None) -> str:
         for key in columns[0]
     ]
     note = (
-        "Lengths are in tokens. Every lane begins without memory, and the first token of the text is not predicted. "
-        '"Without" is this model with its memory taken away: the difference shows how much it relies on its memory, not '
-        "how much better it is than a model that was trained without one."
+        "Lengths are in tokens. Every lane begins with an empty memory, and the first token of the text is not predicted. "
+        "A word is what white space parts."
     )
+    if with_memory:
+        note += (
+            " What is lost where the memory is taken away shows how much the model relies on it, not how much better it is "
+            "than a model that was trained without one."
+        )
     return f"{_table(header, rows)}\n\n{note}"
 
 
@@ -269,4 +279,4 @@ def unique(values: Iterable[str | None]) -> list[str]:
     return list(dict.fromkeys(value for value in values if value))
 
 
-__all__ = ["card_text", "listed", "task_of", "unique"]
+__all__ = ["card_text", "listed", "remembers", "task_of", "unique"]

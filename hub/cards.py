@@ -27,7 +27,7 @@ from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
 from transformers_xl.hub.adapter_folders import Adapter, read_adapter
 from transformers_xl.hub.card_choices import Choices, load_card, metadata_of
-from transformers_xl.hub.card_text import card_text, listed, task_of, unique
+from transformers_xl.hub.card_text import card_text, listed, remembers, task_of, unique
 from transformers_xl.hub.measurements import (
     FILE,
     Evaluation,
@@ -50,7 +50,7 @@ METRICS = {
     METRIC: "Bits per byte",
     "bits_per_character": "Bits per character",
     "perplexity": "Perplexity per token",
-    "word_perplexity": "Perplexity per word",
+    "word_perplexity": "Perplexity per whitespace word",
 }
 EMPTY = "[More Information Needed]"  # in the template of huggingface_hub
 MARK = re.compile(r"\n<!-- Written by transformers-xl, sha256 of the above: ([0-9a-f]{64}) -->\n\Z")
@@ -141,13 +141,14 @@ def card_for_push(
 def result_entries(folder: Path) -> list[EvalResultEntry]:
     """A result for each text that is a benchmark on the Hub, with its `task_id`, as the format of the Hub requires."""
     measured = read_measurements(folder)
+    config, variant = _config_of(folder, read_adapter(folder))
     return [
         EvalResultEntry(
             dataset_id=each.data.dataset,
             task_id=each.data.task_id,
             dataset_revision=each.data.revision,
             value=each.bits_per_byte,
-            notes=_way(each),
+            notes=_way(each, remembers(config, variant)),
         )
         for each in (measured.evaluations if measured else ())
         if each.data.dataset and each.data.task_id
@@ -208,7 +209,10 @@ def _metadata(
         model_name=name,
         metrics=[metric for metric in METRICS if any(_counted(each, metric) for each in evaluations)] or None,
         eval_results=[
-            _result(each, metric, task) for each in evaluations for metric in METRICS if _counted(each, metric)
+            _result(each, metric, task, remembers(config, variant))
+            for each in evaluations
+            for metric in METRICS
+            if _counted(each, metric)
         ]
         or None,
         **added,
@@ -219,7 +223,7 @@ def _counted(each: Evaluation, metric: str) -> bool:
     return getattr(each, metric) is not None
 
 
-def _result(each: Evaluation, metric: str, task: str) -> EvalResult:
+def _result(each: Evaluation, metric: str, task: str, with_memory: bool) -> EvalResult:
     lengths = each.lengths
     compressed = {} if lengths.compressed_mem_len is None else {"compressed_mem_len": lengths.compressed_mem_len}
     text: dict[str, Any] = {"file": each.data.name, "sha256": each.data.sha256, "bytes": each.data.bytes}
@@ -232,7 +236,7 @@ def _result(each: Evaluation, metric: str, task: str) -> EvalResult:
         dataset_revision=each.data.revision if each.data.dataset else f"sha256:{each.data.sha256}",
         dataset_args=text,
         metric_type=metric,
-        metric_name=f"{METRICS[metric]}, {_way(each)}",
+        metric_name=f"{METRICS[metric]}, {_way(each, with_memory)}",
         metric_value=getattr(each, metric),
         metric_args={
             "segment_length": lengths.segment_length,
@@ -242,15 +246,19 @@ def _result(each: Evaluation, metric: str, task: str) -> EvalResult:
             "same_length": lengths.same_length,
             "clamp_len": lengths.clamp_len if lengths.clamp_len is not None else -1,
             "lanes": lengths.lanes,
+            "overlap": lengths.overlap,
         },
     )
 
 
-def _way(each: Evaluation) -> str:
+def _way(each: Evaluation, with_memory: bool) -> str:
+    """How a text was read by a model, which may be one `with_memory`."""
     lengths = each.lengths
     compressed = f" and {lengths.compressed_mem_len} compressed" if lengths.compressed_mem_len else ""
-    memory = f"with a memory of {lengths.mem_len}{compressed}" if each.memory else "without memory"
-    return f"{memory}, segments of {lengths.segment_length}, {lengths.lanes} lanes"
+    unread = "memory taken away" if with_memory else "no memory"
+    memory = f"with a memory of {lengths.mem_len}{compressed}" if each.memory else unread
+    shared = f" that share {lengths.overlap}" if lengths.overlap else ""
+    return f"{memory}, segments of {lengths.segment_length}{shared}, {lengths.lanes} lanes"
 
 
 def _words(text: str | None) -> str:

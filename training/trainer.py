@@ -22,6 +22,7 @@ from transformers_xl.training.parameter_groups import check_groups, decayed_name
 from transformers_xl.training.pushing import CheckpointPushes, HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
 from transformers_xl.training.rows import check_dataset, datasets_of
+from transformers_xl.training.unfinished_warmups import UnfinishedWarmups
 from transformers_xl.training.weighed_evaluation import TokenSums
 
 
@@ -32,7 +33,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
     with `lanes` = batch size per process x processes. A row whose `reset` is true begins without memory. So does every
     epoch, evaluation and prediction; evaluation and prediction keep a separate memory. If batches have `shift_labels`,
     `evaluate()` gives every token the same weight: `eval_loss` is in nats per token, with `eval_perplexity` and
-    `eval_tokens`. If the stream has `counts`, there are also bits per byte and per character, and perplexity per word.
+    `eval_tokens`. If the stream has `counts`, there are also bits per byte and per character, and perplexity per whitespace
+    word.
 
     `memory` holds the memories, under `"train"` and `"eval"`. Checkpoints hold it too: a killed and resumed training
     continues as if nothing had happened (docs/training.md).
@@ -68,6 +70,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         self.add_callback(SpanTrimming)
         for warmup in warmups_of(args):
             self.add_callback(warmup)
+        self.add_callback(UnfinishedWarmups)
         averaging = averaging_of(args)
         self.weight_average = None if averaging is None else averaging.average
         if averaging is not None:  # behind the callbacks that change weights after a step

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_xl import ByteTokenizer
+from transformers_xl.cli.common import show_table
 from transformers_xl.cli.main import app
 from transformers_xl.files.atomic_write import output_folder
 from transformers_xl.hub.measurements import read_measurements
@@ -72,7 +73,7 @@ def test_evaluate(model_folder: Path, text_file: Path):
     assert result.exit_code == 0, result.output
     scores = json.loads(result.output)
     assert scores["with_memory"]["bytes"] == len(TEXT) - 1
-    assert 0 < scores["with_memory"]["bits_per_byte"] != scores["without_memory"]["bits_per_byte"]
+    assert 0 < scores["with_memory"]["bits_per_byte"] != scores["memory_taken_away"]["bits_per_byte"]
     table = run("evaluate", model_folder, "--text", text_file)
     assert table.exit_code == 0, table.output
     assert f"{scores['with_memory']['bits_per_byte']:.4f}" in table.output
@@ -98,8 +99,18 @@ def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
         assert bits(*words)["with_memory"]["nats"] != usual["with_memory"]["nats"], words
     assert list(bits("--mem-len", 0, "--no-same-length")) == ["in_segments"]
     table = run("evaluate", model_folder, "--text", short, "--markdown").output
-    assert table.startswith("|  | with memory | without memory |\n| --- | ---: | ---: |\n| bits per byte | ")
+    assert table.startswith("|  | with memory | memory taken away |\n| --- | ---: | ---: |\n| bits per byte | ")
     assert f"| {usual['with_memory']['perplexity']:,.3f} |" in table
+
+
+def test_a_wide_table_keeps_its_digits(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    table = ("wide", ["model", *"abcdefghi"], [["transformer_xl", *["1,234,567 +- 89"] * 9]])
+    show_table(*table)
+    assert capsys.readouterr().out.count("1,234,567 +- 89") == 9  # a file has room for it
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    show_table(*table)
+    assert "\u2026" not in capsys.readouterr().out
 
 
 def test_evaluate_with_segments_that_overlap(model_folder: Path, text_file: Path):
@@ -131,9 +142,9 @@ def test_evaluate_by_a_moving_window(model_folder: Path, tmp_path: Path):
     result = run("evaluate", folder, "--text", short, "--moving-window", "--json", "--record")
     assert result.exit_code == 0, result.output
     scores = json.loads(result.output)
-    assert list(scores) == ["with_memory", "without_memory", "moving_window"]
+    assert list(scores) == ["with_memory", "memory_taken_away", "moving_window"]
     assert scores["moving_window"]["tokens"] == 59
-    assert scores["moving_window"]["bits_per_byte"] != scores["without_memory"]["bits_per_byte"]
+    assert scores["moving_window"]["bits_per_byte"] != scores["memory_taken_away"]["bits_per_byte"]
     recorded = read_measurements(folder).evaluations[-1]
     assert recorded.bits_per_byte == scores["moving_window"]["bits_per_byte"]
     # a window shares all its tokens but one with the window before
@@ -211,6 +222,7 @@ def test_generate_writes_nothing_of_a_prompt_that_is_refused(model_folder: Path,
         (("evaluate", "{model}", "--text", "{text}", "--clamp-len", "0"), "`clamp_len`=0"),
         (("evaluate", "{model}", "--text", "{text}", "--json", "--markdown"), "`markdown`=True"),
         (("train", "{text}", "-o", "{out}", "--recpie", "small-bytes"), "Did you mean --recipe?"),
+        (("train", "{text}", "-o", "{out}", "--recipe", "small-byte"), "Did you mean 'small-bytes'?"),
         (("train", "{text}", "-o", "{out}", "--data.eval_path", "missing.txt"), "`data.eval_path`"),
         (("train", "{text}", "-o", "{out}", "--tokenizer.path", "no/where"), "`tokenizer.path`='no/where'"),
         (("train", "{text}", "-o", "{out}", "--model.variant", "transformer_xxl"), "transformer_xl"),

@@ -78,7 +78,7 @@ def test_context_curve(folder: Path, tmp_path: Path):
         run("evaluate", folder / "xl", "--text", folder / "text.txt", "--batch-size", 4, "--json").stdout
     )
     assert rows["xl"]["bits_per_byte"]["16"] == pytest.approx(told["with_memory"]["bits_per_byte"], rel=1e-6)
-    assert rows["xl"]["bits_per_byte"]["0"] == pytest.approx(told["without_memory"]["bits_per_byte"], rel=1e-6)
+    assert rows["xl"]["bits_per_byte"]["0"] == pytest.approx(told["memory_taken_away"]["bits_per_byte"], rel=1e-6)
     table = run(*arguments, "--length", 5, "--length", 12)
     assert table.exit_code == 0, table.output
     assert "above 5 are left out" in table.stderr  # for GPT-2: segments of 8, 16 positions

@@ -62,6 +62,7 @@ def test_the_original(source: str, tmp_path: Path):
     options = ["--config", config] if source == "model_state_dict.pt" else []
     code, output = run(ORIGINAL / source, tmp_path / "out", *options)
     assert code == 0, output
+    assert f"vocabulary of {len(IDS)} tokens: {ORIGINAL}/" in output
     assert_is_the_original(tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
@@ -92,6 +93,9 @@ def test_the_order_of_clusters_can_be_given(tmp_path: Path):
 def test_a_folder_of_transformers(tmp_path: Path):
     code, output = run(HF_FOLDER, tmp_path / "out")
     assert code == 0, output
+    config = json.loads((HF_FOLDER / "config.json").read_text())
+    assert f"a memory of {config['mem_len']} tokens" in output
+    assert f"vocabulary of {config['vocab_size']} tokens: {HF_FOLDER / 'vocab.'}" in output
     tensors = load_file(HF_FOLDER / "expected.safetensors")
     model, tokenizer = (each.from_pretrained(tmp_path / "out") for each in (AutoModelForCausalLM, AutoTokenizer))
     scores = model(tensors["in.input_ids_seg0"]).logits.log_softmax(-1)
@@ -169,9 +173,10 @@ def test_a_classifier_stays_one(tmp_path: Path):
     weights = {name: weight for name, weight in weights.items() if not name.startswith("crit.")}
     score = torch.ones(2, config["d_model"])
     torch.save(weights | {"score.weight": score}, source / "pytorch_model.bin")
-    code, output = run(source, tmp_path / "out")
+    code, output = run(source, tmp_path / "out", "--json")
     assert code == 0, output
-    assert "no vocabulary" in output
+    found = json.loads(output[output.index("{") :])
+    assert (found["vocabulary"], found["mem_len"]) == (None, config["mem_len"])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert torch.equal(model.score.weight, score)
 

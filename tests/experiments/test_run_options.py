@@ -75,7 +75,7 @@ def test_options_are_over_files_and_files_over_the_recipe(tmp_path: Path):
     early = written(tmp_path, "training: {learning_rate: 1e-4, seed: 3}\nmodel: {mem_len: 5}\n", "a.yaml")
     late = written(tmp_path, "training: {seed: 4}\n", "b.yaml")
     found = read_config(["--model.hidden_size=48", "--training.lr_scheduler_kwargs={num_cycles: 2}"], [early, late])
-    assert (found.training.learning_rate, found.training.seed, found.training.warmup_steps) == (1e-4, 4, 100)
+    assert (found.training.learning_rate, found.training.seed, found.training.warmup_steps) == (1e-4, 4, 0.1)
     assert (found.model.mem_len, found.model.hidden_size, found.model.num_hidden_layers) == (5, 48, 4)
     assert found.training.lr_scheduler_kwargs == {"num_cycles": 2}
 

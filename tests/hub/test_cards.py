@@ -183,7 +183,7 @@ def test_the_clients_validators_take_the_metadata(hub, folder: Path):
     metrics = ["bits_per_byte", "bits_per_character", "perplexity", "word_perplexity"]
     assert [each.metric_type for each in results] == metrics * 2
     assert [each.metric_value for each in results] == [2.5, 3.125, 2**2.5, 2**12.5, 2.75, 3.4375, 2**2.75, 2**13.75]
-    assert results[3].metric_name == "Perplexity per word, with a memory of 8, segments of 6, 3 lanes"
+    assert results[3].metric_name == "Perplexity per whitespace word, with a memory of 8, segments of 6, 3 lanes"
     assert [each.metric_args["mem_len"] for each in results] == [8] * 4 + [0] * 4
     assert all(each.metric_args["lanes"] == 3 and each.metric_args["segment_length"] == 6 for each in results)
     assert results[0].dataset_revision.startswith("sha256:")
@@ -211,7 +211,7 @@ def test_results_on_a_benchmark_of_the_hub(hub, folder: Path):
     }
     assert {each.notes for each in entries} == {
         "with a memory of 8, segments of 6, 3 lanes",
-        "without memory, segments of 6, 3 lanes",
+        "memory taken away, segments of 6, 3 lanes",
     }
     # texts of one data set are kept apart in the metadata
     index = ModelCard.load(folder / "README.md").data.to_dict()["model-index"][0]["results"]

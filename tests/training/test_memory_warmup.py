@@ -77,9 +77,10 @@ def test_training_equals_a_loop_by_hand(tmp_path, steps: float):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
-def test_the_end_of_a_training_is_the_whole_memory(tmp_path):
+def test_the_end_of_a_training_is_the_whole_memory(tmp_path, caplog):
     trainer = trainer_of(tmp_path, small_model(), initial_mem_len=2, mem_len_warmup_steps=24, max_steps=3)
     assert lengths_of(trainer) == [2, 2, 3]
+    assert [said.partition(",")[0] for said in caplog.messages if "warmup" in said] == ["`mem_len_warmup_steps`=24"]
     assert trainer.model.config.mem_len == 14
     assert lengths_of(trainer) == [2, 2, 3]  # another training warms up again
 

@@ -10,7 +10,8 @@ from transformers_xl.evaluation.metric_modules import TEXT_ARGUMENTS, text_info
 from transformers_xl.evaluation.text_scores import score_texts
 
 _DESCRIPTION = """
-How well a model with segment memory predicts texts: perplexity per token and per word, every token weighed alike.
+How well a model with segment memory predicts texts: perplexity per token and per whitespace word. Every token has the same
+weight.
 """
 _KWARGS_DESCRIPTION = f"""{TEXT_ARGUMENTS}
 Returns:
