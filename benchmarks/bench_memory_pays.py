@@ -165,9 +165,11 @@ def spread(values: list[float]) -> str:
 
 
 def table(records: dict[str, list[dict]]) -> list[str]:
-    """Each way to read each model: at the bytes that the model with memory was trained on, and at its processor time."""
+    """Each way to read each model: at the bytes that the model with memory was trained on, at its processor time, and at the
+    point at which it was best."""
     goals = {each["seed"]: each["points"][-1] for each in records["memory"]}
-    lines = ["| trained | read | at equal bytes | at equal time | bytes | seconds |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| trained | read | at equal bytes | at equal time | at its best | bytes | seconds |"]
+    lines.append("|---|---|---:|---:|---:|---:|---:|")
     for name, found in records.items():
         pairs = [(each, goals[each["seed"]]) for each in found if each["seed"] in goals]
         ends = [each["points"][-1] for each, _ in pairs]
@@ -177,8 +179,9 @@ def table(records: dict[str, list[dict]]) -> list[str]:
             equal = spread([at(each, way, "step", goal["step"]) for each, goal in pairs]) if bytes_reached else ""
             timed = spread([at(each, way, "seconds", goal["seconds"]) for each, goal in pairs])
             timed += "" if time_reached else ", at its end, which is earlier"
+            best = spread([min(point["bits"][way] for point in each["points"]) for each, _ in pairs])
             last = f"{ends[0]['train_bytes']:,} | {np.mean([end['seconds'] for end in ends]):.0f}"
-            lines.append(f"| {NAMES[name]} | {way} | {equal} | {timed} | {last} |")
+            lines.append(f"| {NAMES[name]} | {way} | {equal} | {timed} | {best} | {last} |")
     return lines
 
 
