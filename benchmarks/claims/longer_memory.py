@@ -23,7 +23,8 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="The paper trains with 512 and evaluates with 2,100 (enwik8): "
+    beyond="A model 28 times as large, trained for 10.9 MB with a memory of 128, gains 0.03 bits from one of 512 "
+    "([recipes.md](recipes.md#a-run-to-its-end)). The paper trains with 512 and evaluates with 2,100 (enwik8): "
     "`transformers-xl train --recipe enwik8-12l`, on a GPU.",
 )
 
