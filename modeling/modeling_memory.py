@@ -340,9 +340,9 @@ class MemoryModel(MemoryPreTrainedModel):
         """What the queries of a segment see of `[window; segment]`."""
         rows, num_keys = packing.rows(window.num_seen), window.num_seen + packing.length
         return KeyMask(
-            visible=visible_positions(rows, packing.length, num_keys, window.nearest, packing.device),
+            visible=visible_positions(rows, packing.length, num_keys, window.attention_window, packing.device),
             by_distance=rows.valid is None and rows.document_ids is None,
-            window=window.nearest,
+            window=window.attention_window,
             order=rows.order,
         )
 

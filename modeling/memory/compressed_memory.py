@@ -142,7 +142,9 @@ def mask_of_blocks(
         visible = visible & (packed.document_ids[:, None] == keep_last(text, length)[..., None])
     behind = mine[..., None] - (number[:, None] + 1) * rate + 1
     distance = window[..., None] + rank
-    return KeyMask(visible[:, None], order=packed.order, distance=distance, nearest=nearest, span=rate, behind=behind)
+    return KeyMask(
+        visible[:, None], order=packed.order, distance=distance, min_distance=nearest, span=rate, behind=behind
+    )
 
 
 __all__ = [

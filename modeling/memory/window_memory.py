@@ -15,15 +15,19 @@ class WindowMemory(ColumnMemory):
     Args:
         mem_len: positions that are remembered.
         width: that of an input.
-        sliding_window: positions that a token sees right behind a full memory, itself included.
+        sliding_window: positions that a token sees right behind a full memory, itself included. `mems` hold `mem_len`
+            columns, and a cache those that the next token reads: `sliding_window - 1`.
         same_length: whether every token sees so many; else those later in a segment see the segment too.
         starts_with_zeros: whether a new row remembers zeros, instead of nothing.
+
+    Attributes:
+        attention_window: positions that each token sees, itself included; None: all that stand before it.
     """
 
     def __init__(self, mem_len: int, width: int, sliding_window: int, same_length: bool, starts_with_zeros: bool):
         super().__init__(mem_len, width, sliding_window - 1, starts_with_zeros)
         self.sliding_window = sliding_window
-        self.nearest = sliding_window if same_length else None
+        self.attention_window = sliding_window if same_length else None
 
     @classmethod
     def of(cls, config: MemoryConfig, layer_idx: int) -> Self:
@@ -50,7 +54,7 @@ class BlockWindowMemory(WindowMemory):
     def __init__(self, mem_len: int, width: int, block_size: int, same_length: bool, starts_with_zeros: bool):
         length = mem_len + block_size - 1
         super().__init__(length, width, length + 1, same_length, starts_with_zeros)
-        self.nearest = mem_len if same_length else None
+        self.attention_window = mem_len if same_length else None
         self.window = mem_len
 
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:

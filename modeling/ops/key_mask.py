@@ -38,7 +38,7 @@ class KeyMask(DeviceMovable):
         order: `(B, K)`, the column of `[memory; segment]` that stands at each packed column; None where no row has padding.
         distance: `(B or 1, T, K)` integers, how far each column lies behind each query; None: columns are distances, the
             query of column K - T + t is at distance 0 of its own.
-        nearest: no column that is seen lies nearer than this `distance`.
+        min_distance: no column that is seen lies nearer than this `distance`.
         span: positions of text that each column stands for.
         behind: `(B or 1, T, K)` integers, how many positions of text the newest of these lies behind each query; None: the
             distance.
@@ -49,7 +49,7 @@ class KeyMask(DeviceMovable):
     window: int | None = None
     order: torch.Tensor | None = None
     distance: torch.Tensor | None = None
-    nearest: int = 0
+    min_distance: int = 0
     span: int = 1
     behind: torch.Tensor | None = None
 

@@ -118,7 +118,7 @@ def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hi
     direction = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * direction).sum(), given)
 
-    mask = KeyMask(None if hidden is None else far_seen, distance=distance, nearest=nearest)
+    mask = KeyMask(None if hidden is None else far_seen, distance=distance, min_distance=nearest)
     far = FarColumns(*given[6:], mask)
     for sizes in sizes_of(backend):
         set_sizes(monkeypatch, *sizes)

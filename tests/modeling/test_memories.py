@@ -179,7 +179,7 @@ def test_far_columns_are_read_as_the_window_is(implementation, dropout):
     whole, _ = attention(states, past, ColumnMemory.with_mask(KeyMask(visible)), segment)
 
     order = torch.randperm(6)
-    far = FarColumns(*attention.project(past[:, order]), KeyMask(distance=distance[None, :, order], nearest=1))
+    far = FarColumns(*attention.project(past[:, order]), KeyMask(distance=distance[None, :, order], min_distance=1))
     near = ColumnMemory.with_mask(KeyMask(visible[..., 6:]))
     parts, weights = attention(states, None, near, segment, far=far)
     torch.testing.assert_close(parts, whole, **EXACT)
