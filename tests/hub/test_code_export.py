@@ -330,7 +330,7 @@ def test_where_it_is_installed_no_code_of_the_folder_runs(
 def test_transformers_finds_the_same_imports(saved: Path):
     """It reads the text with regular expressions; a line of a docstring that looks like an import would lead it astray."""
     files = [path for model_type, head in SAVED for path in (saved / head / model_type).glob("*.py")]
-    assert len(files) == 3 * len(VARIANTS)
+    assert len([path for path in files if not path.name.startswith("tokenization_")]) == 3 * len(VARIANTS)
     for path in files:
         found = set(get_relative_imports(path))
         assert found == get_relative_imports_of(path.read_text())
