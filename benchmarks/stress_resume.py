@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -109,9 +109,7 @@ def run_training(folder: Path, processes: int) -> None:
 
 def start(folder: Path, processes: int) -> list[int]:
     """Fork the processes of a training; their ids."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    meeting = tempfile.mktemp(dir=folder.parent)  # a file that the processes make: no port can be taken meanwhile
     children = []
     for rank in range(processes):
         child = os.fork()
@@ -119,8 +117,10 @@ def start(folder: Path, processes: int) -> list[int]:
             try:
                 if processes > 1:
                     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-                    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-                    os.environ.update({name: str(value) for name, value in (ranks | address).items()})
+                    os.environ.update(
+                        {name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1"}
+                    )
+                    dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=processes)
                 with (folder / f"output-{rank}.txt").open("a") as output:
                     os.dup2(output.fileno(), 1)
                     os.dup2(output.fileno(), 2)

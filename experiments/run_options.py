@@ -177,14 +177,17 @@ def _config_class(variant: Any, chosen: dict[str, Any]) -> type[AnyConfig]:
 
 
 def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence[str]) -> Namespace:
-    """The defaults, the layers by their names, and the options: later ones override earlier ones."""
+    """The defaults, the layers by their names, and the options: later ones override earlier ones.
+
+    The defaults are there from the start: to merge them again with every layer doubled the time.
+    """
     found = parser.get_defaults()
     known = _names(found)
     for where, layer in layers.items():
         given = {f"{section}.{name}" for section, fields in layer.items() for name in fields}
         _check_names(given | {*layer}, known, f"{where}: ")
         try:
-            found = parser.parse_object(layer, namespace=_effective(found, given))
+            found = parser.parse_object(layer, namespace=_effective(found, given), defaults=False)
         except ArgumentError as error:
             raise ArgumentError(None, f"{where}: {error}") from error
     given = {option.removeprefix("--").partition("=")[0] for option in options}
@@ -192,7 +195,7 @@ def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence
     both = [(name, other) for name, (other, _) in INSTEAD.items() if {name, other} <= given]
     if both:
         raise ValueError(f"`{both[0][0]}` has no effect beside `{both[0][1]}`: give one of them.")
-    return parser.parse_args(list(options), namespace=_effective(found, given))
+    return parser.parse_args(list(options), namespace=_effective(found, given), defaults=False)
 
 
 @contextmanager

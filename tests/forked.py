@@ -7,7 +7,6 @@ take here. What a launcher does itself (`accelerate launch`, `torchrun`) is not 
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 from patience import PATIENCE
+from torch.distributed import TCPStore
 
 ROOT = Path(__file__).parent.parent
 # nothing of these calls torch while it is imported: a process that has used its threads may not be forked
@@ -44,16 +44,20 @@ class Finished(NamedTuple):
 
 
 def run_processes(program: str | Path, *arguments: object, processes: int = 2, **environment: str) -> Finished:
-    """`program`, a file or the name of a module, as `torchrun --nproc_per_node` runs it in as many `processes`."""
+    """`program`, a file or the name of a module, as `torchrun --nproc_per_node` runs it in as many `processes`.
+
+    They meet at a store that is open by then, at a port that the system chose. One process is run as it is.
+    """
     server, words = fork_server(), list(map(str, arguments))
-    meeting = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting["MASTER_PORT"] = str(free.getsockname()[1])
-        free.close()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {
+        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
         started: list[BaseProcess] = []
         for rank in map(str, range(processes)):
-            here = environment | meeting | {"RANK": rank, "LOCAL_RANK": rank}
+            here = environment | (meeting | {"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {})
             started.append(server.Process(target=run_program, args=(str(program), words, here, f"{folder}/{rank}")))
             started[-1].start()
         end_together(started)

@@ -47,7 +47,7 @@ def test_a_file_that_imports_one_asks_for_it_first():
 def test_a_missing_package_is_an_error_in_ci(tmp_path: Path):
     """The files as pytest finds them where none of these packages is installed."""
     (tmp_path / "blocked.py").write_text(f"import sys\n\nsys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))\n")
-    files = [f"tests/uses/test_{name}.py" for name in ("peft", "trl", "serve", "quantization")]
+    files = [f"tests/uses/test_{name}.py" for name in ("peft", "quantization")]
     options = ["--collect-only", "-q", "-p", "blocked", "-p", "no:cacheprovider"]
     path = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
@@ -62,7 +62,7 @@ def test_a_missing_package_is_an_error_in_ci(tmp_path: Path):
     assert found.returncode != 0
     assert "import of peft halted" in found.stdout
     failed = set(re.findall(r"^ERROR (\S+)", found.stdout, flags=re.MULTILINE))
-    assert {"tests/uses/test_peft.py", "tests/uses/test_trl.py", "tests/uses/test_serve.py"} <= failed
+    assert "tests/uses/test_peft.py" in failed
     assert not {"tests/uses/test_quantization.py", "tests/examples/test_space.py"} & failed
 
 

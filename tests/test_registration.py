@@ -32,45 +32,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 
 FIRST = [
     "import transformers, transformers_xl; [getattr(transformers_xl, name) for name in transformers_xl.__all__]",
-    "import transformers_xl, importlib.util; importlib.util.find_spec('transformers')",
     "from transformers_xl.modeling.modeling_gtrxl import GTrXLModel",
+    # who asks where a module would be has not imported it
+    "import transformers_xl, importlib.util; importlib.util.find_spec('transformers')\n"
     "from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer",
 ]
-# each in a process of its own, forked from one that has imported what they need, and of the two packages nothing
-IN_FORKS = """
-import os, sys, traceback
-import huggingface_hub, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed.tensor
-assert not any(name.startswith("transformers") for name in sys.modules)
-folder, program, *cases = sys.argv[1:]
-for number, first in enumerate(cases):
-    process = os.fork()
-    if process == 0:
-        try:
-            sys.argv = ["-c", os.path.join(folder, str(number))]
-            exec(first + program, {"__name__": "__main__"})
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    print(f"\\n{number} ended with {os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])}", flush=True)
-"""
-
-
-def test_the_auto_classes_find_everything_whatever_is_imported_first(tmp_path: Path):
-    result = run("-c", IN_FORKS, str(tmp_path), REGISTERED, *FIRST)
-    assert result.returncode == 0, result.stderr[-2000:]
-    ended = dict(zip(FIRST, re.findall(r"^\d ended with (\d+)$", result.stdout, flags=re.MULTILINE), strict=True))
-    assert ended == dict.fromkeys(FIRST, "0"), result.stderr[-2000:]
-
-
-def test_importing_the_package_imports_no_torch():
-    result = run("-c", "import transformers_xl, sys; assert not {'torch', 'transformers'} & {*sys.modules}")
-    assert result.returncode == 0, result.stderr
-
-
-def test_nothing_is_left_in_the_way_of_imports():
-    """The folders that are waited for are those that registering imports: a module of them would be met half-imported."""
-    program = """
+# the folders that are waited for are those that registering imports: a module of them would be met half-imported
+NOTHING_LEFT = """
 import sys
 before = list(sys.meta_path)
 import transformers_xl, transformers
@@ -83,7 +51,37 @@ from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 TransformerXLForCausalLM(TransformerXLConfig(vocab_size=7, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
 assert not any(name.startswith("transformers_xl.cpu") for name in sys.modules)
 """
-    result = run("-c", program)
+# each in a process of its own, forked from one that has imported what they need, and of the two packages nothing
+IN_FORKS = """
+import os, sys, traceback
+import huggingface_hub, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed.tensor
+assert not any(name.startswith("transformers") for name in sys.modules)
+folder, *programs = sys.argv[1:]
+for number, program in enumerate(programs):
+    process = os.fork()
+    if process == 0:
+        try:
+            sys.argv = ["-c", os.path.join(folder, str(number))]
+            exec(program, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(f"\\n{number} ended with {os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])}", flush=True)
+"""
+
+
+def test_the_auto_classes_find_everything_whatever_is_imported_first(tmp_path: Path):
+    """And nothing is left in the way of imports."""
+    result = run("-c", IN_FORKS, str(tmp_path), *(first + REGISTERED for first in FIRST), NOTHING_LEFT)
+    assert result.returncode == 0, result.stderr[-2000:]
+    cases = [*FIRST, NOTHING_LEFT]
+    ended = dict(zip(cases, re.findall(r"^\d ended with (\d+)$", result.stdout, flags=re.MULTILINE), strict=True))
+    assert ended == dict.fromkeys(cases, "0"), result.stderr[-2000:]
+
+
+def test_importing_the_package_imports_no_torch():
+    result = run("-c", "import transformers_xl, sys; assert not {'torch', 'transformers'} & {*sys.modules}")
     assert result.returncode == 0, result.stderr
 
 

@@ -48,6 +48,9 @@ HEADS = [
 ]
 # one that remembers windows alone, one that also remembers what a cache derives from them, and those whose cases are few
 IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
+# a window, blocks that leave one, a state beside it, keys of a base, memory tokens: for mechanisms that only read, copy,
+# reorder and cut a memory, which tests over all variants hold it to
+FEW_MEMORIES = ("transformer_xl", "compressive_transformer", "sha_rnn", "segment_memory", "segment_memory/tokens")
 # what makes a small model show what its paper adds
 FIELDS = {
     "block_recurrent": {"block_length": 3, "num_states": 4},
@@ -95,6 +98,22 @@ def one_of_each_memory(model_types: Iterable[str]) -> list[str]:
     """The first of those that remember the same kinds of things, as long: `generate()` meets memories, not what a layer
     computes, which one test over all variants holds against forwards of the whole text."""
     return list({_memories(model_type): model_type for model_type in reversed(list(model_types))}.values())[::-1]
+
+
+def one_of_each_kind(model_types: Iterable[str]) -> list[str]:
+    """The first of those with the same kinds of memory, in layers and beside them, of one length or of several."""
+    return list({_kinds(model_type): model_type for model_type in reversed(list(model_types))}.values())[::-1]
+
+
+@functools.cache
+def _kinds(model_type: str) -> tuple:
+    config, row = tiny_config(model_type), ROWS[model_type]
+    parts = layout_of(model_type, config).parts
+    return (
+        row.croppable,
+        len(set(config.layer_mem_lens)),
+        frozenset((part.layer is None, type(part.memory)) for part in parts),
+    )
 
 
 @functools.cache

@@ -1,11 +1,7 @@
 """What a file or an argument causes: one sentence with its name, exit status 2, and no traceback."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -303,17 +299,3 @@ def test_a_bug_of_ours_is_no_error_of_the_input(folders: dict, monkeypatch: pyte
     monkeypatch.setattr("transformers_xl.cli.generate.streamer_of", lambda *_, **__: [][0])
     result = run("generate", folders["bytes"], "--prompt", "a")
     assert isinstance(result.exception, IndexError)
-
-
-def test_head_ends_a_command_silently(folders: dict, text_file: Path):
-    """Nobody reads: the status is that of a program that SIGPIPE ended, and nothing is said of it."""
-    options = ["--text", text_file, "--json"]
-    reader, writer = os.pipe()
-    os.close(reader)
-    result = subprocess.run(
-        [sys.executable, "-c", "from transformers_xl.cli.main import app; app()", "evaluate", folders["bytes"], *options],
-        stdout=writer, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    os.close(writer)
-    assert result.returncode == 128 + signal.SIGPIPE
-    assert result.stderr == ""

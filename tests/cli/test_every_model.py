@@ -81,8 +81,17 @@ def test_all_commands_are_here():
     assert {*ARGUMENTS, *NO_MODEL} == set(typer.main.get_command(app).commands)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("command", ARGUMENTS)
+# words and their clusters differ in tokenizer and head alone: each command meets one of them
+OF_WORDS = ("words", "adaptive softmax")
+EACH = [
+    (command, kind)
+    for turn, command in enumerate(ARGUMENTS)
+    for kind in KINDS
+    if kind not in OF_WORDS or kind == OF_WORDS[turn % 2]
+]
+
+
+@pytest.mark.parametrize(("command", "kind"), EACH)
 def test_it_works_or_says_why_not(
     command: str, kind: str, folders: dict, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

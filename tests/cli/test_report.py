@@ -75,10 +75,17 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def _empty_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Painting takes most of a report's time: it is done where the command is asked for files, and in a browser."""
+    monkeypatch.setattr("transformers_xl.evaluation.html_report.png_bytes", lambda picture: b"a picture")
+
+
 # those with a section of their own, with fewer than others, and one that stands for the rest
 PAGES = sorted({*LEARNED, "transformer_xl", "vanilla_transformer", "star_transformer", "tensorized_transformer"})
 
 
+@pytest.mark.usefixtures("_empty_pictures")
 @pytest.mark.parametrize("model_type", PAGES)
 def test_a_page_shows_all_that_a_variant_has(model_type: str, text_file: Path, tmp_path: Path):
     out = tmp_path / "pages" / "report.html"
@@ -105,6 +112,7 @@ def test_a_page_shows_all_that_a_variant_has(model_type: str, text_file: Path, t
         assert f"{len(TEXT.encode()) - 1:,}" in text  # bytes
 
 
+@pytest.mark.usefixtures("_empty_pictures")
 def test_gates_that_are_none_are_no_picture(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FIELDS, "gtrxl", {"gate_type": "none"})
     result = run("report", save("gtrxl", tmp_path / "model"), "--text", text_file, "--out", tmp_path / "page.html")
@@ -114,6 +122,7 @@ def test_gates_that_are_none_are_no_picture(text_file: Path, tmp_path: Path, mon
     assert len(page.loads) == len(page.sections) - 1
 
 
+@pytest.mark.usefixtures("_empty_pictures")
 def test_fewer_tokens_of_the_text(text_file: Path, tmp_path: Path):
     model = save("vanilla_transformer", tmp_path / "model")
     result = run(

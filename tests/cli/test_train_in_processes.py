@@ -1,21 +1,16 @@
 """`transformers-xl train` in two processes, started as a user starts it, trains the model that one process trains."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from forked import run_processes
-from patience import PATIENCE
+from forked import Finished, run_processes
 from programs import run
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent.parent
 TWO = ROOT / "examples/accelerate/cpu_two_processes.yaml"
-ACCELERATE = ["accelerate.commands.launch", "--config_file", str(TWO), "--main_process_port", "0"]
 # every process draws masks of its own: without dropout they add up to those of one process
 SMALL = (
     "--model.hidden_size 32 --model.num_hidden_layers 2 --model.num_attention_heads 2 --model.mem_len 16 "
@@ -26,12 +21,10 @@ SMALL = (
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 20
 
 
-def accelerate_launch(*arguments: object) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *ACCELERATE, "-m", "transformers_xl.cli", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+def accelerate_launch(*arguments: object) -> Finished:
+    """The launcher is forked, and starts its processes anew."""
+    launcher = ("accelerate.commands.launch", "--config_file", TWO, "--main_process_port", 0)
+    return run_processes(*launcher, "-m", "transformers_xl.cli", *arguments, processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +63,7 @@ def test_two_processes_stopped_and_resumed_train_what_one_does(text_file, of_one
     folder = tmp_path / "two"
     words = ("train", text_file, "-o", folder, *SMALL.split())
     first = accelerate_launch(*words, "--training.max_steps", 6)
-    assert first.returncode == 0, first.stderr[-4000:]
+    assert first.succeeded, first.stderr[-4000:]
     said = first.stdout + first.stderr
     once = (
         "starting ...",

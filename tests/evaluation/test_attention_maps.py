@@ -246,14 +246,14 @@ def peak():  # of this program: `ru_maxrss` begins with that of the process whic
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
-attention_atlas(model, torch.arange(3 * SEGMENT) % 40)
+attention_atlas(model, torch.arange(2 * SEGMENT) % 40)
 print(peak())
-atlas = attention_atlas(model, torch.arange(15 * SEGMENT) % 40)
+atlas = attention_atlas(model, torch.arange(8 * SEGMENT) % 40)
 assert atlas.mean_weight.shape == (16, 10, 4000)
 print(peak())
 model.set_attn_implementation("eager")
 with torch.no_grad():
-    kept = [model(torch.arange(SEGMENT)[None], output_attentions=True).attentions for _ in range(8)]
+    kept = [model(torch.arange(SEGMENT)[None], output_attentions=True).attentions for _ in range(5)]
 print(peak())
 """
 
@@ -267,5 +267,5 @@ def test_a_long_text_of_160_heads_and_4000_positions_fits():
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | at_once)
     assert result.returncode == 0, result.stderr
     short, long, kept = map(int, result.stdout.split())
-    assert long - short <= 25, result.stdout  # MiB, for 12 segments more
-    assert kept - long >= 100, result.stdout  # the weights of 8 segments of 8 tokens are 157 MiB
+    assert long - short <= 25, result.stdout  # MiB, for 6 segments more: 118 MiB of weights
+    assert kept - long >= 60, result.stdout  # the weights of 5 segments of 8 tokens are 98 MiB

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import MEM_LEN, VOCAB_SIZE, tiny_config, tiny_model, variants
+from tiny import MEM_LEN, VOCAB_SIZE, one_of_each_kind, tiny_config, tiny_model, variants
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -54,7 +54,9 @@ def test_windows_equal_a_loop(context: int, length: int):
         assert score.bits_per_byte_by_position[position] == pytest.approx(at_position, rel=1e-5)
 
 
-REMEMBERING = [name for name in variants(causal_lm=True) if VARIANTS[name].memory != "none"]
+# every variant is resized in tests/modeling/test_resize_memory.py: one of each memory, and those with windows of their own
+REMEMBERING = one_of_each_kind(variants(causal_lm=True, memory=("exact", "own")))
+REMEMBERING += ["adaptive_span", "tensorized_transformer"]
 
 
 @pytest.mark.parametrize("model_type", REMEMBERING)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from programs import run
+from transformers import PreTrainedConfig
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.experiments.run_config import (
@@ -18,7 +19,7 @@ from transformers_xl.experiments.run_config import (
     recipe_path,
 )
 from transformers_xl.experiments.run_options import read_config, read_run, split_options
-from transformers_xl.experiments.section_fields import SECTIONS, section_help
+from transformers_xl.experiments.section_fields import SECTIONS, section_classes, section_help
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
@@ -34,21 +35,26 @@ def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
 @pytest.mark.parametrize("variant", CAUSAL)
 def test_every_field_of_a_variant_is_a_field_of_its_section(variant: str):
     config_class = VARIANTS[variant].config_class
-    given = read_config(["--model.variant=" + variant])
-    fields = memory_fields(given.memory) or config_fields(given.model) | {"vocab_size": 11}
-    config = config_class(**fields)
-    assert config.model_type == variant
-    own = {
-        each.name for each in dataclasses.fields(config_class) if each.name not in dataclasses.asdict(base_fields())
-    }
-    sections = {each.name for section in (given.model, given.memory) for each in dataclasses.fields(section)}
+    own = {each.name for each in dataclasses.fields(config_class)} - dataclasses.asdict(PreTrainedConfig()).keys()
+    classes = section_classes(config_class)
+    sections = {each.name for name in ("model", "memory") for each in dataclasses.fields(classes[name])}
     assert own <= sections | {"vocab_size", "text_config"}
 
 
-def base_fields():
-    from transformers import PreTrainedConfig
+def kind_of(recipe: str) -> tuple:
+    sections = yaml.safe_load(recipe_path(recipe).read_text())
+    return sections.get("model", {}).get("variant"), sections.get("memory", {}).get("kind")
 
-    return PreTrainedConfig()
+
+KINDS = {kind_of(name): name for name in recipe_names()}
+
+
+# those of recipes are read below
+@pytest.mark.parametrize("variant", [each for each in CAUSAL if (each, None) not in KINDS])
+def test_the_defaults_of_a_section_make_a_config(variant: str):
+    given = read_config(["--model.variant=" + variant])
+    fields = memory_fields(given.memory) or config_fields(given.model) | {"vocab_size": 11}
+    assert VARIANTS[variant].config_class(**fields).model_type == variant
 
 
 def test_every_training_argument_can_be_given():
@@ -57,13 +63,8 @@ def test_every_training_argument_can_be_given():
     assert names - given.keys() == {"output_dir", "resume_from_checkpoint", "hub_token"}
 
 
-def kind_of(recipe: str) -> tuple:
-    sections = yaml.safe_load(recipe_path(recipe).read_text())
-    return sections.get("model", {}).get("variant"), sections.get("memory", {}).get("kind")
-
-
 # one of each kind: what differs further is numbers
-@pytest.mark.parametrize("recipe", {kind_of(name): name for name in recipe_names()}.values())
+@pytest.mark.parametrize("recipe", KINDS.values())
 def test_the_whole_file_of_a_recipe_gives_the_same_run(tmp_path: Path, recipe: str):
     first = read_config(recipe=recipe)
     again = read_config(files=[written(tmp_path, first.to_yaml())])

@@ -11,9 +11,10 @@ import torch
 from huggingface_hub import ModelCard
 from programs import run
 from stand_in_base import TEXT, save_base
-from transformers import AutoTokenizer, LlamaForCausalLM
+from tiny import tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from transformers_xl import MemoryTrainer, add_memory
+from transformers_xl import ByteTokenizer, MemoryTrainer, add_memory
 from transformers_xl.hub.card_choices import choices_of_base
 from transformers_xl.hub.uploading import push_folder
 from transformers_xl.streams.text_stream import TextStream
@@ -32,10 +33,13 @@ for repo in sys.argv[1:]:
     model = transformers.AutoModelForCausalLM.from_pretrained(repo, trust_remote_code=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
     assert type(model).__module__.startswith("transformers_modules."), type(model)
-    assert type(model.backbone).__module__ == "transformers.models.llama.modeling_llama"
+    if repo.startswith("owner/base"):
+        assert type(model.backbone).__module__ == "transformers.models.llama.modeling_llama"
     ids = tokenizer("It was the best of times", return_tensors="pt")["input_ids"]
     first = model(ids)
     print(model.generate(ids[:, -1:], mems=first.mems, max_new_tokens=4, do_sample=False).tolist())
+model.save_pretrained("again"); tokenizer.save_pretrained("again")
+transformers.AutoModelForCausalLM.from_pretrained("again", trust_remote_code=True)
 """
 
 
@@ -69,22 +73,34 @@ def push_with_memory(hub, kind: str, repo: str, tmp_path: Path) -> Path:
     return added
 
 
+def push_variant(repo: str, folder: Path) -> Path:
+    """Push a model of this package; its folder."""
+    tiny_model("transformer_xl", "causal_lm", vocab_size=259).save_pretrained(folder)
+    ByteTokenizer().save_pretrained(folder)
+    push_folder(folder, repo)
+    return folder
+
+
 def test_pushed_folders_load_where_the_package_is_absent(hub, base: Path, tmp_path: Path):
-    added = {kind: push_with_memory(hub, kind, f"{REPO}-{kind}", tmp_path) for kind in MEMORIES}
+    """By the environment variables that turn a process to another server, and by remote code of a repository's name."""
+    pushed = {f"{REPO}-{kind}": push_with_memory(hub, kind, f"{REPO}-{kind}", tmp_path) for kind in MEMORIES}
+    pushed["owner/variant"] = push_variant("owner/variant", tmp_path / "variant")
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD, *(f"{REPO}-{kind}" for kind in MEMORIES)], cwd=tmp_path, env=environment,
+        [sys.executable, "-I", "-c", LOAD, *pushed], cwd=tmp_path, env=environment,
         capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    said = done.stdout.strip().splitlines()[-len(MEMORIES) :]
-    for (kind, folder), line in zip(added.items(), said, strict=True):
-        model = type(add_memory(BASE, kind, **MEMORIES[kind])).from_pretrained(folder)
+    said = done.stdout.strip().splitlines()[-len(pushed) :]
+    for folder, line in zip(pushed.values(), said, strict=True):
+        model = AutoModelForCausalLM.from_pretrained(folder)
         ids = AutoTokenizer.from_pretrained(folder)("It was the best of times", return_tensors="pt")["input_ids"]
         expected = model.generate(ids[:, -1:], mems=model(ids).mems, max_new_tokens=4, do_sample=False)
         assert line == str(expected.tolist())
+    again = {path.name: path.read_bytes() for path in (tmp_path / "again").glob("*.py")}
+    assert again == {path.name: path.read_bytes() for path in (tmp_path / "variant").glob("*.py")}
 
 
 def test_a_push_from_python_knows_the_base(hub, base: Path, tmp_path: Path):

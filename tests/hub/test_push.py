@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -291,37 +290,3 @@ def test_a_server_that_goes_away_is_said_to_be_silent(hub, folder: Path):
     hub.faults += [Fault("POST", "/commit/", None), Fault("GET", "/tree/", None, times=99)]
     with pytest.raises(PushError, match="What is on the server cannot be told"):
         push_folder(folder, REPO)
-
-
-def test_it_loads_from_the_server_where_the_package_is_not_installed(hub, model, folder: Path, tmp_path: Path):
-    """The environment variables that turn a process to another server, and remote code by the name of a repository."""
-    push_folder(folder, REPO)
-    code = f"""
-import sys
-sys.modules["transformers_xl"] = None
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-torch.set_num_threads(1)
-model = AutoModelForCausalLM.from_pretrained({REPO!r}, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained({REPO!r}, trust_remote_code=True)
-assert type(model).__module__.startswith("transformers_modules."), type(model)
-assert type(tokenizer).__module__.startswith("transformers_modules."), type(tokenizer)
-ids = torch.tensor([[3, 4, 5]])
-print(model.generate(ids, mems=model(ids).mems, max_new_tokens=5, do_sample=False).tolist())
-model.save_pretrained("again"); tokenizer.save_pretrained("again")
-AutoModelForCausalLM.from_pretrained("again", trust_remote_code=True)
-"""
-    environment = {
-        "PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub.url, "HF_TOKEN": OWNER, "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    result = subprocess.run(
-        [sys.executable, "-I", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
-    ids = torch.tensor([[3, 4, 5]])
-    expected = model.generate(ids, mems=model(ids).mems, max_new_tokens=5, do_sample=False)
-    assert result.stdout.strip().splitlines()[-1] == str(expected.tolist())
-    again = {path.name: path.read_bytes() for path in (tmp_path / "again").glob("*.py")}
-    assert again == {path.name: path.read_bytes() for path in folder.glob("*.py")}

@@ -38,12 +38,13 @@ def done(*words: object) -> str:
 
 @pytest.mark.slow
 def test_fine_tuned_with_what_the_trainer_has_and_pushed(hub, text_file: Path, tmp_path: Path):
-    """Mixed precision, checkpointed activations, accumulation and torch.compile, reported to TensorBoard."""
+    """Mixed precision, checkpointed activations and accumulation, reported to TensorBoard; torch.compile:
+    tests/training/test_trainer_arguments.py."""
     needs("tensorboardX")
     options = (
         "--training.bf16 true --training.use_cpu true "
         "--training.activation_checkpointing true --training.gradient_accumulation_steps 2 --training.logging_steps 1 "
-        "--training.report_to tensorboard --training.torch_compile true --training.torch_compile_backend eager"
+        "--training.report_to tensorboard"
     )
     folder = tmp_path / "tuned"
     said = done("train", text_file, "-o", folder, "--model.base", BASE, *WORDS, *options.split())

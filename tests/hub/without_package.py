@@ -74,6 +74,11 @@ def check_foreign_fields(folder: Path) -> None:
     assert type(config)(untie_r=True).share_relative_bias is False
 
 
+def check_tokenizer_without_code(folder: Path) -> None:
+    ids = transformers.AutoTokenizer.from_pretrained(folder)("<|eos|>\u00e9")["input_ids"]
+    assert ids == list("<|eos|>\u00e9".encode()), ids
+
+
 def main(root: Path) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -81,7 +86,8 @@ def main(root: Path) -> None:
     folders = [(head, folder) for head in AUTO_CLASSES for folder in sorted((root / head).iterdir())]
     for head, folder in folders:
         check(folder, head)
-    check_foreign_fields(root / "model" / "transformer_xl")
+    check_tokenizer_without_code(root / "without code")
+    check_foreign_fields(next(root.glob("*/transformer_xl")))
     print(len(folders), "models")
 
 

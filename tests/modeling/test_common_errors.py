@@ -16,6 +16,7 @@ from tiny import (
     lacks,
     memory_value,
     models,
+    one_of_each_kind,
     tiny_config,
     tiny_model,
     tokens,
@@ -26,8 +27,9 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 
 every_variant = pytest.mark.parametrize("model_type", models())
 of_our_own = pytest.mark.parametrize("model_type", [each for each in models() if each not in AROUND_BASES])
-carrying = pytest.mark.parametrize("model_type", models(memory=("exact", "own")))
-windowed = pytest.mark.parametrize("model_type", models(memory=("exact",)))
+carrying = pytest.mark.parametrize("model_type", one_of_each_kind(models(memory=("exact", "own"))))
+windowed = pytest.mark.parametrize("model_type", one_of_each_kind(models(memory=("exact",))))
+WINDOWED = models(memory=("exact",))
 WITHOUT_MEMORY = [each for each in models(memory=("exact",)) if allows(each, mem_len=0, same_length=False)]
 
 
@@ -39,7 +41,7 @@ def assert_refused(names: list[str], call, *args, **kwargs) -> None:
         assert error.match(name)
 
 
-@every_variant
+@pytest.mark.parametrize("model_type", one_of_each_kind(models()))
 def test_inputs(model_type):
     model = tiny_model(model_type)
     for make_arguments, names in (
@@ -69,7 +71,7 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
         tiny_model(model_type)(tokens(2, 5), attention_mask=torch.ones(2, 9))
 
 
-@pytest.mark.parametrize("model_type", [each for each in models(memory=("exact",)) if each not in AROUND_BASES])
+@pytest.mark.parametrize("model_type", [each for each in one_of_each_kind(WINDOWED) if each not in AROUND_BASES])
 def test_mems(model_type):
     model, memory = tiny_model(model_type), partial(memory_value, model_type)
     for make_arguments, names in (
@@ -94,7 +96,7 @@ def test_mems(model_type):
     "model_type",
     [
         model_type
-        for model_type in models(memory=("exact",))
+        for model_type in one_of_each_kind(WINDOWED)
         if type(tiny_config(model_type)).layer_windows is MemoryConfig.layer_windows
     ],
 )

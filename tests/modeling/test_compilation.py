@@ -1,4 +1,4 @@
-"""Every variant compiled by TorchDynamo: values, gradients, and how many graphs it takes."""
+"""Variants compiled by TorchDynamo: values, gradients, and how many graphs it takes."""
 
 import pytest
 import torch
@@ -6,11 +6,9 @@ from tiny import (
     EXACT,
     MEM_LEN,
     NOT_ONE_GRAPH,
-    SEGMENT_BY_SEGMENT,
     VARIANTS,
     layers_to_compile,
     memory_if_any,
-    models,
     read,
     result_of,
     right_padded,
@@ -19,66 +17,72 @@ from tiny import (
     tokens,
 )
 
-FROM_NONE = ("transformer_xl", "compressive_transformer")  # compiled from the first segment on
-# tracing a base takes long: memory tokens around one meet the engine, a window the gradients too
-every_variant = pytest.mark.parametrize("model_type", [*VARIANTS])
-# a cache of windows alone is that of Transformer-XL, or of the base
-WITH_STATES = {*models(memory=("exact", "own"), states=True)} - {
-    "segment_memory",
-    "segment_memory/phi",
-    "memorizing_transformer",  # many graphs, as those of its value
-    "r_transformer",  # a recurrent network breaks the graph as it does in SHA-RNN
-    *SEGMENT_BY_SEGMENT,
-}
-carrying = pytest.mark.parametrize("model_type", ["transformer_xl", *sorted(WITH_STATES)])
+# these change nothing around their layers, which are traced by themselves; or a call of theirs is no one graph: recurrent
+# networks, and blocks that end wherever a text says
+LAYERS_ALONE = [
+    *("gtrxl", "macaron", "pkm_transformer", "shaw_transformer", "r_transformer", "sha_rnn"),
+    *("memorizing_transformer", "recurrent_memory_transformer"),
+]
+WHOLE = [each for each in VARIANTS if each not in (*LAYERS_ALONE, "transformer_xl")]  # it has its own test below
 
 
-def traced_whole(model_type: str) -> bool:
-    if model_type in NOT_ONE_GRAPH:
-        return False
-    return not any(isinstance(module, torch.nn.RNNBase) for module in tiny_model(model_type).modules())
+def one_layer(model_type: str):
+    return tiny_model(model_type, num_hidden_layers=layers_to_compile(model_type))
 
 
-def assert_compiles(model_type: str, lengths: list[int], first: int = 0, **options) -> None:
-    """Segments from the `first` on, values and gradients, to one graph each; TorchDynamo traces no recurrent network."""
-    torch._dynamo.reset()
-    model = tiny_model(model_type, num_hidden_layers=layers_to_compile(model_type))
-    compiled = torch.compile(model, fullgraph=traced_whole(model_type), **options)
-    memories = [{}, {}]
+def assert_compiles(model_type: str, compiled, lengths: list[int], first: int = 0) -> None:
+    """Values and gradients of segments from the `first` on, with memory and padding, are those of the plain model."""
+    plain, memories = one_layer(model_type), [{}, {}]
     for segment, length in enumerate(lengths):
         results, gradients = [], []
-        for index, forward in enumerate((model, compiled if segment >= first else model)):
+        for index, model in enumerate((plain, compiled if segment >= first else plain)):
             model.zero_grad()
             mask = right_padded()[:, :length]
-            output = forward(tokens(2, length, seed=segment), attention_mask=mask, **memories[index])
+            output = model(tokens(2, length, seed=segment), attention_mask=mask, **memories[index])
             sum(result[:, 0].square().sum() for result in said_by(output)).backward()
             memories[index] = memory_if_any(model_type, output)
             results.append(result_of(output)[:, :4])
-            gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+            gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
         torch.testing.assert_close(results[1], results[0], **EXACT)
         torch.testing.assert_close(gradients[1], gradients[0], **EXACT)
 
 
-@every_variant
+@pytest.mark.parametrize("model_type", WHOLE)
 def test_forward_compiles(model_type):
-    """With a full memory, at fixed shapes; `test_engine_compiles` starts from none."""
-    # what reads block by block is traced anew for every part of a call: two calls that begin with a block have fewer
-    first = 6 if model_type in NOT_ONE_GRAPH else MEM_LEN
-    assert_compiles(model_type, [first, 6], first=model_type not in FROM_NONE, backend="eager", dynamic=False)
+    """With a full memory, at fixed shapes, to one graph."""
+    torch._dynamo.reset()
+    whole = model_type not in NOT_ONE_GRAPH
+    compiled = torch.compile(one_layer(model_type), fullgraph=whole, backend="eager", dynamic=False)
+    assert_compiles(model_type, compiled, [MEM_LEN if whole else 6, 6], first=1)
+
+
+@pytest.mark.parametrize("model_type", LAYERS_ALONE)
+def test_layers_compile(model_type):
+    """Every layer to one graph; TorchDynamo traces no recurrent network."""
+    torch._dynamo.reset()
+    model = one_layer(model_type)
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    for layer in model.layers:
+        layer.compile(fullgraph=not recurrent, backend="eager", dynamic=False)
+    assert_compiles(model_type, model, [MEM_LEN, 6], first=1)
 
 
 @pytest.mark.slow
-def test_forward_and_backward_compile_without_memory_and_with():
-    """ "aot_eager" traces the backward pass too, of the attention that most variants share."""
-    assert_compiles("transformer_xl", [6, 6], backend="aot_eager")
-
-
-@carrying
-def test_engine_compiles(model_type):
+def test_forward_and_backward_compile():
+    """ "aot_eager" traces the backward pass too, of the attention that most variants share; without a memory:
+    `test_engine_compiles` and a training (test_trainer_arguments.py)."""
     torch._dynamo.reset()
-    model = tiny_model(model_type, num_hidden_layers=layers_to_compile(model_type))
-    compiled = torch.compile(model, fullgraph=traced_whole(model_type), backend="eager")
-    lengths = [MEM_LEN] * (3 if model_type in FROM_NONE else 2)
+    compiled = torch.compile(one_layer("transformer_xl"), fullgraph=True, backend="aot_eager")
+    assert_compiles("transformer_xl", compiled, [MEM_LEN, 6], first=1)
+
+
+@pytest.mark.parametrize("model_type", ["transformer_xl", "compressive_transformer"])
+def test_engine_compiles(model_type):
+    """A cache of windows, from none until they move, and one that also holds what was compressed."""
+    torch._dynamo.reset()
+    model = one_layer(model_type)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    lengths = [MEM_LEN] * (3 if model_type == "transformer_xl" else 2)
     ids = tokens(2, sum(lengths))
     with torch.no_grad():
         expected, _ = read(model, ids, lengths, use_cache=True)

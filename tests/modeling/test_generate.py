@@ -5,7 +5,7 @@ import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
 from tiny import (
     EXACT,
-    IN_EVERY_CASE,
+    FEW_MEMORIES,
     MEM_LEN,
     ROWS,
     VOCAB_SIZE,
@@ -14,6 +14,7 @@ from tiny import (
     layers_to_compile,
     memory_of,
     models,
+    one_of_each_kind,
     one_of_each_memory,
     pairwise,
     tokens,
@@ -25,20 +26,17 @@ from transformers.generation import BaseStreamer
 
 from transformers_xl.modeling import generation_memory
 
-every_model = pytest.mark.parametrize("model_type", models(causal=True, causal_lm=True))
 EVERY_CARRYING = models(causal=True, causal_lm=True, memory=("exact", "own"))
-CARRYING = one_of_each_memory(EVERY_CARRYING)
-carrying = pytest.mark.parametrize("model_type", CARRYING)
+FEW = [each for each in EVERY_CARRYING if each in FEW_MEMORIES]
+few = pytest.mark.parametrize("model_type", FEW)
 EVERY_WINDOWED = models(causal=True, causal_lm=True, memory=("exact",))
-WINDOWED = one_of_each_memory(EVERY_WINDOWED)
-windowed = pytest.mark.parametrize("model_type", WINDOWED)
-CROPPABLE = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact",), croppable=True))
+WINDOWED = one_of_each_kind(EVERY_WINDOWED)
+FEW_WINDOWED = [each for each in EVERY_WINDOWED if each in FEW_MEMORIES]
+CROPPABLE = one_of_each_kind(models(causal=True, causal_lm=True, memory=("exact",), croppable=True))
 croppable = pytest.mark.parametrize("model_type", CROPPABLE)
-STATIC = models(causal=True, causal_lm=True, memory=("exact",), states=False)
-static = pytest.mark.parametrize("model_type", STATIC)
-# one window, windows of unequal length, and a loop over layers of its own: compiling takes long, and what every attention
-# computes in a step is traced by tests/uses/test_export.py
-COMPILED = ("transformer_xl", "causal_longformer", "universal_transformer")
+# what every attention computes in a step of static memory is said by tests/uses/test_export.py
+STATIC = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact",), states=False))
+COMPILED = ("transformer_xl", "causal_longformer")  # one window, and windows of unequal length
 LENGTHS = [1, MEM_LEN, 5 * MEM_LEN]  # below, at and far past the window; what is generated passes it in every case
 
 
@@ -61,7 +59,7 @@ def test_greedy_is_the_prompt_in_one_call_and_then_token_by_token(model_type, sa
     assert torch.equal(greedy(model, ids), text_by_hand_with_mems(model, ids))
 
 
-@pytest.mark.parametrize("model_type", [each for each in EVERY_WINDOWED if allows(each, mem_len=0, same_length=False)])
+@pytest.mark.parametrize("model_type", [each for each in FEW_WINDOWED if allows(each, mem_len=0, same_length=False)])
 def test_model_without_memory_reads_the_text_again(model_type):
     model, ids = language_model(model_type, mem_len=0, same_length=False), tokens(2, 5)
     result = greedy(model, ids, return_dict_in_generate=True)
@@ -108,7 +106,7 @@ def test_beams_reorder_the_memory(model_type, length):
     assert best.sum() >= log_probability(model, greedy(model, ids), length).sum() - 1e-9
 
 
-@pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, LENGTHS))
+@pytest.mark.parametrize(("model_type", "length"), in_turn(FEW_WINDOWED, LENGTHS))
 def test_prefill_in_chunks(model_type, length):
     model, ids = language_model(model_type), tokens(2, length)
     expected = text_by_hand(model, ids, new=6)
@@ -116,7 +114,7 @@ def test_prefill_in_chunks(model_type, length):
         assert torch.equal(greedy(model, ids, new=6, prefill_chunk_size=chunk), expected)
 
 
-@pytest.mark.parametrize(("model_type", "chunk"), in_turn(WINDOWED, [1, 3, MEM_LEN]))
+@pytest.mark.parametrize(("model_type", "chunk"), in_turn(FEW_WINDOWED, [1, 3, MEM_LEN]))
 def test_prefill_in_chunks_with_padding_and_memory(model_type, chunk):
     model = language_model(model_type)
     ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.long)
@@ -153,7 +151,7 @@ def assert_read_in_pieces(model, ids: torch.Tensor, monkeypatch, **settings) -> 
     torch.testing.assert_close(rest, whole, **EXACT)
 
 
-@pytest.mark.parametrize(("model_type", "way"), in_turn(WINDOWED, ["plain", "beams", "padded", "memory"]))
+@pytest.mark.parametrize(("model_type", "way"), in_turn(FEW_WINDOWED, ["plain", "beams", "padded", "memory"]))
 def test_a_long_prompt_is_read_in_pieces(model_type, way, monkeypatch):
     model = language_model(model_type)
     settings = {
@@ -217,7 +215,7 @@ def test_prompt_lookup_is_greedy(model_type, length):
         assert torch.equal(greedy(model, ids, new=16, prompt_lookup_num_tokens=4), greedy(model, ids, new=16))
 
 
-@carrying
+@few
 def test_assisted_decoding_needs_a_memory_that_can_be_taken_back(model_type):
     model = language_model(model_type)
     assert model._is_stateful != ROWS[model_type].croppable
@@ -281,7 +279,7 @@ def test_static_generation_compiles_once(model_type):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@carrying
+@few
 def test_embeddings_as_prompt(model_type):
     model, ids = language_model(model_type), tokens(2, 5)
     embeds = model.get_input_embeddings()(ids).detach()
@@ -314,7 +312,7 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", padding_side="left")
 
 
-@every_model
+@few
 def test_streamer_gets_every_token(model_type, tokenizer):
     model, ids = language_model(model_type), tokens(1, 5)
     streamer = Collecting()
@@ -326,7 +324,7 @@ def test_streamer_gets_every_token(model_type, tokenizer):
     assert "".join(iterator).split() == tokenizer.decode(new_tokens(sequences, ids)[0]).split()
 
 
-@pytest.mark.parametrize("model_type", IN_EVERY_CASE)  # every variant: tests/uses/test_pipelines.py
+@pytest.mark.parametrize("model_type", FEW)  # every variant: tests/uses/test_pipelines.py
 def test_pipeline(model_type, tokenizer):
     model = language_model(model_type)
     generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
@@ -351,7 +349,7 @@ def test_pipeline(model_type, tokenizer):
 # --- what cannot work
 
 
-@carrying
+@few
 def test_other_caches_are_refused(model_type):
     model = language_model(model_type)
     for kind in ("paged", "quantized", "offloaded", "offloaded_static", "sliding_window"):
@@ -369,7 +367,7 @@ def test_a_static_cache_holds_no_states(model_type):
         greedy(language_model(model_type), tokens(1, 5), cache_implementation="static")
 
 
-@carrying
+@few
 def test_arguments_that_cannot_be_meant_are_refused(model_type):
     model, ids = language_model(model_type), tokens(2, 5)
     output = model(ids)

@@ -7,6 +7,7 @@ import torch
 from by_hand import PAD, greedy, language_model, log_probability, new_tokens, text_by_hand, text_by_hand_with_mems
 from tiny import (
     EXACT,
+    FEW_MEMORIES,
     MEM_LEN,
     SEGMENT_BY_SEGMENT,
     VOCAB_SIZE,
@@ -14,19 +15,23 @@ from tiny import (
     in_turn,
     memory_of,
     models,
-    one_of_each_memory,
+    one_of_each_kind,
+    promises,
     tokens,
 )
 
-CARRYING = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact", "own")))
-WINDOWED = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact",)))
-SLIDING = [each for each in WINDOWED if each not in SEGMENT_BY_SEGMENT]
-STATIC = one_of_each_memory(models(causal=True, causal_lm=True, memory=("exact",), states=False))
+CARRYING = one_of_each_kind(models(causal=True, causal_lm=True, memory=("exact", "own")))
+FEW = [each for each in models(causal=True, causal_lm=True, memory=("exact", "own")) if each in FEW_MEMORIES]
+WINDOWED = one_of_each_kind(models(causal=True, causal_lm=True, memory=("exact",)))
+FEW_WINDOWED = [each for each in FEW if promises(each, memory=("exact",))]
+# buffers are those of `WindowMemory`: windows of unequal length too
+SLIDING = [*(each for each in FEW_WINDOWED if each not in SEGMENT_BY_SEGMENT), "causal_longformer"]
+STATIC = one_of_each_kind(models(causal=True, causal_lm=True, memory=("exact",), states=False))
 LENGTHS = [1, 3 * MEM_LEN]  # of prompts: what is generated passes the window
-carrying = pytest.mark.parametrize("model_type", CARRYING)
-windowed = pytest.mark.parametrize("model_type", WINDOWED)
+few = pytest.mark.parametrize("model_type", FEW)
 windowed_with_prompts = pytest.mark.parametrize(("model_type", "length"), in_turn(WINDOWED, LENGTHS))
-carrying_cached_or_not = pytest.mark.parametrize(("model_type", "use_cache"), in_turn(CARRYING, [True, False]))
+few_with_prompts = pytest.mark.parametrize(("model_type", "length"), in_turn(FEW_WINDOWED, LENGTHS))
+few_cached_or_not = pytest.mark.parametrize(("model_type", "use_cache"), in_turn(FEW, [True, False]))
 
 
 def left_padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +55,7 @@ def prompts_with_an_ending(model, new: int, row: int) -> tuple[torch.Tensor, int
 # --- padding
 
 
-@carrying_cached_or_not
+@few_cached_or_not
 def test_left_padded_row_is_row_alone(model_type, use_cache):
     model = language_model(model_type)
     ids, mask = left_padded(tokens(3, 20), [20, 3, 11])
@@ -80,7 +85,7 @@ def test_left_padded_row_with_memory_is_row_alone(model_type, same_length, use_c
         assert torch.equal(result[row, 20:], expected[0, alone.shape[1] :])
 
 
-@carrying_cached_or_not
+@few_cached_or_not
 def test_reset_rows_forget_the_memory(model_type, use_cache):
     model, ids = language_model(model_type), tokens(2, 5, seed=2)
     mems = model(tokens(2, 10, seed=1)).mems
@@ -93,7 +98,7 @@ def test_reset_rows_forget_the_memory(model_type, use_cache):
 # --- going on
 
 
-@windowed_with_prompts
+@few_with_prompts
 def test_mems_of_an_output_are_the_text_before(model_type, length):
     model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
     whole = torch.cat([before, ids], dim=1)
@@ -106,7 +111,7 @@ def test_mems_of_an_output_are_the_text_before(model_type, length):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "length"), in_turn([each for each in CARRYING if allows(each, same_length=False)], LENGTHS)
+    ("model_type", "length"), in_turn([each for each in FEW if allows(each, same_length=False)], LENGTHS)
 )
 def test_mems_without_same_length(model_type, length):
     model = language_model(model_type, same_length=False)
@@ -115,7 +120,7 @@ def test_mems_without_same_length(model_type, length):
     assert torch.equal(greedy(model, ids, **memory), text_by_hand_with_mems(model, ids, **memory))
 
 
-@windowed_with_prompts
+@few_with_prompts
 def test_mems_of_a_result_go_on(model_type, length):
     """Two calls are one call: the next one begins with the last token, which the memory does not hold yet."""
     model, ids = language_model(model_type), tokens(2, length)
@@ -146,14 +151,14 @@ def test_a_cache_given_as_mems_may_have_a_mask():
     assert not torch.allclose(model(after, mems=cache).logits, ours)
 
 
-@carrying
+@few
 def test_without_a_cache_there_is_no_memory_to_hand_on(model_type):
     result = greedy(language_model(model_type), tokens(2, 5), use_cache=False, return_dict_in_generate=True)
     assert result.mems is None
     assert result.mems_mask is None
 
 
-@carrying
+@few
 def test_memory_of_a_result_is_no_field_of_it(model_type):
     """Fields are copied into the answers of a pipeline, and into whatever else walks over a result."""
     result = greedy(language_model(model_type), tokens(2, 5), return_dict_in_generate=True)
@@ -163,7 +168,7 @@ def test_memory_of_a_result_is_no_field_of_it(model_type):
 
 @pytest.mark.parametrize(
     ("model_type", "decoding"),
-    in_turn(CARRYING, [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}]),
+    in_turn(FEW, [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}]),
     ids=str,
 )
 def test_the_same_memory_can_be_continued_many_times(model_type, decoding):
@@ -184,7 +189,7 @@ def test_the_same_memory_can_be_continued_many_times(model_type, decoding):
 # --- beams
 
 
-@windowed_with_prompts
+@few_with_prompts
 def test_beams_go_on_from_memory(model_type, length):
     model, before, ids = language_model(model_type), tokens(2, length), tokens(2, 4, seed=1)
     settings = {
@@ -251,7 +256,7 @@ def test_a_row_that_ended_remembers_nothing_after_its_end(model_type, mem_len, c
     assert torch.equal(again[again != PAD], greedy(model, following, mems=alone.mems, **settings).sequences[0, 7:])
 
 
-@carrying
+@few
 def test_a_cache_of_the_caller_goes_on_after_its_rows_ended(model_type):
     """Also where only the tokens come back: the end of a row is that of a call, not of its cache."""
     model = language_model(model_type)
@@ -267,7 +272,7 @@ def test_a_cache_of_the_caller_goes_on_after_its_rows_ended(model_type):
     assert cache.ended is None
 
 
-@pytest.mark.parametrize(("model_type", "mem_len"), in_turn(WINDOWED, [MEM_LEN, 32]))
+@pytest.mark.parametrize(("model_type", "mem_len"), in_turn(FEW_WINDOWED, [MEM_LEN, 32]))
 def test_a_beam_that_ended_remembers_nothing_after_its_end(model_type, mem_len):
     """Some token ends one row early: each row then goes on behind its own text, end token not yet included."""
     model, ids = language_model(model_type, mem_len=mem_len), tokens(2, 6)
@@ -291,7 +296,7 @@ def test_a_beam_that_ended_remembers_nothing_after_its_end(model_type, mem_len):
 # --- endless
 
 
-@windowed
+@pytest.mark.parametrize("model_type", [*FEW_WINDOWED, "causal_longformer", "infini_transformer"])
 def test_endless_generation_holds_constant_memory(model_type):
     """6 x mem_len tokens: the cache stops growing at its window, and the text is drawn from one forward over all of it."""
     # small weights, and sampled: sharp predictions soon repeat themselves on one processor or another, and prove little
@@ -344,7 +349,7 @@ def test_window_moves_in_its_buffers(model_type, length):
             torch.testing.assert_close(torch.cat(parts, dim=1), expected[:, here], **EXACT)
 
 
-@windowed
+@pytest.mark.parametrize("model_type", FEW_WINDOWED)
 def test_endless_memory_is_handed_on_call_after_call(model_type):
     model, ids = language_model(model_type), tokens(2, 5)
     expected = text_by_hand(model, ids, new=28)
@@ -357,7 +362,7 @@ def test_endless_memory_is_handed_on_call_after_call(model_type):
     assert torch.equal(text, expected)
 
 
-@carrying
+@few
 def test_nothing_of_inference_mode_is_left(model_type):
     """What a call returns, was given or has shown to a hook can be trained on."""
     model = language_model(model_type)

@@ -23,7 +23,7 @@ from tiny import (
 CARRYING = st.sampled_from(models(memory=("exact", "own")))
 WINDOWED = st.sampled_from(models(memory=("exact",)))
 CUT_DEPENDENT = st.sampled_from([each for each in models(memory=("exact",)) if each not in AROUND_BASES])
-several = settings(max_examples=50)  # two or so of every variant in each test, a dozen in all, and no text twice
+several = settings(max_examples=30)  # one or two of every variant in each test, eight in all, and no text twice
 FORMS = st.sampled_from([None, True])  # of `use_cache`: value or engine
 
 

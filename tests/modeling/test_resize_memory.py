@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from tiny import EXACT, FLOAT32, MEM_LEN, SEGMENT_BY_SEGMENT, in_turn, models, num_remembered, read, tiny_model, tokens
+from tiny import (
+    EXACT,
+    FLOAT32,
+    MEM_LEN,
+    SEGMENT_BY_SEGMENT,
+    in_turn,
+    models,
+    num_remembered,
+    one_of_each_kind,
+    read,
+    tiny_model,
+    tokens,
+)
 
 # windows that are the variant's own do not follow the memory: they are given, as a config saves them
 OWN = {
@@ -85,7 +97,9 @@ def test_a_cache_keeps_the_lengths_it_was_made_with(same_length: bool):
         assert results.isfinite().all()
 
 
-@pytest.mark.parametrize(("model_type", "mem_len"), in_turn(models(memory=("exact",), causal_lm=True), LENGTHS))
+@pytest.mark.parametrize(
+    ("model_type", "mem_len"), in_turn(one_of_each_kind(models(memory=("exact",), causal_lm=True)), LENGTHS)
+)
 def test_saved_loaded_and_generating(tmp_path, model_type: str, mem_len: int):
     model = model_of(model_type, head="causal_lm").float()
     model.resize_memory(mem_len)

@@ -2,13 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE
+from forked import run_processes
 from tiny import tiny_model
 from trained import LANES, SEGMENT, Flowing, arguments, small_model, text
 from transformers.trainer_utils import get_last_checkpoint
@@ -350,8 +348,8 @@ def test_what_a_checkpoint_holds(whole):
 @pytest.mark.slow
 def test_killed_trainings_end_the_same():
     """Two kills of one process and one of a pair; `make stress` makes 200."""
-    command = [sys.executable, "benchmarks/stress_resume.py", "--kills", "3", "--processes", "2", "1", "--seed", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
+    script = ROOT / "benchmarks" / "stress_resume.py"
+    done = run_processes(script, "--kills", 3, "--processes", 2, 1, "--seed", 1, processes=1)
+    assert done.succeeded, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(report["processes"], report["kills"]) for report in reports] == [(2, 1), (1, 2)]

@@ -36,12 +36,16 @@ def parts(model, kind, others=None) -> dict:
 
 
 @torch.no_grad()
+def segments(model, device: str = "cpu") -> list[torch.Tensor]:
+    """Of a text, in both forms of memory."""
+    ids = tokens(2, 20).to(device)
+    return [read(model, ids, [7, 7, 6], use_cache=use_cache)[0] for use_cache in (None, True)]
+
+
+@torch.no_grad()
 def used(model, device: str = "cpu") -> list[torch.Tensor]:
     """Segments in both forms, generation with memory in both forms, and goes on from that."""
-    ids = tokens(2, 20).to(device)
-    results = []
-    for use_cache in (None, True):
-        results.append(read(model, ids, [7, 7, 6], use_cache=use_cache)[0])
+    ids, results = tokens(2, 20).to(device), segments(model, device)
     if model.can_generate():
         value = memory_of(model(ids))
         settings = {"do_sample": False, "max_new_tokens": 3, "return_dict_in_generate": True}
@@ -70,12 +74,12 @@ def test_weights_on_disk(model_type: str, tmp_path: Path):
     """A weight is there while its module runs only: a model that read one at any other time would fail here, as it would
     on several devices."""
     model, auto_class = saved(model_type, tmp_path / "model")
-    expected = used(model)
+    expected = segments(model)
     on_disk = auto_class.from_pretrained(
         tmp_path / "model", device_map=parts(model, "disk"), offload_folder=tmp_path / "offload"
     )
     assert {parameter.device.type for parameter in on_disk.parameters()} == {"meta"}
-    assert_equal(used(on_disk), expected)
+    assert_equal(segments(on_disk), expected)
 
 
 def test_layers_alone_on_disk_and_biases_of_each_layer(tmp_path: Path):

@@ -67,7 +67,7 @@ def check_merging(model, model_type: str, **fields) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "head"),
-    [(each, head) for each, head in in_turn(variants(causal_lm=True), HEADS, each=2) if allows(each, **HEADS[head])],
+    [(each, head) for each, head in in_turn(variants(causal_lm=True), HEADS) if allows(each, **HEADS[head])],
 )
 def test_an_adapter_of_all_linear_layers_merges(model_type: str, head: str):
     model = tiny_model(model_type, "causal_lm", **HEADS[head])

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
+from forked import fork_server, run_program
 from optional_packages import needs
 from patience import PATIENCE
 from tiny import tiny_model
@@ -21,7 +20,6 @@ from transformers_xl import ByteTokenizer
 from transformers_xl.cli.main import app
 
 openai, _, _ = map(needs, ("openai", "fastapi", "uvicorn"))
-ROOT = Path(__file__).parents[2]
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -40,25 +38,26 @@ def saved(folder: Path, model_type: str = "transformer_xl", template: str | None
 class Server:
     def __init__(self, folder: Path):
         self.model_id, self.model = str(folder), saved(folder)
-        command = [sys.executable, "-m", "transformers_xl.cli.main", "serve", self.model_id, "--port", "0"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self.log = (folder.parent / "server.log").open("w+")
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log, stderr=self.log)
+        self.written = folder.parent / "server"
+        words = ["serve", self.model_id, "--port", "0"]
+        given = ("transformers_xl.cli.main", words, {"HF_HUB_OFFLINE": "1"}, str(self.written))
+        self.process = fork_server().Process(target=run_program, args=given)
+        self.process.start()
 
     def wait(self) -> None:
         """Until it says where it listens."""
         until = time.monotonic() + PATIENCE
         while not (found := re.search(r"running on (http://127\.0\.0\.1:\d+)", self.said())):
             assert time.monotonic() < until, self.said()
-            assert self.process.poll() is None, self.said()
+            assert self.process.is_alive(), self.said()
             time.sleep(0.1)
         self.url = found[1]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         assert httpx2.get(f"{self.url}/health", timeout=PATIENCE).json() == {"status": "ok"}
 
     def said(self) -> str:
-        self.log.seek(0)
-        return self.log.read()
+        files = [self.written.with_suffix(suffix) for suffix in (".out", ".err")]
+        return "".join(file.read_text() for file in files if file.exists())
 
     def greedy(self, text: str, tokens: int) -> str:
         """What the model alone writes."""
@@ -75,12 +74,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.wait()
         yield server
     finally:
-        server.process.send_signal(signal.SIGINT)
-        try:
-            server.process.wait(PATIENCE)
-        finally:
-            server.process.kill()
-            server.log.close()
+        os.kill(server.process.pid, signal.SIGINT)
+        server.process.join(PATIENCE)
+        server.process.kill()
 
 
 def test_completions(server: Server):

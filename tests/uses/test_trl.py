@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional_packages import needs
-from tiny import ROWS, models, tiny_model
+from tiny import ROWS, models, one_of_each_kind, tiny_model
 from tiny_bases import tiny_base
 from transformers import AutoModelForCausalLM, Trainer
 
@@ -93,7 +93,7 @@ def test_the_loss_of_a_router_is_refused(tmp_path: Path):
     trainer_of(add_memory(base, mem_len=16), tmp_path, router_aux_loss_coef=0.0, max_steps=1).train()
 
 
-@pytest.mark.parametrize("model_type", models(causal_lm=True))
+@pytest.mark.parametrize("model_type", one_of_each_kind(models(causal_lm=True)))  # test_packed_documents.py: all
 def test_packed_documents_do_not_see_each_other(model_type: str, tmp_path: Path):
     """The loss of a packed row is that of its documents, read alone."""
     trainer_class = OwnLossTrainer if model_type in OWN_LOSS else trl.SFTTrainer
