@@ -165,8 +165,8 @@ def spread(values: list[float]) -> str:
 
 
 def table(records: dict[str, list[dict]]) -> list[str]:
-    """Each way to read each model: at the bytes that the model with memory was trained on, at its processor time, and at the
-    point at which it was best."""
+    """Each way to read each model: at the bytes that the model with memory was trained on, at its processor time, and at
+    the point at which it was best."""
     goals = {each["seed"]: each["points"][-1] for each in records["memory"]}
     lines = ["| trained | read | at equal bytes | at equal time | at its best | bytes | seconds |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|")
