@@ -125,8 +125,8 @@ def bits_after(curve: list[dict[str, float]], seconds: float) -> float | None:
     """Bits per byte after so many seconds, in a line between two points of a curve; None before the first."""
     if seconds < curve[0]["seconds"]:
         return None
-    points = [[point[name] for point in curve] for name in ("seconds", "bits_per_byte")]
-    return float(np.interp(seconds, *points))
+    times, bits = ([point[name] for point in curve] for name in ("seconds", "bits_per_byte"))
+    return float(np.interp(seconds, times, bits))
 
 
 def _recl(runs: list[dict[str, Any]]) -> dict[tuple[str, int], RECL]:

@@ -232,7 +232,7 @@ def recipe_path(name: str) -> Path:
     if name not in known:
         close = nearest_names(name, known, cutoff=0.6)
         meant = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"`recipe`={name!r} is not known: known are {', '.join(known)}.{meant}")
+        raise ValueError(f"`recipe`={name!r} is not known.{meant} Known are {', '.join(known)}.")
     return _recipes() / f"{name}.yaml"
 
 
