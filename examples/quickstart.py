@@ -56,7 +56,6 @@ def train(ids: np.ndarray, mem_len: int) -> tuple[TransformerXLForCausalLM, Curv
         mem_len=mem_len,
         segment_length=SEGMENT,
         same_length=mem_len > 0,
-        initializer_range=0.056,  # sqrt(2 / (5 x width)): 0.02 is for wide models (docs/memory_worth.md)
         dropout=0.0,
     )
     model = TransformerXLForCausalLM(config)

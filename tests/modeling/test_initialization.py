@@ -12,11 +12,18 @@ from transformers_xl.modeling.layers.adaptive_softmax import TiedLinear
 from transformers_xl.modeling.layers.positions import RelativeBias
 
 
+def test_narrow_models_start_wider():
+    assert TransformerXLConfig(hidden_size=1000).initializer_range == pytest.approx(0.02)
+    assert TransformerXLConfig(hidden_size=40, num_attention_heads=4).initializer_range == pytest.approx(0.1)
+    assert TransformerXLConfig(hidden_size=40, num_attention_heads=4, initializer_range=0.0).initializer_range == 0.0
+
+
 def test_that_of_the_released_code():
     torch.manual_seed(0)
     config = TransformerXLConfig(
         vocab_size=500, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512,
-        norm_position="post", norm_initializer_range=0.02, cutoffs=[100, 300], div_val=2, tie_projs=[False, True, True],
+        norm_position="post", initializer_range=0.02, norm_initializer_range=0.02, cutoffs=[100, 300], div_val=2,
+        tie_projs=[False, True, True],
     )  # fmt: skip
     seen = set()
     for module in TransformerXLForCausalLM(config).modules():
