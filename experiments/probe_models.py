@@ -7,6 +7,7 @@ import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from transformers_xl.evaluation.probe_tasks import find_task
+from transformers_xl.experiments import baselines  # noqa: F401  registers the LSTM
 from transformers_xl.experiments.loading import import_models
 from transformers_xl.experiments.probe_terms import (
     HEADS,
@@ -22,9 +23,11 @@ FIELDS: dict[str, dict[str, Any]] = {
     "block_recurrent": {"block_length": 16, "num_states": 16},
     "compressive_transformer": {"compressed_mem_len": 64, "compression_rate": 2},
     "infini_transformer": {"mem_len": 16},
+    "memorizing_transformer": {"block_length": 16, "num_memory_keys": 256, "num_retrieved": 8},
     "recurrent_memory_transformer": {"segment_length": 16},
     "tensorized_transformer": {"num_attention_heads": 1},
     "gpt2": {"n_inner": INNER_SIZE, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "lstm": {"intermediate_size": 84},  # cells with which it has as many parameters as a Transformer-XL
     "rwkv": {"attention_hidden_size": HIDDEN_SIZE},
 }
 
@@ -32,7 +35,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 def build_probe_model(terms: ProbeTerms) -> PreTrainedModel:
     """A causal language model over the tokens of a task, with weights from the seed.
 
-    All have the same width, depth and inner width, and no dropout. The memory is `mem_len` long, or the window, or what a
+    All have the same width, depth and inner width (the LSTM fewer cells), and no dropout. The memory is `mem_len` long, or the window, or what a
     model without memory reads before a segment; for other types of transformers, what their configs make of the sizes.
 
     Raises:
