@@ -35,9 +35,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 def build_probe_model(terms: ProbeTerms) -> PreTrainedModel:
     """A causal language model over the tokens of a task, with weights from the seed.
 
-    All have the same width, depth and inner width (the LSTM fewer cells), and no dropout. The memory is `mem_len` long, or the
-    window, or what a model without memory reads before a segment; for other types of transformers, what their configs make of
-    the sizes.
+    All have the same width, depth and inner width (the LSTM fewer cells), and no dropout. The memory is `mem_len` long, or
+    the window, or what a model without memory reads before a segment; for other types of transformers, what their configs
+    make of the sizes.
 
     Raises:
         ValueError: the type is none of a causal language model, or cannot be built with these sizes.
