@@ -168,7 +168,7 @@ def test_the_loss_of_spans_counts_once_for_a_step(tmp_path):
         set_seed(0)
         config = AdaptiveSpanConfig(
             vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, mem_len=8,
-            span_loss_coef=1.0, initial_span=0.5, dropout=0.0,
+            span_loss_coef=1.0, initial_span=0.5, dropout=0.0, initializer_range=0.02,
         )  # fmt: skip
         model, stream = AdaptiveSpanForCausalLM(config), TextStream(text(300), SEGMENT, lanes)
         fields = {"per_device_train_batch_size": lanes, "gradient_accumulation_steps": accumulated, "max_steps": 1}
