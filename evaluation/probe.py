@@ -191,7 +191,8 @@ def reach(model: PreTrainedModel, options: ProbeOptions) -> Reach:
     """
     config = model.config
     if remembers(model):
-        if VARIANTS[config.model_type].recurrent or not config.layer_windows:  # memory tokens around a base
+        variant = VARIANTS.get(config.model_type)  # the LSTM is no variant
+        if variant is None or variant.recurrent or not config.layer_windows:  # memory tokens around a base
             return Reach(None, None)
         config = config if options.length is None else config.with_mem_len(options.length)
         windows = [window - 1 for window in config.layer_reaches]  # a window counts the token itself

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from transformers_xl import ShaRNNForCausalLM, TransformerXLForCausalLM
+from transformers_xl.configuration.configuration_lstm import LSTMConfig
 from transformers_xl.evaluation.probe import (
     ProbeScore,
     Reach,
@@ -24,6 +25,7 @@ from transformers_xl.evaluation.probe import (
 )
 from transformers_xl.evaluation.probe_options import ProbeOptions
 from transformers_xl.evaluation.probe_tasks import NO_ANSWER, TASKS, generate_text
+from transformers_xl.modeling.modeling_lstm import LSTMForCausalLM
 
 NEEDLE = TASKS["needle"]
 SMALL = ProbeOptions(segment_length=8, max_distance=48, lanes=4, tokens=400)
@@ -132,6 +134,8 @@ def test_a_memory_is_carried_over_segments():
 
 def test_how_far_a_token_sees():
     assert reach(xl(mem_len=20), SMALL) == Reach(19, 38)
+    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "pad_token_id": None}
+    assert reach(LSTMForCausalLM(LSTMConfig(**sizes)), SMALL) == Reach(None, None)
     assert reach(xl(mem_len=20), ProbeOptions(length=30)) == Reach(29, 58)
     assert reach(xl(mem_len=0, same_length=False), SMALL) == Reach(7, 7)
     assert reach(ShaRNNForCausalLM(tiny_config("sha_rnn")), SMALL) == Reach(None, None)
