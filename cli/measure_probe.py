@@ -19,7 +19,7 @@ def probe(
         list[Path], Argument(exists=True, file_okay=False, help="Folders of models, as `train-probe` writes them.")
     ],
     task: Annotated[
-        str | None, Option(help="registers, needle or counter.", show_default="that of their training")
+        str | None, Option(help="registers, needle, copy or counter.", show_default="that of their training")
     ] = None,
     length: Annotated[
         list[int] | None,
@@ -76,7 +76,7 @@ def _share(accuracy: float | None) -> str:
 
 
 def train_probe(
-    task: Annotated[str, Argument(help="registers, needle or counter.")],
+    task: Annotated[str, Argument(help="registers, needle, copy or counter.")],
     model_type: Annotated[str, Argument(help="Any causal language model: transformer_xl, sha_rnn, gpt2, mamba ...")],
     output: Annotated[Path, Option("--output", "-o", file_okay=False, help="Folder to write.")],
     steps: Annotated[int, Option(min=1, help="Training steps.")] = TERMS.steps,

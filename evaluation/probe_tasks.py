@@ -8,6 +8,8 @@ remember that token can only guess among the equally likely answers of the task.
   in one token, so that no layer has to find what stood beside a name.
 - `needle`: one name is asked for, again and again. Settings of seven others stand between as distractors. The stream never
   tells the answer.
+- `copy`: random symbols, and now and then "d back?": the symbol d tokens back, by its distance alone. The stream never tells
+  the answer.
 - `counter`: a counter modulo 3 is set, stepped, and asked for. The stream never tells the answer: it follows from the
   setting and all steps since (state tracking: Merrill et al., 2024, https://arxiv.org/abs/2404.08819).
 """
@@ -18,13 +20,14 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 NO_ANSWER = -100  # where nothing is asked: the libraries' sign for a token without a target
 NAMES, VALUES, NOISE = 8, 8, 16
 MODULUS = 3
+COPIED = (1, 2, 3, *(several << octave for octave in range(11) for several in (4, 5, 6)))  # distances: up to 6,144
 
 
 class ProbeToken(NamedTuple):
@@ -128,6 +131,22 @@ def needle(rng: random.Random, max_distance: int) -> Iterator[ProbeToken]:
                 yield ProbeToken(first_noise + rng.randrange(NOISE))
 
 
+def copy(rng: random.Random, max_distance: int) -> Iterator[ProbeToken]:
+    """Ids: symbols, and a question for each of `COPIED` distances, of which those up to `max_distance` are asked."""
+    distances = [distance for distance in COPIED if distance <= max_distance]
+    told: deque[int | None] = deque(maxlen=distances[-1])  # the newest last; None: a question
+    while True:
+        known = [each for each in distances if each <= len(told) and told[-each] is not None]
+        if known and rng.random() < 0.25:
+            distance = rng.choice(known)
+            symbol = cast(int, told[-distance])
+            told.append(None)
+            yield ProbeToken(VALUES + COPIED.index(distance), symbol, distance)
+        else:
+            told.append(rng.randrange(VALUES))
+            yield ProbeToken(cast(int, told[-1]))
+
+
 def counter(rng: random.Random, max_distance: int) -> Iterator[ProbeToken]:
     """Ids: settings, steps of +0 to +2, the question, values."""
     question = 2 * MODULUS
@@ -149,6 +168,7 @@ TASKS = {
     for task in (
         ProbeTask("registers", NAMES * VALUES + NAMES + VALUES + NOISE, VALUES, registers),
         ProbeTask("needle", NAMES * VALUES + 1 + VALUES + NOISE, VALUES, needle),
+        ProbeTask("copy", VALUES + len(COPIED), VALUES, copy),
         ProbeTask("counter", 3 * MODULUS + 1, MODULUS, counter),
     )
 }
@@ -182,6 +202,7 @@ def generate_text(task: ProbeTask, lanes: int, length: int, max_distance: int, s
 
 
 __all__ = [
+    "COPIED",
     "NO_ANSWER",
     "TASKS",
     "ProbeTask",

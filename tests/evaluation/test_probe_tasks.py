@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transformers_xl.evaluation.probe_tasks import NO_ANSWER, TASKS, find_task, generate_text
+from transformers_xl.evaluation.probe_tasks import COPIED, NO_ANSWER, TASKS, find_task, generate_text
 
 LENGTH, MOST = 6000, 32
 
@@ -43,7 +43,17 @@ def read_counter(tokens: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-READERS = {"registers": read_registers, "needle": read_needle, "counter": read_counter}
+def read_copy(tokens: list[int]) -> list[tuple[int, int]]:
+    """Questions, from 8 on, ask for 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, ... tokens back."""
+    distances = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32]
+    found = []
+    for position, token in enumerate(tokens):
+        distance = distances[token - 8] if token >= 8 else 0
+        found.append((tokens[position - distance], distance) if distance else (NO_ANSWER, 0))
+    return found
+
+
+READERS = {"registers": read_registers, "needle": read_needle, "copy": read_copy, "counter": read_counter}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -51,18 +61,19 @@ def test_a_naive_reader_finds_the_answers_and_their_distances(name: str):
     task = find_task(name)
     text = generate_text(task, 2, LENGTH, MOST, seed=0)
     assert text.tokens.min() >= 0
-    assert max(text.tokens.max(), text.answers.max()) == task.vocab_size - 1
+    assert max(text.tokens.max(), text.answers.max()) == (20 if name == "copy" else task.vocab_size - 1)
     for tokens, answers, distances in zip(text.tokens, text.answers, text.distances, strict=True):
         assert READERS[name](tokens.tolist()) == list(zip(answers.tolist(), distances.tolist(), strict=True))
     asked = text.answers != NO_ANSWER
-    assert set(text.distances[asked]) == set(range(1, MOST + 1))
+    every = {each for each in COPIED if each <= MOST} if name == "copy" else set(range(1, MOST + 1))
+    assert set(text.distances[asked]) == every
     assert 0.05 < asked.mean() < 0.35
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_nothing_nearer_tells_the_answer(name: str):
-    """Where the stream tells answers (registers), the token behind a question is one; each of the equally likely values is
-    as frequent as the others, at every distance."""
+    """Where the stream tells answers (registers), the token behind a question is one; elsewhere it is none, but for the
+    random symbols of `copy`. Each of the equally likely values is as frequent as the others, at every distance."""
     task = find_task(name)
     text = generate_text(task, 4, LENGTH, MOST, seed=1)
     asked = text.answers != NO_ANSWER
@@ -73,7 +84,10 @@ def test_nothing_nearer_tells_the_answer(name: str):
         assert len(counts) == task.num_answers
         assert np.abs(counts / len(here) - task.chance).max() < 5 * (task.chance / len(here)) ** 0.5
     told = text.answers[:, :-1][asked[:, :-1]] == text.tokens[:, 1:][asked[:, :-1]]
-    assert told.all() if name == "registers" else not told.any()
+    if name == "copy":
+        assert abs(told.mean() - 0.75 * task.chance) < 5 * (task.chance / len(told)) ** 0.5  # 3 of 4 tokens are symbols
+    else:
+        assert told.all() if name == "registers" else not told.any()
 
 
 def test_a_setting_is_asked_once():
@@ -104,5 +118,5 @@ def test_numbers_below_one_are_refused(field: str, fields: tuple[int, int, int])
 
 
 def test_an_unknown_task_is_refused():
-    with pytest.raises(ValueError, match="`task`='recall'.*registers, needle, counter"):
+    with pytest.raises(ValueError, match="`task`='recall'.*registers, needle, copy, counter"):
         find_task("recall")
