@@ -85,7 +85,9 @@ def test_nothing_nearer_tells_the_answer(name: str):
         assert np.abs(counts / len(here) - task.chance).max() < 5 * (task.chance / len(here)) ** 0.5
     told = text.answers[:, :-1][asked[:, :-1]] == text.tokens[:, 1:][asked[:, :-1]]
     if name == "copy":
-        assert abs(told.mean() - 0.75 * task.chance) < 5 * (task.chance / len(told)) ** 0.5  # 3 of 4 tokens are symbols
+        assert (
+            abs(told.mean() - 0.75 * task.chance) < 5 * (task.chance / len(told)) ** 0.5
+        )  # 3 of 4 tokens are symbols
     else:
         assert told.all() if name == "registers" else not told.any()
 
