@@ -8,7 +8,7 @@ remember that token can only guess among the equally likely answers of the task.
   in one token, so that no layer has to find what stood beside a name.
 - `needle`: one name is asked for, again and again. Settings of seven others stand between as distractors. The stream never
   tells the answer.
-- `copy`: random symbols, and now and then "d back?": the symbol that stands d tokens back. The stream never tells the answer.
+- `copy`: random symbols, and now and then "d back?": the symbol that stands d tokens back. The stream never tells it.
 - `counter`: a counter modulo 3 is set, stepped, and asked for. The stream never tells the answer: it follows from the
   setting and all steps since (state tracking: Merrill et al., 2024, https://arxiv.org/abs/2404.08819).
 """
