@@ -1,14 +1,19 @@
 """What kinds of memory keep: trains every model of the memory probe, asks it, and draws accuracy against distance.
 
-A model is a folder, `build/probe/TASK/NAME-SEED`, as `transformers-xl train-probe` writes it: a call that was killed goes
-on where it stopped, and models that are there are asked again. Writes `results/probe.json`, and a picture for each task,
-`results/probe_TASK.png`. One thread; processor seconds are those of training, the making of the streams included.
+    python benchmarks/bench_probe.py --task registers --model transformer_xl --seed 0    # all of each when not given
+    python benchmarks/bench_probe.py --report
+
+A model is a folder, `build/probe/TASK/NAME-SEED`, as `transformers-xl train-probe` writes it. What it answers is added to
+`results/probe.json`; what stands there is not run again, so that a call that was killed is resumed by the same call. At
+the end, and with `--report` alone, it writes the tables of `docs/probe.md` and `results/probe_TASK.png`. One thread;
+processor seconds are those of training, the making of the streams included.
 """
 
 import argparse
 import dataclasses
 import json
 import platform
+import re
 import statistics
 from pathlib import Path
 
@@ -28,6 +33,8 @@ from transformers_xl.hub.measurements import library_versions
 
 ROOT = Path(__file__).parent.parent
 RESULTS, MODEL_FOLDERS = Path(__file__).parent / "results", ROOT / "build" / "probe"
+RESULT, PAGE = RESULTS / "probe.json", ROOT / "docs" / "probe.md"
+TABLE = re.compile(r"(<!-- table of (\w+): .*? -->\n).*?(<!-- end of table -->)", flags=re.DOTALL)
 LONGER = 256
 # name in the picture -> fields of its terms
 MODELS: dict[str, dict] = {
@@ -80,20 +87,55 @@ def panels_of(runs: list[dict]) -> dict[str, list[dict]]:
     return panels
 
 
-def report(task: str, runs: list[dict]) -> None:
-    """Print the table of a task as Markdown, and draw it."""
-    panels = panels_of(runs)
+def table(runs: list[dict]) -> list[str]:
+    """The table of a task, in Markdown."""
     seconds = {name: [each["processor_seconds"] for each in runs if each["name"] == name] for name in MODELS}
     bins = [f"{first}-{last}" for first, last in runs[0]["asked"]["bins"]]
-    print(f"\n| {task} | seeds | half, tokens | " + " | ".join(bins) + " | processor s |")
-    print("|---|---:|---:|" + "---:|" * (len(bins) + 1))
-    for name, rows in panels.items():
-        halves = ", ".join("-" if row["half"] is None else str(row["half"]) for row in rows)
+    lines = [
+        "| | seeds | half, tokens | " + " | ".join(bins) + " | s |",
+        "|---|---:|---:|" + "---:|" * (len(bins) + 1),
+    ]
+    for name, rows in panels_of(runs).items():
+        halves = ", ".join(half(row) for row in rows)
         by_bin = zip(*(row["accuracy"] for row in rows), strict=True)
-        accuracy = " | ".join(f"{statistics.mean(values):.2f}" for values in by_bin)
+        accuracy = " | ".join("" if None in values else f"{statistics.mean(values):.2f}" for values in by_bin)
         its_seconds = f"{statistics.mean(seconds[name]):.0f}" if name in seconds else ""
-        print(f"| {name} | {len(rows)} | {halves} | {accuracy} | {its_seconds} |")
-    save(draw_probe(panels, task, TASKS[task].chance), RESULTS / f"probe_{task}.png")
+        model_type, comma, how = name.partition(", ")
+        lines.append(f"| `{model_type}`{comma}{how} | {len(rows)} | {halves} | {accuracy} | {its_seconds} |")
+    return lines
+
+
+def half(row: dict) -> str:
+    """Where its accuracy has fallen to half."""
+    if row["half"] is None:
+        return "chance"
+    return f"at least {row['half']}" if row["half"] == row["bins"][-1][1] else str(row["half"])
+
+
+def page(found: dict[str, list[dict]]) -> str:
+    """docs/probe.md, with its tables written anew."""
+    return TABLE.sub(
+        lambda match: "\n".join(
+            [match[1], *(table(found[match[2]]) if match[2] in found else ["Not run."]), "", match[3]]
+        ),
+        PAGE.read_text(encoding="utf-8"),
+    )
+
+
+def report(found: dict[str, list[dict]]) -> None:
+    """Write the tables and the pictures."""
+    for task, runs in found.items():
+        print(f"\n{task}\n\n" + "\n".join(table(runs)))
+        save(draw_probe(panels_of(runs), task, TASKS[task].chance), RESULTS / f"probe_{task}.png")
+    write_text(PAGE, page(found))
+
+
+def write(found: dict[str, list[dict]]) -> None:
+    result = {
+        "options": dataclasses.asdict(ProbeOptions()), "versions": library_versions(),
+        "machine": f"{platform.machine()}, {platform.processor()}, 1 thread", "runs": found,
+    }  # fmt: skip
+    write_text(RESULT, json.dumps(result, indent=None) + "\n")
 
 
 def main() -> None:
@@ -102,31 +144,31 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=[*MODELS], help="all when not given")
     parser.add_argument("--seed", action="append", type=int, help="0, 1 and 2 when not given")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--report", action="store_true", help="train nothing, ask the models that are there")
-    parser.add_argument("--draw", action="store_true", help="draw results/probe.json, and measure nothing")
+    parser.add_argument("--trained", action="store_true", help="train nothing, ask the models that are there")
+    parser.add_argument("--report", action="store_true", help="tables and pictures of results/probe.json, and no more")
     args = parser.parse_args()
-    if args.draw:
-        for task, runs in read_json(RESULTS / "probe.json")["runs"].items():
-            report(task, runs)
-        return
     torch.set_num_threads(1)
-    tasks = args.task or [*TASKS]
-    wanted = [(task, name, seed) for task in tasks for seed in args.seed or range(3) for name in args.model or MODELS]
+    found: dict[str, list[dict]] = read_json(RESULT)["runs"] if RESULT.exists() else {}
+    wanted = [
+        (task, name, seed)
+        for seed in args.seed or range(3)
+        for task in args.task or TASKS
+        for name in args.model or MODELS
+    ]
     for task, name, seed in [] if args.report else wanted:
-        folder = folder_of(task, name, seed)
-        if not folder.exists():
+        runs, folder = found.setdefault(task, []), folder_of(task, name, seed)
+        if (name, seed) in [(each["name"], each["seed"]) for each in runs]:
+            continue
+        if not folder.exists() and not args.trained:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            record = train_probe(ProbeTerms(task, steps=args.steps, seed=seed, **MODELS[name]), folder)
-            print(task, name, seed, f"{record['processor_seconds']:.0f} s", flush=True)
-    found = {task: [ask(*each) for each in wanted if each[0] == task and folder_of(*each).exists()] for task in tasks}
-    for task, runs in found.items():
-        if runs:
-            report(task, sorted(runs, key=lambda run: [*MODELS].index(run["name"])))
-    result = {
-        "options": dataclasses.asdict(ProbeOptions()), "versions": library_versions(),
-        "machine": f"{platform.machine()}, {platform.processor()}, 1 thread", "runs": found,
-    }  # fmt: skip
-    write_text(RESULTS / "probe.json", json.dumps(result, indent=None) + "\n")
+            train_probe(ProbeTerms(task, steps=args.steps, seed=seed, **MODELS[name]), folder)
+        if folder.exists():
+            asked = ask(task, name, seed)
+            print(task, name, seed, asked["asked"]["half"], f"{asked['processor_seconds']:.0f} s", flush=True)
+            runs.append(asked)
+            runs.sort(key=lambda run: ([*MODELS].index(run["name"]), run["seed"]))
+            write(found)
+    report({task: found[task] for task in TASKS if found.get(task)})
 
 
 if __name__ == "__main__":

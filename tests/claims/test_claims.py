@@ -1,6 +1,7 @@
 """The claims: each runs at toy size, resumes, and draws; docs/claims.md says what the results say."""
 
 import importlib
+import json
 import re
 import sys
 from dataclasses import replace
@@ -15,8 +16,9 @@ from transformers_xl.experiments import fitting
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks/claims"
-sys.path.append(str(FOLDER))
+sys.path += [str(FOLDER), str(FOLDER.parent)]
 
+import bench_probe  # noqa: E402
 import claim_runs  # noqa: E402
 import write_claims  # noqa: E402
 from run_all import ORDER  # noqa: E402
@@ -112,3 +114,10 @@ def test_the_page_is_what_the_results_say():
     assert said.count("![") == sum(
         claim.decide(claim_runs.RESULTS) is not None for claim, _ in write_claims.claims().values()
     )
+
+
+def test_the_tables_of_the_probe_are_what_its_results_say():
+    found = json.loads(bench_probe.RESULT.read_text(encoding="utf-8"))["runs"]
+    page = bench_probe.PAGE.read_text(encoding="utf-8")
+    assert page == bench_probe.page(found), "run `python benchmarks/bench_probe.py --report`"
+    assert all(f"probe_{task}.png" in page for task in found)
