@@ -63,8 +63,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": MemoryAttention}
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
-    # to a type checker that of transformers is not a method, but the result of `functools.wraps`
-    push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]
+    push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]  # that of transformers: what `wraps` returns
 
     def post_init(self) -> None:
         super().post_init()
