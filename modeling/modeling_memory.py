@@ -224,7 +224,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if cache is not None:
             check_checkpointing(self)
         memory = self.build_memory(mems, mems_mask, inputs_embeds) if cache is None else cache.memory
-        segment_mask = real_tokens(attention_mask, cache, batch, length)
+        segment_mask = segment_mask_of(attention_mask, cache, batch, length)
         reset = self.forget(reset, position_ids, segment_mask, memory)
         # a document that begins behind a row's last token is the one that the next call continues
         begun = None if reset is None or segment_mask is None else rows_reset_at_end(reset, segment_mask)
@@ -415,7 +415,7 @@ class MemoryModel(MemoryPreTrainedModel):
         return MemoryCache(self.build_memory(mems, mems_mask, like), static)
 
 
-def real_tokens(
+def segment_mask_of(
     attention_mask: torch.Tensor | None, cache: MemoryCache | None, batch: int, length: int
 ) -> torch.Tensor | None:
     """Which tokens of a segment are read, (B, T) bool, None where all are: no padding, and no row that has ended."""
