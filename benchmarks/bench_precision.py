@@ -2,7 +2,7 @@
 
 Trains a small Transformer-XL on bytes of a text in float32 and scores the held-out end in float32, in bfloat16 (weights,
 or autocast) and with int8 weights (dynamic quantization of the linear layers). Then all of them, with weights of two
-sizes that nobody trained, read segments through the engine and generate, in turns. Compiled generation must give the
+sizes that nobody trained, read segments through the cache and generate, in turns. Compiled generation must give the
 tokens of plain generation. Writes `results/precision.json`.
 
     python benchmarks/bench_precision.py --text input.txt

@@ -61,7 +61,7 @@ def grown(name: str, remembered: int) -> dict[str, int]:
     if name == "transformer_xl":
         return {"inputs": remembered}
     if name == "memorizing_transformer":
-        return {"remembered": remembered, "num_searched": remembered // BLOCK * BLOCK}
+        return {"external_memory": remembered, "num_searched": remembered // BLOCK * BLOCK}
     if name == "compressive_transformer":
         return {"compressed": (remembered - WINDOW) // RATE, "num_compressed": (remembered - WINDOW) // RATE}
     return {}

@@ -71,7 +71,7 @@ def keys_of_text(model: MemorizingTransformerForCausalLM, ids: torch.Tensor) -> 
     start = -(-SIZES[-1] // BLOCK) * BLOCK
     for segment in ids[None, : start + BLOCK].split(BLOCK, dim=1):
         cache = model.model(segment, past_key_values=cache, use_cache=True).past_key_values
-    remembered = cache.memory.layers[layer.self_attn.layer_idx].remembered
+    remembered = cache.memory.layers[layer.self_attn.layer_idx].external_memory
     return remembered.ring[0][0, 0, : SIZES[-1]].clone(), remembered.search.query[0, 0].clone()
 
 

@@ -35,9 +35,9 @@ class InfiniTransformerConfig(AdaptiveSoftmaxConfig):
 
     model_type = "infini_transformer"
 
-    # what the base class reads, and no field: a type checker does not know that a dataclass drops it so
-    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]
-    same_length: ClassVar[bool] = True  # type: ignore[misc]
+    # what the base class reads, and no field
+    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]  # a ClassVar drops the field
+    same_length: ClassVar[bool] = True  # type: ignore[misc]  # a ClassVar drops the field
 
     mem_len: int = 128
     segment_length: int = 512

@@ -25,8 +25,8 @@ class LocalAttentionConfig(MemoryConfig):
             before it, and not itself.
     """
 
-    # what the base class reads, and no field: a type checker does not know that a dataclass drops it so
-    same_length: ClassVar[bool] = True  # type: ignore[misc]
+    # what the base class reads, and no field
+    same_length: ClassVar[bool] = True  # type: ignore[misc]  # a ClassVar drops the field
 
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128

@@ -41,9 +41,9 @@ class RecurrentMemoryTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxC
         "read_mem_from_cache": "memory_reads_cache",
     }
 
-    # what the base class reads, and no field: a type checker does not know that a dataclass drops it so
-    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]
-    same_length: ClassVar[bool] = True  # type: ignore[misc]
+    # what the base class reads, and no field
+    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]  # a ClassVar drops the field
+    same_length: ClassVar[bool] = True  # type: ignore[misc]  # a ClassVar drops the field
 
     mem_len: int = 128
     segment_length: int = 128

@@ -13,8 +13,8 @@ RINGS = ("cyclic", "open")
 class StarTransformerConfig(MemoryConfig):
     r"""
     Configuration of the Star-Transformer. Further fields are those of [`MemoryConfig`], except `intermediate_size`, because
-    there are no feed-forwards, and `initial_memory`: a new row starts with zeros. The memory is always one relay: `mem_len`
-    turns it on or, at 0 with `same_length=False`, off.
+    there are no feed-forwards, `initial_memory`: a new row starts with zeros, and `lm_head_bias`: it predicts no words. The
+    memory is always one relay: `mem_len` turns it on or, at 0 with `same_length=False`, off.
 
     The defaults are the paper's. Those of the released code: `ring="open"`, `norm_position="pre"`, `use_final_norm=False`,
     `hidden_act="leaky_relu"`, `attention_bias=True`, `layer_norm_eps=1e-6`.
@@ -30,9 +30,10 @@ class StarTransformerConfig(MemoryConfig):
 
     model_type = "star_transformer"
 
-    # what the base class reads of them, and no fields: a type checker does not know that a dataclass drops them so
-    intermediate_size: ClassVar[int] = 2048  # type: ignore[misc]
-    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]
+    # what the base class reads, and no fields
+    intermediate_size: ClassVar[int] = 2048  # type: ignore[misc]  # a ClassVar drops the field
+    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]  # a ClassVar drops the field
+    lm_head_bias: ClassVar[bool] = True  # type: ignore[misc]  # a ClassVar drops the field
 
     norm_position: str = "post"
     ring: str = "cyclic"

@@ -1,5 +1,7 @@
 """Configuration of models that remember nothing."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -8,7 +10,10 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 @strict
 class WithoutMemoryConfig(MemoryConfig):
     """Fields of the variants without memory: `mem_len` is 0 and `same_length` False. `segment_length` is the number of
-    positions, the longest text of one call. Further fields are those of [`MemoryConfig`]."""
+    positions, the longest text of one call. Further fields are those of [`MemoryConfig`], except `initial_memory`."""
+
+    # what the base class reads, and no field
+    initial_memory: ClassVar[str] = "empty"  # type: ignore[misc]  # a ClassVar drops the field
 
     mem_len: int = 0
     same_length: bool = False

@@ -17,8 +17,9 @@ OPTIONAL_FIELDS: dict[str, Any] = {
     "proj_initializer_range": 0.01,
     # `MemoryConfig`, for all but the Star-Transformer
     "intermediate_size": 2048,
+    "lm_head_bias": True,
+    # the same, for all but those whose memories or windows are their own
     "initial_memory": "empty",
-    # the same, for all but those whose windows are their own
     "same_length": True,
 }
 # other names of one of these

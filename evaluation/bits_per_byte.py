@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 from transformers_xl.streams.document_stream import DocumentStream
+from transformers_xl.streams.score_units import bits_per, perplexity
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -62,7 +63,7 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / self.bytes
+        return bits_per(self.nats, self.bytes)
 
     @property
     def nats_per_token(self) -> float:
@@ -81,7 +82,7 @@ class TextScore:
     @property
     def bits_per_character(self) -> float | None:
         """None where the characters were not counted."""
-        return self.nats / math.log(2) / self.characters if self.characters else None
+        return bits_per(self.nats, self.characters) if self.characters else None
 
     @property
     def bits_per_byte_by_position(self) -> np.ndarray:
@@ -90,14 +91,6 @@ class TextScore:
         bytes_by_position = self.tokens_by_position * (self.bytes / self.tokens)
         with np.errstate(invalid="ignore"):
             return self.losses_by_position / math.log(2) / bytes_by_position
-
-
-def perplexity(nats: float, count: int) -> float:
-    """exp(nats / count); infinite where it is no float."""
-    try:
-        return math.exp(nats / count)
-    except OverflowError:
-        return math.inf
 
 
 class ScoreSums:

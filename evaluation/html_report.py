@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from transformers_xl.evaluation import attention_plots as plots
 from transformers_xl.evaluation import inspection
-from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, token_maps
+from transformers_xl.evaluation.attention_maps import AttentionAtlas, attention_atlas, attention_rows, token_maps
 from transformers_xl.evaluation.attention_terms import TERMS, attention_terms
 from transformers_xl.evaluation.plots import png_bytes
 from transformers_xl.evaluation.score_ways import score_table, score_ways
@@ -106,20 +106,8 @@ def _attention(model, tokenizer, ids: np.ndarray, segment_length: int | None, pr
         "Dai et al. 2019, figure 4.",
         plots.draw_atlas(atlas),
     )
-    chosen = atlas.furthest(3)
-    table = [["head", "mean distance (positions)", "entropy (nats)"]]
-    for row, head in atlas.furthest(10):
-        distance, entropy = atlas.mean_distance[row, head], atlas.entropy[row, head]
-        table.append([f"{atlas.rows[row]}, head {head + 1}", f"{distance:.1f}", f"{entropy:.2f}"])
-    yield Section(
-        "heads",
-        "Heads that look furthest",
-        f"An even look at all {atlas.mean_weight.shape[-1]:,} positions would have a mean distance of "
-        f"{(atlas.mean_weight.shape[-1] - 1) / 2:.1f} and an entropy of {np.log(atlas.mean_weight.shape[-1]):.2f} nats.",
-        plots.draw_heads(atlas),
-        table,
-    )
-    maps = token_maps(model, ids, chosen, SHOWN_TOKENS, length)
+    yield _heads(atlas)
+    maps = token_maps(model, ids, atlas.furthest(3), SHOWN_TOKENS, length)
     yield Section(
         "tokens",
         "What single tokens look at",
@@ -137,6 +125,22 @@ def _attention(model, tokenizer, ids: np.ndarray, segment_length: int | None, pr
         "The four terms of Transformer-XL's score: the softmax of each alone, averaged as above. "
         "Dai et al. 2019, figure 6.",
         plots.draw_terms(terms, TERMS),
+    )
+
+
+def _heads(atlas: AttentionAtlas) -> Section:
+    table = [["head", "mean distance (positions)", "entropy (nats)"]]
+    for row, head in atlas.furthest(10):
+        distance, entropy = atlas.mean_distance[row, head], atlas.entropy[row, head]
+        table.append([f"{atlas.rows[row]}, head {head + 1}", f"{distance:.1f}", f"{entropy:.2f}"])
+    reach = atlas.mean_weight.shape[-1]
+    return Section(
+        "heads",
+        "Heads that look furthest",
+        f"An even look at all {reach:,} positions would have a mean distance of {(reach - 1) / 2:.1f} and an entropy of "
+        f"{np.log(reach):.2f} nats.",
+        plots.draw_heads(atlas),
+        table,
     )
 
 

@@ -9,7 +9,7 @@ update of the weights, as is usual.
 
 TorchRL was tried (0.14.1): declared with a `TensorDictPrimer`, `mems` do travel through its rollouts and `ClipPPOLoss`, but
 as two fields of every step that hold the whole memory, in the value form, and the loss runs the model once for the policy
-and once for the value. This loop keeps one memory per rollout, acts with the engine, and runs the model once.
+and once for the value. This loop keeps one memory per rollout, acts with a cache, and runs the model once.
 """
 
 import json

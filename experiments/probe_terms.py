@@ -12,7 +12,7 @@ class ProbeTerms:
         model_type: that of the model.
         steps: training steps.
         seed: of the weights and of the stream.
-        mem_len: length of the memory in tokens, or of the text that a model without memory reads anew before each segment;
+        mem_len: length of the memory in tokens, or of the text that a model without memory reads again before each segment;
             0: each segment alone.
         segment_length: tokens per call.
         max_distance: distances of the questions are 1 to this many tokens.

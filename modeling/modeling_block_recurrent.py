@@ -153,7 +153,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
             )
         outputs = []
         for part, here in memory.read_parts(parts.parts, hidden_states, detach=False):
-            embeds, mask = gather_columns(hidden_states, part.order), drop_full_mask(part.is_real)
+            embeds, mask = gather_columns(hidden_states, part.order), drop_full_mask(part.valid)
             outputs.append(super()._run(embeds, mask, None, here, TokenOrder(), **kwargs))
         return self.joined(outputs, parts, order)
 

@@ -59,7 +59,7 @@ class CompressiveTransformerLayer(MemoryLayer):
     """Attention over `[compressed memory; memory; segment]` and a feed-forward. Algorithm 1.
 
     Differs from the original: blocks are counted from the beginning of a text and seen when all of a block lies behind
-    the window, so that the cut into segments changes nothing (`same_length=False`: as in the paper); the memory of a fresh
+    the window, so that the cut into segments changes nothing (`same_length=False`: as in the paper); the memory of a new
     row is empty (`initial_memory="zeros"`: as in the paper). A compressed vector stands for one step of distance, which the
     paper leaves open.
     """

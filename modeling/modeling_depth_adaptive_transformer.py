@@ -118,14 +118,15 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             self.project_positions(memory, segment)
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
-        kwargs["skip_halted"] = skip_halted
         hidden_states = self.capture(hidden_states, segment.token_order)
         for number, (layer, layer_memory) in enumerate(zip(self.layers, memory.layers, strict=True), start=1):
             running = exit_layers >= number
             count = int(running.sum()) if skip_halted else None
             packed = skip_halted and count < running.numel()
-            kwargs["running"] = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            layer_output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
+            asked = running if packed or not skip_halted else None  # with all of them, an ordinary layer
+            layer_output = LayerOutput(
+                *layer(hidden_states, layer_memory, segment, running=asked, skip_halted=skip_halted, **kwargs)
+            )
             hidden_states = self.capture(layer_output.hidden_states, segment.token_order)
             if count == 0:
                 continue
@@ -261,8 +262,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
             exit_loss = config.halting_loss_weight * exit_loss
         if config.exit_training == "aligned":
             return full, logits[-1], self.aligned_loss(layer_losses, targets, items) + exit_loss
-        kwargs["exit_rule"] = self.random_exit_layer
-        paths = [self.model(**inputs, **kwargs) for _ in range(config.num_exit_paths)]
+        exit_rule = self.random_exit_layer
+        paths = [self.model(**inputs, exit_rule=exit_rule, **kwargs) for _ in range(config.num_exit_paths)]
         predicted = [self.compute_logits(path) if self.returns_logits(targets) else None for path in paths]
         losses = [
             mean_loss(self.token_losses(path, targets, each), targets, items)

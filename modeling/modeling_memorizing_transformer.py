@@ -49,13 +49,13 @@ class RetrievalLayer(MemorizingTransformerLayer):
     def memories(self) -> MemorizingMemory:
         config, (window,) = self.self_attn.config, super().memories()
         shape = KeyValueShape(*(config.num_attention_heads, config.head_dim) * 2)
-        remembered = RetrievalMemory(config.num_memory_keys, config.block_length, shape, self.key_search())
-        return MemorizingMemory(window, remembered)
+        external_memory = RetrievalMemory(config.num_memory_keys, config.block_length, shape, self.key_search())
+        return MemorizingMemory(window, external_memory)
 
     def forward(
         self, hidden_states: torch.Tensor, memory: MemorizingMemory, segment: LookupContext, **kwargs
     ) -> LayerOutput:
-        return super().forward(hidden_states, memory, segment, remembered=memory.remembered, **kwargs)
+        return super().forward(hidden_states, memory, segment, external_memory=memory.external_memory, **kwargs)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Memorizing Transformer.")
@@ -85,8 +85,8 @@ class MemorizingTransformerModel(MemorizingTransformerPreTrainedModel, MemoryMod
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> LookupContext:
-        remembered = memory.layers[min(self.config.memory_layers)].remembered
-        return LookupContext(**vars(segment), lookups=remembered.plan(memory.packing, memory.own))
+        external_memory = memory.layers[min(self.config.memory_layers)].external_memory
+        return LookupContext(**vars(segment), lookups=external_memory.plan(memory.packing, memory.own))
 
 
 @auto_docstring(custom_intro="The Memorizing Transformer with a language modeling head.")

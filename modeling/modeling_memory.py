@@ -63,8 +63,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": MemoryAttention}
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
-    # to a type checker that of transformers is not a method, but the result of `functools.wraps`
-    push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]
+    push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]  # that of transformers: what `wraps` returns
 
     def post_init(self) -> None:
         super().post_init()
@@ -225,7 +224,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if cache is not None:
             check_checkpointing(self)
         memory = self.build_memory(mems, mems_mask, inputs_embeds) if cache is None else cache.memory
-        segment_mask = real_tokens(attention_mask, cache, batch, length)
+        segment_mask = segment_mask_of(attention_mask, cache, batch, length)
         reset = self.forget(reset, position_ids, segment_mask, memory)
         # a document that begins behind a row's last token is the one that the next call continues
         begun = None if reset is None or segment_mask is None else rows_reset_at_end(reset, segment_mask)
@@ -416,7 +415,7 @@ class MemoryModel(MemoryPreTrainedModel):
         return MemoryCache(self.build_memory(mems, mems_mask, like), static)
 
 
-def real_tokens(
+def segment_mask_of(
     attention_mask: torch.Tensor | None, cache: MemoryCache | None, batch: int, length: int
 ) -> torch.Tensor | None:
     """Which tokens of a segment are read, (B, T) bool, None where all are: no padding, and no row that has ended."""

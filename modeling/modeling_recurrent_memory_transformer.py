@@ -111,17 +111,17 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         """The output for the tokens of a part `(B, n, E)`, and `written` after it: the memory tokens of each row, and which
         rows have begun to write."""
         (state, begun), config = written, self.config
-        place, counts = memory.own.place.read(), part.is_real.sum(1)
+        place, counts = memory.own.place.read(), part.valid.sum(1)
         reads, place = (place == 0) & (counts > 0), place + counts
         writes, tokens = place == config.segment_length, self.memory_tokens(state, begun)
         has_written = bool(writes.any())
-        inputs, real, start = [embeds], [part.is_real], 0
+        inputs, masks, start = [embeds], [part.valid], 0
         if bool(reads.any()):
             start = config.num_memory_tokens
-            inputs, real = [tokens, *inputs], [reads[:, None].expand(-1, start), *real]
+            inputs, masks = [tokens, *inputs], [reads[:, None].expand(-1, start), *masks]
         if has_written:
-            inputs, real = [*inputs, tokens], [*real, writes[:, None].expand(-1, config.num_memory_tokens)]
-        mask = drop_full_mask(torch.cat(real, dim=1))
+            inputs, masks = [*inputs, tokens], [*masks, writes[:, None].expand(-1, config.num_memory_tokens)]
+        mask = drop_full_mask(torch.cat(masks, dim=1))
         order = TokenOrder.of(mask)
         mask = None if mask is None else gather_columns(mask, order.pack)
         packed = gather_columns(torch.cat(inputs, dim=1), order.pack)
@@ -149,8 +149,8 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         """Set the mask of the windows, and the columns that they keep after this part."""
         packing = cast(SegmentPacking, memory.packing)
         rows, place, config = packing.rows(memory.num_before), memory.own.place.read(), self.config
-        real = packing.length if segment.segment_mask is None else segment.segment_mask.sum(1)
-        opened = torch.where(place > 0, config.num_memory_tokens + place, 0) + real
+        num_tokens = packing.length if segment.segment_mask is None else segment.segment_mask.sum(1)
+        opened = torch.where(place > 0, config.num_memory_tokens + place, 0) + num_tokens
         num_columns = memory.num_before + packing.length
         # of each column, its position in the segment; negative ones are those of the cache
         position = torch.arange(num_columns, device=packing.device) - (num_columns - opened)[:, None]

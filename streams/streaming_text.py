@@ -124,17 +124,22 @@ class StreamingText(IterableDataset):
             lengths = [len(row) for row in tokens]
             if max(lengths) == 0 or (not self.keep_tail and min(lengths) < needed):
                 return
-            items = []
-            for lane, row in enumerate(tokens):
-                here, targets = row[: self.segment_length], row[1 : self.segment_length + 1]
-                reset = begins[lane] and len(row) > 0
-                items.append(segment_item(here, targets, self.segment_length, reset, self.pad_token_id))
-                tokens[lane] = row[self.segment_length :]
-                begins[lane] = self.documents and len(tokens[lane]) == 0
+            items = self._next_segments(tokens, begins)
             step += 1
             position = self.source.state_dict() if hasattr(self.source, "state_dict") else None
             self._remember(step, taken, position, tokens, begins)
             yield from items
+
+    def _next_segments(self, tokens: list[np.ndarray], begins: list[bool]) -> list[dict[str, torch.Tensor]]:
+        """The next segment of every lane, which leaves its `tokens`; `begins`: whether what is left begins a text."""
+        items = []
+        for lane, row in enumerate(tokens):
+            here, targets = row[: self.segment_length], row[1 : self.segment_length + 1]
+            reset = begins[lane] and len(row) > 0
+            items.append(segment_item(here, targets, self.segment_length, reset, self.pad_token_id))
+            tokens[lane] = row[self.segment_length :]
+            begins[lane] = self.documents and len(tokens[lane]) == 0
+        return items
 
     def _remember(self, step: int, taken: int, position: Any, tokens: list[np.ndarray], begins: list[bool]) -> None:
         # rows of tokens are replaced, never changed

@@ -169,6 +169,24 @@ def test_every_file_is_ascii_and_of_one_sitting():
     assert [name for name, text in texts.items() if len(text.splitlines()) > 500 and name not in LONG_FILES] == []
 
 
+def test_no_function_is_long_and_few_have_many_arguments():
+    """40 lines after its signature and docstring; 8 arguments in `modeling`, but of `forward` and of kernels (`ops`)."""
+    long, wide = [], []
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            first = node.body[1] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body[0]
+            name = f"{relative(path)}: {node.name}"
+            if node.end_lineno - first.lineno >= 40:
+                long.append(name)
+            arguments = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            is_kernel = node.name == "forward" or "modeling/ops" in relative(path)
+            if len({*arguments} - {"self", "cls"}) > 8 and path.is_relative_to(ROOT / "modeling") and not is_kernel:
+                wide.append(name)
+    assert (long, wide) == ([], [])
+
+
 def test_every_module_says_what_it_is():
     modules = [path for path in all_files() if path.name != "__init__.py"]
     texts = {relative(path): path.read_text(encoding="utf-8") for path in modules}

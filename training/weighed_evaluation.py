@@ -4,12 +4,13 @@ The loss in transformers is the mean over batches of their mean loss per token. 
 one.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+
+from transformers_xl.streams.score_units import bits_per, perplexity
 
 
 class TokenSums:
@@ -29,19 +30,15 @@ class TokenSums:
         nats, tokens = accelerator.reduce(self.sums, "sum").tolist()
         if not tokens:
             return {}
-        found = {"loss": nats / tokens, "perplexity": _exp(nats / tokens), "tokens": int(tokens)}
+        found = {"loss": nats / tokens, "perplexity": perplexity(nats, tokens), "tokens": int(tokens)}
         if counts is None:
             return found
-        found["bits_per_byte"] = nats / math.log(2) / counts.bytes
+        found["bits_per_byte"] = bits_per(nats, counts.bytes)
         if counts.characters:
-            found["bits_per_character"] = nats / math.log(2) / counts.characters
+            found["bits_per_character"] = bits_per(nats, counts.characters)
         if counts.words:
-            found["word_perplexity"] = _exp(nats / counts.words)
+            found["word_perplexity"] = perplexity(nats, counts.words)
         return found
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 __all__ = ["TokenSums"]

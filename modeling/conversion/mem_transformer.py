@@ -27,7 +27,7 @@ BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
 
 
 class OldWeights:
-    """Weights by their old names, taken one by one; what is missing, of another shape, or no number is refused."""
+    """Weights by their old names, popped one by one; what is missing, of another shape, or no number is refused."""
 
     def __init__(self, weights: dict[str, torch.Tensor], where: str):
         self.weights = {without_prefix(name): weight for name, weight in weights.items()}
@@ -39,7 +39,7 @@ class OldWeights:
     def has(self, beginning: str) -> bool:
         return any(name.startswith(beginning) for name in self.weights)
 
-    def take(self, shape: tuple[int, ...], *names: str, parts: list[int] | None = None) -> list[torch.Tensor]:
+    def pop(self, shape: tuple[int, ...], *names: str, parts: list[int] | None = None) -> list[torch.Tensor]:
         """Copies of the weight that stands under `names`, or under some of them: of all rows, or of `parts` of them.
 
         Copies, because the file may be mapped into memory, and may be written again while the model is in use.
@@ -111,22 +111,22 @@ def translate_weights(
     for layer in layers:
         for old_name, new_name in LAYER_NAMES.items():
             shape = shapes.get(old_name, (hidden_size,))
-            (ours[f"model.layers.{layer}.{new_name}"],) = old.take(shape, f"layers.{layer}.{old_name}")
+            (ours[f"model.layers.{layer}.{new_name}"],) = old.pop(shape, f"layers.{layer}.{old_name}")
         joint = (3 * inner_size, hidden_size), f"layers.{layer}.dec_attn.qkv_net.weight"
-        for part, rows in zip("qkv", old.take(*joint, parts=[inner_size] * 3), strict=True):
+        for part, rows in zip("qkv", old.pop(*joint, parts=[inner_size] * 3), strict=True):
             ours[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = rows
     for old_name, new_name in BIASES.items():
         in_layers = [f"layers.{layer}.dec_attn.{old_name}" for layer in layers]
         if config.share_relative_bias:  # transformers 4.x also writes the shared one under the name of each layer
-            shared = old.take((heads, head_dim), old_name, *in_layers)
+            shared = old.pop((heads, head_dim), old_name, *in_layers)
             (ours[f"model.positions.bias.{new_name}"],) = shared
         else:
             for layer, name in zip(layers, in_layers, strict=True):
-                own = old.take((heads, head_dim), name)
+                own = old.pop((heads, head_dim), name)
                 (ours[f"model.layers.{layer}.self_attn.bias.{new_name}"],) = own
     ours |= _vocabulary_weights(old, config, cluster_order)
     if old.has("score."):
-        (ours["score.weight"],) = old.take((cast(int, config.num_labels), hidden_size), "score.weight")
+        (ours["score.weight"],) = old.pop((cast(int, config.num_labels), hidden_size), "score.weight")
     old.finish()
     return ours
 
@@ -145,11 +145,11 @@ def _vocabulary_weights(old: OldWeights, config: TransformerXLConfig, cluster_or
     for index, shape in enumerate(tables):
         names = f"word_emb.emb_layers.{index}.weight", f"crit.out_layers.{index}.weight"
         if config.tie_word_embeddings:
-            embeddings += old.take(shape, *names, parts=parts)
+            embeddings += old.pop(shape, *names, parts=parts)
         else:
-            embeddings += old.take(shape, names[0], parts=parts)
-            outputs += old.take(shape, names[1], parts=parts) if has_head else []
-        biases += old.take(shape[:1], f"crit.out_layers.{index}.bias", parts=parts) if has_head else []
+            embeddings += old.pop(shape, names[0], parts=parts)
+            outputs += old.pop(shape, names[1], parts=parts) if has_head else []
+        biases += old.pop(shape[:1], f"crit.out_layers.{index}.bias", parts=parts) if has_head else []
     if not config.is_adaptive:
         ours |= _named(["model.embed_tokens.weight"], embeddings)
         return ours | _named(["lm_head.weight"], outputs) | _named(["lm_head.bias"], biases)
@@ -160,8 +160,8 @@ def _vocabulary_weights(old: OldWeights, config: TransformerXLConfig, cluster_or
     ours |= _named((f"lm_head.clusters.{index}.bias" for index in each), biases)
     if has_head and config.cutoffs:
         tails = len(config.cutoffs)
-        weight = old.take((tails, clusters[0][1]), "crit.cluster_weight", parts=[1] * tails)
-        bias = old.take((tails,), "crit.cluster_bias", parts=[1] * tails)
+        weight = old.pop((tails, clusters[0][1]), "crit.cluster_weight", parts=[1] * tails)
+        bias = old.pop((tails,), "crit.cluster_bias", parts=[1] * tails)
         for name, rows in (("weight", weight), ("bias", bias)):
             ours[f"lm_head.tails.{name}"] = torch.cat(rows[::-1] if cluster_order == "reversed" else rows)
     if config.has_projections:
@@ -178,10 +178,10 @@ def _projections(old: OldWeights, config: TransformerXLConfig, has_head: bool) -
     for index in projected if config.div_val > 1 else [0]:
         sharing = [i for i in range(count) if tied[i] and (index == i or config.div_val == 1)]
         names = [f"word_emb.emb_projs.{index}", *(f"crit.out_projs.{i}" for i in sharing)]
-        (ours[f"model.embed_tokens.projections.{index}.weight"],) = old.take(shapes[index], *names)
+        (ours[f"model.embed_tokens.projections.{index}.weight"],) = old.pop(shapes[index], *names)
     for index in projected if has_head else []:
         if not tied[index]:
-            (ours[f"lm_head.projections.{index}.weight"],) = old.take(shapes[index], f"crit.out_projs.{index}")
+            (ours[f"lm_head.projections.{index}.weight"],) = old.pop(shapes[index], f"crit.out_projs.{index}")
     return ours
 
 

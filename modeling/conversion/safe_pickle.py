@@ -156,7 +156,7 @@ class PickleReader:
         self.position += form.size
         return value
 
-    def take(self, count: int) -> memoryview:
+    def read_bytes(self, count: int) -> memoryview:
         start = self.position
         if start + count > len(self.data):
             raise ValueError("the file is cut off")
@@ -165,7 +165,7 @@ class PickleReader:
         return self.data[start : self.position]
 
     def long(self) -> None:
-        self.stack.append(int.from_bytes(self.take(self.number(BYTE)), "little", signed=True))
+        self.stack.append(int.from_bytes(self.read_bytes(self.number(BYTE)), "little", signed=True))
 
     def line(self) -> str:
         window = bytes(self.data[self.position : self.position + MAX_NAME])
@@ -307,7 +307,7 @@ def _number(form: struct.Struct) -> Operation:
 
 
 def _text(form: struct.Struct) -> Operation:
-    return lambda reader: reader.stack.append(str(reader.take(reader.number(form)), "utf-8"))
+    return lambda reader: reader.stack.append(str(reader.read_bytes(reader.number(form)), "utf-8"))
 
 
 def _remembered(form: struct.Struct) -> Operation:

@@ -213,7 +213,8 @@ class RelativeAttention(MemoryAttention):
         table, shared = segment.relative_positions
         positions = self.project_positions(table, memory)
         bias = shared if self.bias is None else self.bias()
-        return positions if num_keys is None else keep_last(positions, num_keys + 1), bias  # type: ignore[return-value]
+        positions = positions if num_keys is None else keep_last(positions, num_keys + 1)
+        return positions, bias  # type: ignore[return-value]  # the model's positions have biases where no layer has
 
     def attend(self, query, key, value, memory, segment, far=None, **kwargs):
         """`far` ([`FarColumns`], *optional*): further columns, whose weights stand before those of the others."""

@@ -21,7 +21,7 @@ class MemorizingMemory(NamedTuple):
     """The memory of a layer that remembers keys: the inputs of its window, and keys and values of very many tokens."""
 
     inputs: WindowMemory
-    remembered: RetrievalMemory
+    external_memory: RetrievalMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,27 +51,27 @@ class RetrievalAttention(LocalAttention):
     def init_weights(self, config: MemorizingTransformerConfig) -> None:
         init.zeros_(self.memory_gate)
 
-    def attend(self, query, key, value, memory, segment, remembered=None, **kwargs):
-        """`remembered` ([`RetrievalMemory`]): what is looked up, and takes the segment's keys and values in."""
+    def attend(self, query, key, value, memory, segment, external_memory=None, **kwargs):
+        """`external_memory` ([`RetrievalMemory`]): what is looked up, and takes the segment's keys and values in."""
         local, weights = super().attend(query, key, value, memory, segment, **kwargs)
         new = tuple(keep_last(each, query.shape[2], dim=2) for each in (key, value))
-        retrieved = self.look_up(query, new, remembered, segment.lookups)
+        retrieved = self.look_up(query, new, external_memory, segment.lookups)
         gate = self.memory_gate.sigmoid().to(local.dtype)[:, None]
         return gate * retrieved + (1 - gate) * local, weights
 
     def look_up(
-        self, query: torch.Tensor, new: Tensors, remembered: RetrievalMemory, lookups: Lookups
+        self, query: torch.Tensor, new: Tensors, external_memory: RetrievalMemory, lookups: Lookups
     ) -> torch.Tensor:
         """V_m `(B, T, H, D)`. The keys of each block are remembered before the next one is looked up."""
-        (keys, values), found = remembered.open(lookups, query), []
+        (keys, values), found = external_memory.open(lookups, query), []
         for block in lookups.blocks:
             block_query, *block_new = (gather_columns(each, block.part.order, dim=2) for each in (query, *new))
             if block.width == 0:
                 found.append(torch.zeros_like(block_query).transpose(1, 2))
             else:
-                slots, is_found = remembered.find(block_query, keys, block, self.num_retrieved)
+                slots, is_found = external_memory.find(block_query, keys, block, self.num_retrieved)
                 found.append(self.attend_to_retrieved(block_query, keys, values, slots, is_found))
-            remembered.write(tuple(block_new), block)
+            external_memory.write(tuple(block_new), block)
         return lookups.parts.join(found)
 
     def attend_to_retrieved(

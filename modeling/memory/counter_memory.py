@@ -6,7 +6,7 @@ from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 
 
 class CounterMemory(RecurrentMemory):
-    """An integer of each row, `(batch,)`, `initial` in fresh ones."""
+    """An integer of each row, `(batch,)`, `initial` in new ones."""
 
     dtype = torch.long
 

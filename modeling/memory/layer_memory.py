@@ -39,7 +39,7 @@ class Memory(ABC):
 
     @property
     def changed_rows(self) -> torch.Tensor | None:
-        """Which rows (batch,) bool hold something else than a fresh one; None: that is not seen here."""
+        """Which rows (batch,) bool hold something else than a new one; None: that is not seen here."""
         return None
 
     def use_buffer(self, is_static: bool = False) -> None:  # noqa: B027  most memories keep nothing beside themselves
@@ -66,7 +66,7 @@ class Memory(ABC):
 
     @abstractmethod
     def reset_rows(self, reset: torch.Tensor) -> None:
-        """Let the rows in `reset` (batch,) bool become fresh ones, before a segment is read."""
+        """Let the rows in `reset` (batch,) bool become new ones, before a segment is read."""
 
     @abstractmethod
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:

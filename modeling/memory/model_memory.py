@@ -93,12 +93,12 @@ class ModelMemory:
         columns = self.num_seen
         if self.mask is None or self.mask.shape[1] != columns:
             held = min(self.longest.num_held, columns)
-            real = (
+            mask = (
                 torch.ones(batch, held, dtype=torch.bool, device=device)
                 if self.mask is None
                 else keep_last(self.mask, held)
             )
-            self.mask = torch.cat([real.new_zeros(batch, columns - held), real], dim=1)
+            self.mask = torch.cat([mask.new_zeros(batch, columns - held), mask], dim=1)
             mark_static_address(self.mask)
         return self.mask
 
@@ -177,17 +177,17 @@ class ModelMemory:
             self.mask = torch.cat([before, valid], dim=1)
 
     def reset_rows(self, reset: torch.Tensor) -> None:
-        """Let the rows in `reset` (batch,) bool become fresh ones."""
+        """Let the rows in `reset` (batch,) bool become new ones."""
         for memory in self.memories:
             memory.reset_rows(reset)
         if not self.windows or self.longest.num_held == 0:
             return
-        held, fresh = self.longest.num_held, self.longest.num_started
-        if self.mask is None and held <= fresh:
+        held, started = self.longest.num_held, self.longest.num_started
+        if self.mask is None and held <= started:
             return  # all columns of all rows are real
         mask = reset.new_ones(len(reset), held) if self.mask is None else self.mask
         columns = torch.arange(mask.shape[1], device=mask.device)
-        self.mask = torch.where(reset[:, None], columns >= mask.shape[1] - fresh, mask)
+        self.mask = torch.where(reset[:, None], columns >= mask.shape[1] - started, mask)
 
     def rows_with_memory(self, batch: int) -> torch.Tensor | None:
         """Rows (B,) bool that remember something; None when no row does."""

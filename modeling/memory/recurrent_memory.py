@@ -10,7 +10,7 @@ from transformers_xl.modeling.ops.window import SegmentPacking, reset_state
 
 
 class RecurrentMemory(Memory):
-    """A state `(batch, *shape)`. Fresh rows have `initial` in it, or what the layer learned that they start with.
+    """A state `(batch, *shape)`. New rows have `initial` in it, or what the layer learned that they start with.
 
         read(start) -> state before the segment        write(state after it)
         projected(project, start) -> what a layer projects of the former: a cache keeps it as long as the state stays
@@ -19,7 +19,7 @@ class RecurrentMemory(Memory):
         shape: without the batch.
         initial: the number that new rows are filled with.
         has_learned_start: whether `read` gets the state of new rows. Which rows have begun is remembered too, so that
-            the start has a gradient wherever a row is fresh.
+            the start has a gradient wherever a row is new.
     """
 
     dtype: torch.dtype | None = None  # that of the model
@@ -109,7 +109,7 @@ class RecurrentMemory(Memory):
 
 
 class SumMemory(RecurrentMemory):
-    """A sum over all that a row has read, zero in fresh ones: in float32 at least, for in half precision it soon stops
+    """A sum over all that a row has read, zero in new ones: in float32 at least, for in half precision it soon stops
     growing."""
 
     def start(self, batch: int, like: torch.Tensor) -> None:

@@ -164,9 +164,9 @@ class RetrievalMemory(Memory):
         parts, blocks = CallParts.of(packing, position, self.block_length), []
         for part in parts.parts:
             position, searched = (each.masked_fill(part.begins, 0) for each in (position, searched))
-            start, slots = end - position, (end[:, None] + part.is_real.cumsum(1) - 1) % self.size
+            start, slots = end - position, (end[:, None] + part.valid.cumsum(1) - 1) % self.size
             blocks.append(BlockLookup(part, slots, start, searched, *self.slots_of(start, searched)))
-            end, position = (each + part.is_real.sum(1) for each in (end, position))
+            end, position = (each + part.valid.sum(1) for each in (end, position))
             is_whole = position == self.block_length
             position = position.masked_fill(is_whole, 0)
             searched = torch.where(is_whole, searched + self.block_length, searched).clamp(max=self.num_keys)
@@ -214,9 +214,9 @@ class RetrievalMemory(Memory):
         """Remember keys and values of the tokens of a block, each `(B, H, n, D)`."""
         assert self.new is not None, "open() comes first"
         rows = torch.arange(len(lookup.slots), device=lookup.slots.device)[:, None].expand_as(lookup.slots)
-        rows, slots = rows[lookup.part.is_real], lookup.slots[lookup.part.is_real]
+        rows, slots = rows[lookup.part.valid], lookup.slots[lookup.part.valid]
         for ring, each in zip(self.new[0], new, strict=True):
-            ring[rows, :, slots] = each.detach().transpose(1, 2)[lookup.part.is_real]
+            ring[rows, :, slots] = each.detach().transpose(1, 2)[lookup.part.valid]
 
     def value(self, packing: SegmentPacking | None) -> Tensors:
         if self.new is None:

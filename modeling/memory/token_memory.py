@@ -135,8 +135,8 @@ class OpenSegmentMemory(Memory):
         if self.lengths is None:
             return
         self.lengths = self.lengths.masked_fill(reset.to(self.lengths.device), 0)
-        fresh = {row for row, is_reset in enumerate(reset.tolist()) if is_reset}
-        self.projected = [group for group in self.projected if fresh.isdisjoint(group.rows)]
+        new_rows = {row for row, is_reset in enumerate(reset.tolist()) if is_reset}
+        self.projected = [group for group in self.projected if new_rows.isdisjoint(group.rows)]
 
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         if self.embeds is None or self.lengths is None:

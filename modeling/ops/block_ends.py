@@ -64,8 +64,8 @@ def block_ends(
     if can_look and int(position.max()) + length < block_length:  # most generated tokens
         return BlockEnds(), position + length
     is_one = can_look and bool((position == position[0]).all())
-    is_real, _, begins, place, position = BlockPlaces.of(packing, position[:1] if is_one else position, block_length)
-    ends = is_real & (place == block_length - 1)
+    valid, _, begins, place, position = BlockPlaces.of(packing, position[:1] if is_one else position, block_length)
+    ends = valid & (place == block_length - 1)
     changes = F.pad(begins, (0, 1)) | F.pad(ends, (1, 0))  # before token t; the last one: after all tokens
     number = changes.cumsum(1)
     if not torch.compiler.is_compiling():

@@ -46,7 +46,7 @@ class BlockPlaces(NamedTuple):
     """Of each token of a call, `(B, T)`: whether it is real, the first real one of the call or of a text, and the first one
     of a document that begins in the call; its place in its block; and `position` `(B,)` after the call."""
 
-    is_real: torch.Tensor
+    valid: torch.Tensor
     is_first: torch.Tensor
     begins: torch.Tensor
     place: torch.Tensor
@@ -164,10 +164,10 @@ def block_grid(packing: SegmentPacking, before: int, size: int) -> BlockGrid:
     num_columns = before + packing.length
     text, place, _ = ended_blocks(packing, before, size).places
     is_begin, place = place == 0, place % size
-    is_real = torch.ones_like(is_begin) if text is None else text >= 0
-    number = ((place == 0) & is_real).cumsum(1) - 1
-    number, place = number.where(is_real, -1), place.where(is_real, 0)
-    is_end = (place == size - 1) & is_real
+    valid = torch.ones_like(is_begin) if text is None else text >= 0
+    number = ((place == 0) & valid).cumsum(1) - 1
+    number, place = number.where(valid, -1), place.where(valid, 0)
+    is_end = (place == size - 1) & valid
     if num_columns <= size and packing.document_ids is None:
         is_whole = is_end[:, -1:]
         has_whole = torch.compiler.is_compiling() or bool(is_whole.any())
@@ -182,7 +182,7 @@ def block_grid(packing: SegmentPacking, before: int, size: int) -> BlockGrid:
         marked = which.new_zeros(len(which), count + 1)
         return marked.scatter_(1, number.where(which, count), True)[:, :-1]
 
-    order = (number * size + place).where(is_real, count * size)
+    order = (number * size + place).where(valid, count * size)
     columns = torch.arange(num_columns, device=packing.device).expand(len(order), -1)
     columns = columns.new_zeros(len(order), count * size + 1).scatter_(1, order, columns)[:, :-1]
     is_first = None if text is None or packing.document_ids is None else have(is_begin & (text > 0))

@@ -20,12 +20,12 @@ class CallPart(NamedTuple):
 
     Args:
         order: `(B, P)`, indices of tokens of the call, those of the part on the right.
-        is_real: `(B, P)` bool, which of them belong to the part; the others are padding.
+        valid: `(B, P)` bool, which of them belong to the part; the others are padding.
         begins: `(B,)` bool, rows in which a document begins with this part.
     """
 
     order: torch.Tensor
-    is_real: torch.Tensor
+    valid: torch.Tensor
     begins: torch.Tensor
 
 
@@ -38,11 +38,11 @@ class CallParts(NamedTuple):
     @classmethod
     def of(cls, packing: SegmentPacking, position: torch.Tensor, size: int) -> Self:
         """The parts of a call for blocks of `size`; `packing` and `position` `(B,)` as in `BlockPlaces.of`."""
-        is_real, is_first, begins, place, _ = BlockPlaces.of(packing, position, size)
-        number = (is_real & (is_first | (place == 0))).cumsum(1) - 1
+        valid, is_first, begins, place, _ = BlockPlaces.of(packing, position, size)
+        number = (valid & (is_first | (place == 0))).cumsum(1) - 1
         places, parts, start = torch.zeros_like(number), [], 0
-        for index in range(max(int(number.where(is_real, -1).max()) + 1, 1)):
-            mine = (number == index) & is_real
+        for index in range(max(int(number.where(valid, -1).max()) + 1, 1)):
+            mine = (number == index) & valid
             counts = mine.sum(1, keepdim=True)
             width = max(int(counts.max()), 1)
             order = keep_last(right_align(mine), width)

@@ -30,17 +30,17 @@ class Places(NamedTuple):
         if mask is None and document_ids is None:
             position_ids = before[:, None] + torch.arange(length, device=before.device)
             return cls(position_ids, before, before + length, lowest, highest)
-        real = (
+        valid = (
             torch.ones(packing.batch, length, dtype=torch.long, device=before.device) if mask is None else mask.long()
         )
-        count = real.cumsum(dim=1)
+        count = valid.cumsum(dim=1)
         start = -before[:, None]
         if document_ids is not None:
             begins = document_ids.diff(dim=1, prepend=torch.zeros_like(document_ids[:, :1])) > 0
-            first = torch.where(begins, count - real, 0).cummax(dim=1).values
+            first = torch.where(begins, count - valid, 0).cummax(dim=1).values
             start = torch.where(document_ids > 0, first, start)
         position_ids = (count - 1 - start).clamp(min=0)
-        after = torch.where(real.any(dim=1), position_ids[:, -1] + 1, before)
+        after = torch.where(valid.any(dim=1), position_ids[:, -1] + 1, before)
         return cls(position_ids, before, after, lowest, highest)
 
 

@@ -22,14 +22,14 @@ class TokenPlaces(NamedTuple):
         sources: `(B, K S)`, the token that stands at each place, any where none does; None: all rows are alike.
         targets: `(B, T)`, the place of each token of the call; any where it is padding.
         lengths: `(B, K)`, tokens of each segment.
-        fresh: `(B, K)` bool, segments that begin a document inside the call.
+        is_new: `(B, K)` bool, segments that begin a document inside the call.
     """
 
     widths: list[int]
     sources: torch.Tensor | None
     targets: torch.Tensor
     lengths: torch.Tensor
-    fresh: torch.Tensor
+    is_new: torch.Tensor
 
     def open_lengths(self, segment_length: int) -> torch.Tensor:
         """How many tokens each row's last segment has, `(B,)`; 0 where it is whole."""
@@ -51,29 +51,29 @@ def place_tokens(
 ) -> TokenPlaces:
     """The places of a call behind `num_open` columns, the newest `open_lengths` `(B,)` of which are a row's."""
     columns = torch.arange(num_open, device=open_lengths.device)
-    real = columns >= num_open - open_lengths[:, None]
+    valid = columns >= num_open - open_lengths[:, None]
     size = (packing.batch, packing.length)
-    here = real.new_ones(size) if packing.segment_mask is None else packing.segment_mask
-    real = torch.cat([real, here], dim=1)
-    document = real.new_zeros(real.shape, dtype=torch.long)
+    here = valid.new_ones(size) if packing.segment_mask is None else packing.segment_mask
+    valid = torch.cat([valid, here], dim=1)
+    document = valid.new_zeros(valid.shape, dtype=torch.long)
     if packing.document_ids is not None:
         document[:, num_open:] = packing.document_ids
-    number = real.long().cumsum(1) - 1  # of the token in its row
-    before = nn.functional.pad(document.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
-    begins = real & (document > before)
+    number = valid.long().cumsum(1) - 1  # of the token in its row
+    before = nn.functional.pad(document.masked_fill(~valid, 0).cummax(1).values, (1, 0))[:, :-1]
+    begins = valid & (document > before)
     place = number - number.where(begins, 0).cummax(1).values  # of the token in its document
-    segment = ((real & (place % segment_length == 0)).long().cumsum(1) - 1).clamp(min=0)
+    segment = ((valid & (place % segment_length == 0)).long().cumsum(1) - 1).clamp(min=0)
     target = segment * segment_length + place % segment_length
 
     num_segments = int(segment[:, -1].max()) + 1
     num_places = num_segments * segment_length
-    spare = target.where(real, num_places)  # padding goes behind all places
-    tokens = torch.arange(real.shape[1], device=real.device).expand_as(spare)
+    spare = target.where(valid, num_places)  # padding goes behind all places
+    tokens = torch.arange(valid.shape[1], device=valid.device).expand_as(spare)
     sources = tokens.new_zeros(packing.batch, num_places + 1).scatter(1, spare, tokens)[:, :num_places]
     counts = tokens.new_zeros(packing.batch, num_segments)
-    lengths = counts.scatter_add(1, segment, real.long())
-    fresh = counts.scatter_add(1, segment, begins.long()) > 0
-    return TokenPlaces(lengths.amax(0).tolist(), sources, target[:, num_open:], lengths, fresh)
+    lengths = counts.scatter_add(1, segment, valid.long())
+    is_new = counts.scatter_add(1, segment, begins.long()) > 0
+    return TokenPlaces(lengths.amax(0).tolist(), sources, target[:, num_open:], lengths, is_new)
 
 
 class RowsToRead(NamedTuple):

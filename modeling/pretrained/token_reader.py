@@ -173,7 +173,7 @@ class TokenReader(MemoryReader):
         for index, width in enumerate(places.widths):
             if (len(places.widths) - index) % self.config.bptt_segments == 0:
                 rows = Rows(rows.state.detach(), rows.begun)
-            rows = Rows(rows.state, rows.begun & ~places.fresh[:, index])
+            rows = Rows(rows.state, rows.begun & ~places.is_new[:, index])
             piece = placed[:, index * segment_length :][:, :width]
             is_asked = not is_plain or both.shape[1] - (index * segment_length + width) < base.num_said
             fields, written = self.read_segment(base, rows, [], piece, width == segment_length, is_asked=is_asked)

@@ -186,9 +186,9 @@ class WindowReader(MemoryReader):
         before, num_sinks, mem_len = cache.num_before, self.config.num_sinks, self.config.mem_len
         columns = 0 if plan is None else plan.num_columns
         rows = packing.rows(before - columns)
-        real = torch.ones(len(inputs_embeds), before + packing.length, dtype=torch.bool, device=inputs_embeds.device)
+        valid = torch.ones(len(inputs_embeds), before + packing.length, dtype=torch.bool, device=inputs_embeds.device)
         if rows.valid is not None:
-            real[:, columns:] = rows.valid
+            valid[:, columns:] = rows.valid
         if plan is None or columns == 0:
             sees = nearest_of_document(mem_len, rows.document_ids)
         else:
@@ -197,7 +197,7 @@ class WindowReader(MemoryReader):
             backbone,
             config=self.config_of_masks(backbone.config),
             inputs_embeds=inputs_embeds,
-            attention_mask=real,
+            attention_mask=valid,
             past_key_values=cache,
             position_ids=None,
             and_mask_function=sees,

@@ -22,7 +22,7 @@ every_variant = pytest.mark.parametrize("model_type", OF_0_1)
 ASKING = {
     "clamp_len": 4, "share_relative_bias": False, "recompute_attention": True, "cutoffs": [10, 20], "div_val": 2,
     "embedding_size": 16, "tie_projs": False, "proj_same_dim": False, "proj_initializer_range": 0.5,
-    "intermediate_size": 64, "initial_memory": "zeros", "same_length": False,
+    "intermediate_size": 64, "initial_memory": "zeros", "same_length": False, "lm_head_bias": False,
 }  # fmt: skip
 NOT_THEIRS = [
     (model_type, name)
@@ -42,7 +42,8 @@ def folder_of_version_0_1(folder: Path, model_type: str, **asking) -> Path:
 
 
 def test_the_optional_fields_are_those_of_the_bases_that_some_variant_lacks():
-    shared = {field.name for field in fields(MemoryConfig)} - {"intermediate_size", "initial_memory", "same_length"}
+    lacked = {"intermediate_size", "initial_memory", "same_length", "lm_head_bias"}
+    shared = {field.name for field in fields(MemoryConfig)} - lacked
     of_bases = {
         field.name: getattr(base(), field.name)
         for base in (MemoryConfig, RelativeAttentionConfig, AdaptiveSoftmaxConfig)

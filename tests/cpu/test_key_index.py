@@ -19,7 +19,7 @@ def model_of(head: str = "model", **fields):
 
 
 def indexes_of(cache) -> dict:
-    return cache.memory.layers[0].remembered.search.rows
+    return cache.memory.layers[0].external_memory.search.rows
 
 
 def test_reading_all_lists_finds_what_exact_search_finds():
@@ -90,4 +90,4 @@ def test_what_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr(key_index, "faiss", None)
     with pytest.raises(ValueError, match=r"transformers-xl\[retrieval\]"):
         search_by_index(model)
-    assert not isinstance(model.layers[0].memories().remembered.search, IndexSearch)
+    assert not isinstance(model.layers[0].memories().external_memory.search, IndexSearch)

@@ -70,7 +70,7 @@ def test_the_keys_that_are_found_are_the_nearest(max_scores, monkeypatch):
         slots, is_found = find(search, query, keys, lookup, count)
         size, start = model.config.num_memory_keys + model.config.block_length, int(lookup.start)
         places = start - 1 - (start - 1 - slots) % size  # the newest of this slot before the block
-        found.extend(places.where(is_found, -1)[0].transpose(0, 1)[lookup.part.is_real[0]].tolist())
+        found.extend(places.where(is_found, -1)[0].transpose(0, 1)[lookup.part.valid[0]].tolist())
         return slots, is_found
 
     monkeypatch.setattr(retrieval_memory.KeySearch, "find", note)
@@ -154,10 +154,10 @@ def test_a_token_writes_one_slot_of_a_cache():
     model = language_model()
     with torch.no_grad():
         cache = model(tokens(2, 20), use_cache=True).past_key_values
-        keys, _ = cache.memory.layers[1].remembered.ring
+        keys, _ = cache.memory.layers[1].external_memory.ring
         before = keys.clone()
         model(tokens(2, 1), past_key_values=cache)
-        assert cache.memory.layers[1].remembered.ring[0] is keys
+        assert cache.memory.layers[1].external_memory.ring[0] is keys
         assert (keys != before).any(-1).any(1).sum(1).tolist() == [1, 1]
         other, before = cache.copy(), keys.clone()
         model(tokens(2, 2), past_key_values=other)
@@ -167,7 +167,7 @@ def test_a_token_writes_one_slot_of_a_cache():
 def test_a_short_text_takes_the_room_of_a_short_text():
     model = language_model(num_memory_keys=10_000)
     memory = read(model, tokens(2, 20), [5] * 4)[1]
-    assert model.layout.split(memory["mems"]).layers[1]["remembered"].shape[1] == 20
+    assert model.layout.split(memory["mems"]).layers[1]["external_memory"].shape[1] == 20
     cache = read(model, tokens(2, 20), [5] * 4, use_cache=True)[1]["past_key_values"]
     assert sum(rows.numel() for rows in held_by(cache)) < 2 * 2 * 8 * 2 * 40 + 100
 

@@ -88,10 +88,10 @@ def check_memory(
         case.check(f"{name}.previous_keys_test", key.transpose(1, 2))
         case.check(f"{name}.previous_values_test", value.transpose(1, 2))
         name = f"state_seg{segment}.database.transformer{index}.mem_layer_test.wrapped"
-        if "remembered" not in memory:
+        if "external_memory" not in memory:
             continue
         written = case.tensors[f"out.{name}.database_index"].view(len(counts), -1)[:, 0].tolist()
-        states = layer.memories().remembered.shape.split(memory["remembered"])
+        states = layer.memories().external_memory.shape.split(memory["external_memory"])
         for theirs, ours in zip(("key_db", "value_db"), states, strict=True):
             case.check(f"{name}.{theirs}", as_written(ours, counts, written, case.hyper["database_size"]))
 

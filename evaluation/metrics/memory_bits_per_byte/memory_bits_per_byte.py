@@ -3,12 +3,11 @@
 `evaluate.load(folder of this file)`, or `MemoryBitsPerByte()` where transformers-xl is installed.
 """
 
-import math
-
 import evaluate
 
 from transformers_xl.evaluation.metric_modules import TEXT_ARGUMENTS, text_info
 from transformers_xl.evaluation.text_scores import score_texts
+from transformers_xl.streams.score_units import bits_per
 
 _DESCRIPTION = """
 How well a model with segment memory predicts texts: bits per byte and per character, every byte weighed alike.
@@ -31,10 +30,9 @@ class MemoryBitsPerByte(evaluate.Measurement):
     def _compute(self, predictions, model, tokenizer=None, segment_length=None, memory=True) -> dict:
         scores = score_texts(predictions, model, tokenizer, segment_length, memory)
         nats = sum(score.nats for score in scores)
-        bits = nats / math.log(2)
         return {
-            "bits_per_byte": bits / sum(score.bytes for score in scores),
-            "bits_per_character": bits / sum(score.characters or 0 for score in scores),
+            "bits_per_byte": bits_per(nats, sum(score.bytes for score in scores)),
+            "bits_per_character": bits_per(nats, sum(score.characters or 0 for score in scores)),
             "by_text": [score.bits_per_byte for score in scores],
         }
 

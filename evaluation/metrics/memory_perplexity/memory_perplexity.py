@@ -5,9 +5,9 @@
 
 import evaluate
 
-from transformers_xl.evaluation.bits_per_byte import perplexity
 from transformers_xl.evaluation.metric_modules import TEXT_ARGUMENTS, text_info
 from transformers_xl.evaluation.text_scores import score_texts
+from transformers_xl.streams.score_units import perplexity
 
 _DESCRIPTION = """
 How well a model with segment memory predicts texts: perplexity per token and per whitespace word. Every token has the same
