@@ -188,6 +188,7 @@ def table(records: dict[str, list[dict]]) -> list[str]:
 
 def draw(records: dict[str, list[dict]], places: dict[str, list[list[float]]]) -> None:
     picture, ((left, right),) = figure(columns=2, width=5, sharey=True)
+    seeds = min(len(found) for found in records.values())
     for index, (name, found) in enumerate(records.items()):
         style = line(index, len(records))
         for each in found:
@@ -202,9 +203,9 @@ def draw(records: dict[str, list[dict]], places: dict[str, list[list[float]]]) -
         right.plot(x, middle, label=NAMES[name], **style)
         right.fill_between(x, np.min(places[name], 0), np.max(places[name], 0), color=style["color"], alpha=0.15, lw=0)
     left.set(
-        xlabel="processor seconds of training", ylabel="bits per byte, held-out text", title="Each seed"
+        xlabel="processor seconds of training", ylabel="bits per byte, held-out text", title=f"Each of {seeds} seeds"
     )
-    right.set(xlabel="bytes of the text that have been read", title="Mean and range of the seeds, at the end")
+    right.set(xlabel="bytes of the text that have been read", title=f"Mean and range of {seeds} seeds, at the end of training")
     right.yaxis.set_tick_params(labelleft=True)
     left.set_ylim(0, None)
     picture.legend(loc="outside lower center", ncols=2)
