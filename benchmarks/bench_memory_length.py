@@ -35,7 +35,8 @@ def train(args: argparse.Namespace, folder: Path) -> dict:
         "data.batch_size": args.lanes, "data.eval_fraction": args.eval_fraction, "training.seed": args.seed,
         "training.max_steps": args.steps, "training.learning_rate": args.learning_rate,
         "training.warmup_steps": args.warmup_steps,
-        "training.initial_mem_len": "null", "training.mem_len_warmup_steps": 0,
+        # not the defaults, which are younger than the figures
+        "model.initializer_range": 0.02, "training.initial_mem_len": "null", "training.mem_len_warmup_steps": 0,
     }  # fmt: skip
     command = ["train", str(args.text), "-o", str(folder)]
     command += [part for name, value in options.items() for part in (f"--{name}", str(value))]

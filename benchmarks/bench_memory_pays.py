@@ -2,13 +2,14 @@
 
     transformers-xl prepare log /var/log/dpkg.log --drop-columns 11 -o log
     python benchmarks/bench_memory_pays.py log     # what is finished is not run again; --only-report: of what there is
+    python benchmarks/bench_memory_pays.py --draw     # table and picture of results/memory_pays.json
 
 Four models of 0.12 million parameters, three seeds each, all trained at one rate:
 
 - with memory: a Transformer-XL that remembers 256 bytes and reads segments of 64;
 - without: the same, each segment of 64 on its own;
 - without, long segments: of 320 bytes, as long as segment and memory together;
-- Mistral, whose window of 256 bytes is read anew before every segment of 64.
+- Mistral, whose window of 256 bytes is read again before every segment of 64.
 
 All are scored on the same bytes of the held-out end of the text: those that have 320 bytes of it before them. Writes
 `results/memory_pays.json` and `docs/images/memory_pays.png`, and prints the table of docs/memory_worth.md.
@@ -54,7 +55,7 @@ NAMES = {
     "memory": "with memory, 256 bytes",
     "segments": "without, segments of 64",
     "long_segments": "without, segments of 320",
-    "window": "Mistral, window of 256 anew",
+    "window": "Mistral, window of 256 read again",
 }
 
 
@@ -178,7 +179,7 @@ def table(records: dict[str, list[dict]]) -> list[str]:
         for way in ends[0]["bits"]:
             equal = spread([at(each, way, "step", goal["step"]) for each, goal in pairs]) if bytes_reached else ""
             timed = spread([at(each, way, "seconds", goal["seconds"]) for each, goal in pairs])
-            timed += "" if time_reached else ", at its end, which is earlier"
+            timed += "" if time_reached else "*"
             best = spread([min(point["bits"][way] for point in each["points"]) for each, _ in pairs])
             last = f"{ends[0]['train_bytes']:,} | {np.mean([end['seconds'] for end in ends]):.0f}"
             lines.append(f"| {NAMES[name]} | {way} | {equal} | {timed} | {best} | {last} |")
@@ -187,6 +188,7 @@ def table(records: dict[str, list[dict]]) -> list[str]:
 
 def draw(records: dict[str, list[dict]], places: dict[str, list[list[float]]]) -> None:
     picture, ((left, right),) = figure(columns=2, width=5, sharey=True)
+    seeds = min(len(found) for found in records.values())
     for index, (name, found) in enumerate(records.items()):
         style = line(index, len(records))
         for each in found:
@@ -201,9 +203,9 @@ def draw(records: dict[str, list[dict]], places: dict[str, list[list[float]]]) -
         right.plot(x, middle, label=NAMES[name], **style)
         right.fill_between(x, np.min(places[name], 0), np.max(places[name], 0), color=style["color"], alpha=0.15, lw=0)
     left.set(
-        xlabel="processor seconds of training", ylabel="bits per byte, held-out text", title="Each of three seeds"
+        xlabel="processor seconds of training", ylabel="bits per byte, held-out text", title=f"Each of {seeds} seeds"
     )
-    right.set(xlabel="bytes of the text that have been read", title="Mean and range of the seeds, at the end")
+    right.set(xlabel="bytes of the text that have been read", title=f"Mean and range of {seeds} seeds, at the end of training")
     right.yaxis.set_tick_params(labelleft=True)
     left.set_ylim(0, None)
     picture.legend(loc="outside lower center", ncols=2)
@@ -227,17 +229,27 @@ def report(folder: Path, texts: Path, seeds: list[int]) -> None:
         "by_place": places,
     }
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("\n".join([*table(records), json.dumps(result["compressed"])]))
-    draw(records, places)
+    show(result)
+
+
+def show(result: dict) -> None:
+    """Print the table and draw the picture."""
+    print("\n".join([*table(result["records"]), json.dumps(result["compressed"])]))
+    draw(result["records"], result["by_place"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path, help="folder that `transformers-xl prepare` wrote")
+    parser.add_argument("texts", type=Path, nargs="?", help="folder that `transformers-xl prepare` wrote")
     parser.add_argument("--folder", type=Path, default=Path("build/memory_pays"), help="of finished runs")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--only-report", action="store_true", help="of the runs that are finished")
+    parser.add_argument("--draw", action="store_true", help="table and picture of the JSON, and measure nothing")
     args = parser.parse_args()
+    if args.draw:
+        return show(json.loads(RESULT.read_text(encoding="utf-8")))
+    if args.texts is None:
+        parser.error("`texts` is needed: the folder that `transformers-xl prepare` wrote, or --draw.")
     torch.set_num_threads(1)
     for seed in [] if args.only_report else args.seeds:
         for name, run in RUNS.items():

@@ -2,7 +2,7 @@
 
     transformers-xl prepare log input.txt --held-out 0.1 -o shakespeare     # Tiny Shakespeare
     python benchmarks/bench_memory_start.py cause shakespeare
-    python benchmarks/bench_memory_start.py --report     # of what is finished
+    python benchmarks/bench_memory_start.py --report     # table and picture, also of what the JSON holds
 
 `cause`: memories of several lengths, a memory that grows, and long segments without one. `starts` and `rates`: three of
 them with other initial weights and learning rates. `widths`: initial weights, without memory. Models have 2 layers; each
@@ -125,14 +125,17 @@ def draw(records: dict[str, dict]) -> None:
         steps, style = [point["step"] for point in record["points"]], line(index, len(shown))
         left.plot(steps, [point["bits"]["as trained"] for point in record["points"]], label=name, **style)
         right.plot(steps, [np.mean(share) for share in record["near"]], **style)
-    left.set(xlabel="training step", ylabel="bits per byte (axis from 2.5)", title="Held-out text", ylim=(2.5, None))
-    right.set(xlabel="training step", ylabel="share", title="Attention to the nearest 9 bytes", ylim=(0, 1))
+    left.set(xlabel="training step", ylabel="bits per byte (axis from 2.5)", title="Held-out text, seed 0", ylim=(2.5, None))
+    right.set(xlabel="training step", ylabel="share", title="Attention to the nearest 9 bytes, seed 0", ylim=(0, 1))
     picture.legend(loc="outside lower center", ncols=3)
     save(picture, PICTURE)
 
 
 def report(folder: Path) -> None:
-    records = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+    """Add the finished runs of a folder to the JSON; print the table and draw the picture of all that it then holds."""
+    records = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    records |= {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")}
+    records = dict(sorted(records.items()))
     RESULT.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     print("\n".join(table(records)))
     draw(records)
@@ -145,7 +148,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of the runs; all by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--folder", type=Path, default=Path("build/memory_start"), help="of finished runs")
-    parser.add_argument("--report", action="store_true", help="write the table, JSON and picture of finished runs")
+    parser.add_argument("--report", action="store_true", help="add finished runs to the JSON, and show it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     runs = SETS[args.set] if args.set else {}

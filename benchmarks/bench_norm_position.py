@@ -3,7 +3,9 @@
 Trains the same Transformer-XL four times on the text that every CPython ships: pre- and post-norm, with and without a
 linear warm-up of the learning rate, over several seeds. Before training, it takes the gradient norm of each layer's last
 feed-forward matrix, which the paper derives to fall with depth for pre-norm and to be large near the output for post-norm.
-Writes `results/norm_position.json` (losses in nats) and `.png` (in bits); `--draw` draws the latter again.
+`claims/pre_norm.py` scores held-out text at a smaller size, where the difference is not seen; this is the size at which it
+is, and the gradients. Writes `results/norm_position.json` (losses in nats) and `.png` (in bits); `--draw` draws the latter
+again.
 """
 
 import argparse

@@ -87,10 +87,11 @@ def draw_distant_context(result: dict) -> Figure:
             distances = [int(distance) for distance in added]
             bits = np.array(list(added.values())) / np.log(2)
             margins = np.array(list(row["margin"][kind].values())) / np.log(2)
-            panel.errorbar(distances, bits, yerr=margins, capsize=2, label=kind, **line(index, len(row["added"])))
+            beside = np.array(distances) * 1.04 ** (index - 1)  # whiskers do not hide each other
+            panel.errorbar(beside, bits, yerr=margins, capsize=2, label=kind, **line(index, len(row["added"])))
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter("{x:.0f}")
+        panel.set_xticks(distances, [str(distance) for distance in distances])
         panel.set(xlabel="nearest tokens, unchanged", title=f"{name}: {row['nats'] / np.log(2):.2f} bits per token")
     axes[0, 0].set_ylabel("loss added (bits per token)")
     axes[0, -1].legend(title="distant text", title_fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
