@@ -67,6 +67,7 @@ class MemoryHead(MemoryPreTrainedModel):
         logits: torch.Tensor | None,
         left_out: tuple[str, ...] = ("last_hidden_state",),
     ) -> MemoryHeadOutput:
+        """The model's output with a loss and logits in place of the fields in `left_out`."""
         carried = {name: value for name, value in outputs.items() if name not in left_out}
         return self.output_class(loss=loss, logits=logits, **carried)
 
@@ -263,7 +264,8 @@ class MemoryForSequenceClassification(MemoryHead):
         attention_mask: torch.Tensor | None,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor:
-        """The loss of transformers, and the auxiliary loss of each text's mean token."""
+        """The loss of transformers, and the auxiliary loss of each text's mean token; `logits` `(batch, num_labels)`,
+        `labels` `(batch,)`, or `(batch, num_labels)` where a text has several."""
         arguments = {"logits": logits, "pooled_logits": logits, "labels": labels, "config": self.config}
         loss = self.loss_function(**arguments, num_items_in_batch=num_items_in_batch)
         targets = (labels != -100).flatten(1).sum(1) if labels.dim() > 1 else labels != -100

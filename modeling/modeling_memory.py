@@ -328,7 +328,7 @@ class MemoryModel(MemoryPreTrainedModel):
         return order if any(kwargs.get(flag, getattr(self.config, flag)) for flag in flags) else None
 
     def capture(self, hidden_states: torch.Tensor, token_order: TokenOrder | None) -> torch.Tensor:
-        """Record the input of a layer, or the output of the last one, where the caller asks for it, and return it."""
+        """Record `(B, T, E)`, the input of a layer or the output of the last one, where the caller asks; return it."""
         if token_order is None:
             return hidden_states
         unpacked, hidden_states = unpack_tokens(hidden_states, token_order)
@@ -348,7 +348,7 @@ class MemoryModel(MemoryPreTrainedModel):
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
     ) -> RunOutput:
-        """Run the layers, each with its memory."""
+        """Run the layers on the segment `(B, T, E)`, each with its memory."""
         auxiliary_losses = []
         hidden_states = self.capture(hidden_states, segment.token_order)
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
@@ -362,14 +362,14 @@ class MemoryModel(MemoryPreTrainedModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentContext:
-        """What the layers know about a segment; those of a variant may want to know more."""
+        """What the layers know about a segment `(B, T, E)`; those of a variant may want to know more."""
         return segment
 
     def position_embeddings(
         self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
     ) -> PositionEmbeddings | None:
-        """What the layers need to know of positions: the table of relative distances (None where a cache holds its
-        projections), and the shared biases."""
+        """What the layers need to know of positions: the table `(distances, E)` of relative distances (None where a cache
+        holds its projections), and the shared biases."""
         if self.positions is None:
             return None
         bias = None if self.positions.bias is None else self.positions.bias()
@@ -396,7 +396,7 @@ class MemoryModel(MemoryPreTrainedModel):
         mems_mask: torch.Tensor | None = None,
         like: torch.Tensor | None = None,
     ) -> ModelMemory:
-        """What the model remembers: `mems`, in the type of `like`, or what new rows do."""
+        """What the model remembers: `mems`, their mask `(B, <=mem_len)`, in the type of `like`; or what new rows do."""
         memory = ModelMemory(self.layer_memories(), self.own_memories())
         if mems is not None and like is not None:
             memory.load(mems, mems_mask, like)

@@ -266,7 +266,8 @@ class RelativeAttention(MemoryAttention):
         far: FarColumns | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same by the attention function that the user chose, which is told the position terms as a bias."""
+        """The same by the attention function that the user chose, which is told the position terms as a bias `(B, H, T, S +
+        K)`, with the S `far` columns on the left."""
         near = positions if key_mask.distance is not None else keep_last(positions, key.shape[-2] + 1)
         content_query, scores = self.relative_scores(query, near, bias, num_keys_after, key_mask.distance)
         scores = masked_scores(scores, key_mask.visible)
@@ -298,7 +299,7 @@ class RelativeAttention(MemoryAttention):
         return self.kept_projection.positions
 
     def projected_along_rows(self, table: torch.Tensor) -> torch.Tensor:
-        """r laid out along the rows, as a cache keeps its keys: one query reads it faster so."""
+        """r `(H, distances, D)` laid out along the rows, as a cache keeps its keys: one query reads it faster so."""
         return self.split_heads(self.r_proj(table)).transpose(-1, -2).contiguous().transpose(-1, -2)
 
 

@@ -64,10 +64,12 @@ class RelativePositions(nn.Module):
 def distance_table(
     num_keys: int, hidden_size: int, clamp_len: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
+    """The sinusoids `(num_keys + 1, hidden_size)` of the distances num_keys-1 .. -1."""
     distances = torch.arange(num_keys - 1, -2, -1, device=device)
     return sinusoids(distances.clamp(max=clamp_len) if clamp_len > 0 else distances, hidden_size, dtype)
 
 
 @lru_cache(maxsize=4)
 def kept_distance_table(*size, inference: bool) -> torch.Tensor:
+    """The same, kept for calls to come."""
     return distance_table(*size)

@@ -48,6 +48,7 @@ class MemoryLayer(GradientCheckpointingLayer):
         self.dropout = Dropout(config, config.residual_dropout)
 
     def attention_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What the attention reads of inputs `(B, n, E)`, of the segment or of the memory."""
         return self.input_layernorm.before(hidden_states)
 
     def memories(self) -> LayerMemory:
@@ -57,8 +58,8 @@ class MemoryLayer(GradientCheckpointingLayer):
     def attention_inputs(
         self, hidden_states: torch.Tensor, memory: ColumnMemory
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The inputs of the attention: the segment, and the columns of the memory that are not projected yet. The memory
-        takes the segment in."""
+        """The inputs of the attention: the segment `(B, T, E)`, and the columns `(B, M, E)` of the memory that are not
+        projected yet, None where there are none. The memory takes the segment in."""
         past = memory.unprojected()
         past = None if past is None else self.attention_input(past)
         memory.write(hidden_states)
@@ -67,11 +68,13 @@ class MemoryLayer(GradientCheckpointingLayer):
     def attend(
         self, hidden_states: torch.Tensor, memory: ColumnMemory, segment: SegmentContext, **kwargs
     ) -> torch.Tensor:
+        """What the segment `(B, T, E)` attends to in `[memory; segment]`, after dropout: `(B, T, E)`."""
         normed, past = self.attention_inputs(hidden_states, memory)
         attn_output, _ = self.self_attn(normed, past, memory, segment, **kwargs)
         return self.dropout(attn_output)
 
     def feed_forward(self, hidden_states: torch.Tensor, segment: SegmentContext, **kwargs) -> torch.Tensor:
+        """The second sub-layer, of states `(B, T, E)` or `(N, E)`."""
         return self.mlp(hidden_states)
 
     def forward(
@@ -89,7 +92,7 @@ class MemoryLayer(GradientCheckpointingLayer):
     def after_attention(
         self, hidden_states: torch.Tensor, attn_output: torch.Tensor, segment: SegmentContext, **kwargs
     ) -> torch.Tensor:
-        """The residual sums and the feed-forward."""
+        """The residual sums and the feed-forward, of `(B, T, E)` or `(N, E)`."""
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
         mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), segment, **kwargs)
         return self.post_attention_layernorm.after(hidden_states + mlp_output)

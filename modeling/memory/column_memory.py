@@ -24,6 +24,12 @@ class ColumnMemory(Memory):
         memory.write(hidden_states)
         key, value = memory.extend(project(hidden_states), None if past is None else project(past))
 
+    What moves in a segment of s tokens:
+
+        load      | m m m m m |                 a value; a cache has it already
+        extend    | m m m m m | s s |           what the attention reads, packed
+        value         | m m m s s |             the newest `length`; a cache keeps the newest `reach` (close)
+
     How many columns there are:
 
         length      at most, in the value

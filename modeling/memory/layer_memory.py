@@ -47,15 +47,15 @@ class Memory(ABC):
 
     @abstractmethod
     def start(self, batch: int, like: torch.Tensor) -> None:
-        """Remember what new rows do, in the type and on the device of `like`."""
+        """Remember what `batch` new rows do, in the type and on the device of `like`."""
 
     @abstractmethod
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:
-        """Remember a value."""
+        """Remember a value: tensors `(B, *shape)` of `shapes`, in their order."""
 
     @abstractmethod
     def value(self, packing: SegmentPacking | None) -> Tensors:
-        """The value after the segment of `packing`, with its graph; None: no segment was read since `load`."""
+        """The value, as `load` takes it, after the segment of `packing`, with its graph; None: none was read since."""
 
     @abstractmethod
     def close(self, packing: SegmentPacking) -> None:

@@ -67,7 +67,7 @@ class MemoryLayout:
         ]
 
     def windows(self, mems: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The tensors that `mems_mask` speaks of."""
+        """The tensors `(B, <=mem_len, width)` that `mems_mask` speaks of."""
         return tuple(mems[: self.num_windows])
 
     def grouped(self, mems: Sequence[torch.Tensor]) -> Iterator[Tensors]:

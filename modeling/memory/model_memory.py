@@ -17,7 +17,8 @@ from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, 
 class ModelMemory:
     """What a call of the model reads and writes.
 
-        load(mems)    open(segment)    .. the layers read and write ..    value() or close()
+        mems -> load -> open(segment) -> each layer: unprojected, write, extend (or read, write) -> value -> mems
+        a cache         open(segment) -> each layer: the same                                    -> close
 
     Args:
         layers: of every layer, a NamedTuple of memories.

@@ -79,7 +79,7 @@ def attention_weights(
 
 
 def masked_softmax(scores: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """The weights of `scores` over their last dimension, in their type.
+    """The weights of `scores` `(B, H, T, K)` over their last dimension, in their type.
 
     `attention_mask` is bool (True: visible) or added to the scores. A query that sees nothing has zero weights.
     """

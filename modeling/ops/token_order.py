@@ -28,8 +28,8 @@ class TokenOrder(NamedTuple):
 def unpack_tokens(
     states: torch.Tensor, token_order: TokenOrder | None, dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed `states` as the caller sees them, and as the model continues with them: made of what is shown, so that it has
-    a gradient. Nothing is done where nobody asked (`token_order` is None)."""
+    """Packed `states`, with the tokens in dimension `dim`, as the caller sees them, and as the model continues with them:
+    made of what is shown, so that it has a gradient. Nothing is done where nobody asked (`token_order` is None)."""
     if token_order is None or token_order.pack is None:
         return states, states
     unpacked = gather_columns(states, token_order.unpack, dim)

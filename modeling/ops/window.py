@@ -2,6 +2,10 @@
 
 Padding never takes a place: each row is packed to the right, so that row b, column K-1 is its newest real token and the
 distance of two real tokens is the distance of their columns. Shapes: B batch, T segment, M memory, K = M + T.
+
+    row    memory     segment       packed
+    0      . . p q  | . a b         . . . p q a b       row 0 is shorter: three columns are padding (.)
+    1      p q r s  | a b c         p q r s a b c
 """
 
 from typing import NamedTuple
