@@ -3,7 +3,7 @@
 Trains a small model whose heads learn their spans on the text that every CPython ships, and draws them by layer and head.
 Then the same spans, in models of different bounds, are read twice: with a fixed span, every layer reading `max_span`
 positions behind its masks, and trimmed to the longest span of each layer, which gives the same result. Times are taken in
-turns. Writes `results/adaptive_span.json` and `.png`.
+turns. Writes `results/adaptive_span.json` and `.png`; `--draw` draws the latter again.
 """
 
 import argparse
@@ -175,7 +175,7 @@ def draw(result: dict, path: Path) -> None:
             for bound, value in zip(bounds, values, strict=True):
                 panel.annotate(f"{value:,.3g}" if value < 100 else f"{value:,.0f}", (bound, value), (0, 6), ha="center",
                                textcoords="offset points", fontsize="small")  # fmt: skip
-        panel.set(xscale="log", yscale="log", xlabel="max_span", title=name)
+        panel.set(xscale="log", yscale="log", xlabel="max_span", title=f"{name} (log scale)")
         panel.set_xticks(bounds, bounds)
         panel.set_yticks([])
         panel.minorticks_off()
@@ -193,7 +193,10 @@ def main() -> None:
     parser.add_argument("--initial-span", type=float, default=0.1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--bounds", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--draw", action="store_true", help="draw results/adaptive_span.json, and measure nothing")
     args = parser.parse_args()
+    if args.draw:
+        return draw(json.loads((RESULTS / "adaptive_span.json").read_text()), RESULTS / "adaptive_span.png")
     model = build(1024, span_loss_coef=args.span_loss_coef, initial_span=args.initial_span)
     losses = train(model, args.steps)
     print(f"loss {losses[0]:.2f} to {np.mean(losses[-20:]):.2f}, spans {model.spans().tolist()}", flush=True)

@@ -100,7 +100,10 @@ def measure(model: DepthAdaptiveTransformerForCausalLM, text: np.ndarray, args: 
 
 def draw(rows: list[dict], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for kind, style, label in (("fixed", "--s", "all tokens exit after one layer"), ("adaptive", "-o", "thresholds")):
+    for kind, style, label in (
+        ("fixed", "--s", "all tokens exit after the same layer"),
+        ("adaptive", "-o", "thresholds"),
+    ):
         mine = [row for row in rows if row["kind"] == kind or row["thresholds"] is None]
         mine.sort(key=lambda row: row["layers_per_token"])
         color = {"fixed": "dimgray", "adaptive": "tab:blue"}[kind]
@@ -118,7 +121,11 @@ def draw(rows: list[dict], path: Path) -> None:
             place = (row["layers_per_token"], row["bits_per_byte"])
             name, offset = ("never", (-10, -14)) if row["thresholds"] is None else (str(row["thresholds"]), (4, 4))
             left.annotate(name, place, textcoords="offset points", xytext=offset, fontsize="small")
-    left.set(xlabel="layers per token", ylabel="bits per byte, held-out text (axis not from 0)", title="Prediction")
+    left.set(
+        xlabel="layers per token",
+        ylabel="bits per byte, held-out text (axis not from 0)",
+        title="Prediction, one seed",
+    )
     right.set(xlabel="layers per generated token", ylabel="generate(), ms of one thread per token", ylim=(0, None))
     right.set_title("Generation")
     for axes in (left, right):

@@ -205,7 +205,10 @@ def draw(records: dict[str, list[dict]], places: dict[str, list[list[float]]]) -
     left.set(
         xlabel="processor seconds of training", ylabel="bits per byte, held-out text", title=f"Each of {seeds} seeds"
     )
-    right.set(xlabel="bytes of the text that have been read", title=f"Mean and range of {seeds} seeds, at the end of training")
+    right.set(
+        xlabel="bytes of the text that have been read",
+        title=f"Mean and range of {seeds} seeds, at the end of training",
+    )
     right.yaxis.set_tick_params(labelleft=True)
     left.set_ylim(0, None)
     picture.legend(loc="outside lower center", ncols=2)

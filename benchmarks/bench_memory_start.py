@@ -125,7 +125,9 @@ def draw(records: dict[str, dict]) -> None:
         steps, style = [point["step"] for point in record["points"]], line(index, len(shown))
         left.plot(steps, [point["bits"]["as trained"] for point in record["points"]], label=name, **style)
         right.plot(steps, [np.mean(share) for share in record["near"]], **style)
-    left.set(xlabel="training step", ylabel="bits per byte (axis from 2.5)", title="Held-out text, seed 0", ylim=(2.5, None))
+    left.set(
+        xlabel="training step", ylabel="bits per byte (axis from 2.5)", title="Held-out text, seed 0", ylim=(2.5, None)
+    )
     right.set(xlabel="training step", ylabel="share", title="Attention to the nearest 9 bytes, seed 0", ylim=(0, 1))
     picture.legend(loc="outside lower center", ncols=3)
     save(picture, PICTURE)

@@ -236,7 +236,7 @@ def show(result: dict) -> None:
         axes.plot(values, places, label=label, **(line(index, 2) | {"linestyle": ""}))
     axes.set_yticks(range(len(tokens)), [f"{arm}: {way}" for arm, way in tokens])
     axes.invert_yaxis()
-    axes.set(xlabel="bits per byte (axis not from 0)", title="A Llama fine-tuned on a log, one mark per seed")
+    axes.set(xlabel="bits per byte (axis not from 0)", title="A Llama fine-tuned on a log, a mark a seed")
     picture.legend(loc="outside lower center", ncols=2)
     save(picture, PICTURE)
 

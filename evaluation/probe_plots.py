@@ -1,6 +1,7 @@
 """The picture of the memory probe: accuracy against distance, a panel for each kind of memory."""
 
 import math
+import textwrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,9 +34,11 @@ def draw_probe(panels: dict[str, list[dict[str, Any]]], task: str, chance: float
         flat[last].tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("accuracy")
-    picture.suptitle(
-        f"{task}: dashed, chance; vertical, reach of one layer (solid) and of all (dotted)", fontsize="medium"
+    told = (
+        f"{task}: a line for each seed, with its 95 % interval; dashed across, chance; vertical, reach of one "
+        "layer (solid) and of all (dotted)"
     )
+    picture.suptitle(textwrap.fill(told, 42 * columns), fontsize="medium")
     return picture
 
 

@@ -53,13 +53,15 @@ def draw(records: Records) -> Figure:
     picture, ((axes,),) = figure()
     for index, kind in enumerate(("threshold", "layer")):
         names = [name for name in WAYS if kind in name]
-        points = [
-            [statistics.mean(row[f"{name}, {what}"] for row in rows) for what in ("layers", "bits")] for name in names
-        ]
-        points.append([LAYERS, statistics.mean(row["bits"] for row in rows)])
-        label = {"threshold": "thresholds 0.4 to 0.95", "layer": "all leave after one layer"}[kind]
-        axes.plot(*zip(*sorted(points), strict=True), label=label, **line(index, 2))
-    axes.set(xlabel="layers used per token", ylabel="bits per byte, mean of seeds (not from 0)", xlim=(0, None))
+        seeds = [[(row[f"{name}, layers"], row[f"{name}, bits"]) for row in rows] for name in names]
+        seeds.append([(LAYERS, row["bits"]) for row in rows])
+        points = [[statistics.mean(values) for values in zip(*each, strict=True)] for each in seeds]
+        style = line(index, 2)
+        for each in seeds:
+            axes.plot(*zip(*each, strict=True), marker=style["marker"], color=style["color"], ls="", alpha=0.3)
+        label = {"threshold": "thresholds 0.4 to 0.95", "layer": "all leave after the same layer"}[kind]
+        axes.plot(*zip(*sorted(points), strict=True), label=label, **style)
+    axes.set(xlabel="layers used per token", ylabel="bits per byte (not from 0)", xlim=(0, None))
     axes.legend()
     return picture
 

@@ -64,7 +64,8 @@ CLAIM = Claim(
     measure=train_and_score,
     verdict=verdict,
     draw=draw,
-    beyond="Language models in place of the paper's agents, which need DMLab-30 and weeks of accelerators.",
+    beyond="Language models in place of the paper's agents, which need DMLab-30 and weeks of accelerators. "
+    "GRU gates more than double the parameters (139,427 against 65,315), and gain nothing at the two lower rates.",
     seeds=5,
 )
 

@@ -1,8 +1,8 @@
 """A program's log (that of Python while it imports torch and transformers), whose names come again some hundred bytes
 later. A model with a memory of 192 bytes that grows, as `transformers-xl train` lets it, against the same model
-without: at the same bytes, with two thirds more, which take as long, and in segments as long as segment and memory
-together. Without memory, text is read in segments as in training and in windows whose first half is read again (twice
-the reading); the better way counts."""
+without: at the same bytes, with two thirds more, which take about as long, and in segments as long as segment and
+memory together. Without memory, text is read in segments as in training and in windows whose first half is read again
+(twice the reading); the better way counts."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def verdict(records: Records) -> Verdict:
 def draw(records: Records) -> Figure:
     picture, ((axes,),) = figure(width=7, height=2.5)
     draw_seeds(axes, records, "bits")
-    axes.set(xlabel="bits per byte of held-out text (the axis does not begin at 0)")
+    axes.set(xlabel="bits per byte of held-out text (not from 0)")
     return picture
 
 

@@ -65,8 +65,11 @@ def draw(records: Records) -> Figure:
     picture, ((axes,),) = figure()
     for index, (run, rows) in enumerate(records.items()):
         means = np.mean([row["milliseconds"] for row in rows], axis=0)
-        axes.plot(rows[0]["lengths"], means, label=run, **line(index, len(records)))
-    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="milliseconds, forward and backward")
+        style = line(index, len(records))
+        axes.plot(rows[0]["lengths"], means, label=run, **style)
+        low, high = (limit([row["milliseconds"] for row in rows], axis=0) for limit in (np.min, np.max))
+        axes.fill_between(rows[0]["lengths"], low, high, color=style["color"], alpha=0.15, linewidth=0)
+    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="milliseconds, forward and backward (log scale)")
     lengths = records["Star-Transformer"][0]["lengths"]
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
