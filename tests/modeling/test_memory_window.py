@@ -213,18 +213,17 @@ def test_a_mask_is_made_once_for_all_calls_of_one_shape(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @torch.no_grad()
-def test_half_a_million_tokens():
-    """The numbers at the end are those of the last tokens alone: positions move back 15 times, and no error grows."""
+def test_a_quarter_of_a_million_tokens():
+    """The numbers at the end are those of the last tokens alone: positions move back 7 times, and no error grows."""
     torch.manual_seed(0)
     base = tiny_base("llama").float()
-    model, ids = add_memory(base, mem_len=64), torch.randint(3, 37, (1, 2**19), generator=torch.Generator())
+    model, ids = add_memory(base, mem_len=64), torch.randint(3, 37, (1, 2**18), generator=torch.Generator())
     cache = None
     for piece in ids.split(2**9, dim=1):
         output = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=16)
         cache = output.past_key_values
-    assert cache.get_seq_length() == 2**19
+    assert cache.get_seq_length() == 2**18
     assert all(layer.keys.shape[-2] == 63 for layer in cache.layers)
     fresh = model(ids[:, -(2 * 64 + 16) :]).logits[:, -16:]
     torch.testing.assert_close(output.logits, fresh, atol=2e-3, rtol=0)  # logits of size 1; float32
