@@ -49,7 +49,7 @@ def build_trainer(folder: Path, processes: int) -> MemoryTrainer:
     args = MemoryTrainingArguments(
         str(folder), use_cpu=True, report_to="none", disable_tqdm=True, dataloader_pin_memory=False, log_level="error",
         per_device_train_batch_size=LANES // processes, per_device_eval_batch_size=LANES // processes,
-        gradient_accumulation_steps=2, num_train_epochs=3, learning_rate=0.01, lr_scheduler_type="cosine", warmup_steps=2,
+        gradient_accumulation_steps=2, num_train_epochs=2, learning_rate=0.01, lr_scheduler_type="cosine", warmup_steps=2,
         logging_steps=4, eval_strategy="epoch", save_steps=1, save_total_limit=2,
         average_weights="ema", average_decay=0.9, average_in_the_end=False, ddp_backend="gloo" if processes > 1 else None,
     )  # fmt: skip

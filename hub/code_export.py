@@ -17,6 +17,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from transformers_xl.hub.module_source import PACKAGE, ModuleSource, module_source
@@ -31,6 +32,11 @@ def exported_files(modules: Iterable[str]) -> dict[str, str]:
         ValueError: an import that cannot be gathered ([`module_source`] says which), a name with two meanings in one file,
             or two files of one name.
     """
+    return dict(_exported(tuple(modules)))
+
+
+@cache
+def _exported(modules: tuple[str, ...]) -> dict[str, str]:
     files: dict[str, str] = {}
     placed: dict[str, str] = {}  # module: the file that has it
     needed = {module: _with_needs(module) for module in modules}

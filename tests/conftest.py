@@ -1,39 +1,53 @@
 """What all tests share: the folder of golden numbers, a fixed seed, one thread for each process, and examples that do not
-depend on time or on earlier runs."""
+depend on time or on earlier runs.
+
+torch is imported where tests run: the process that only deals them out (`pytest -n`) does without."""
 
 import gc
 import os
 from pathlib import Path
 
-import golden
-import hypothesis
 import pytest
-import torch
 
-# the same examples in every run; how long one takes, or is drawn for, is no failure: the machine may be busy
-hypothesis.settings.register_profile(
-    "same everywhere", deadline=None, derandomize=True, database=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)  # fmt: skip
-hypothesis.settings.load_profile("same everywhere")
+search_for_garbage = gc.collect
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--golden-dir", type=Path, default=golden.SHIPPED, help="folder of golden numbers")
+    parser.addoption("--golden-dir", type=Path, help="folder of golden numbers in the place of ours")
     parser.addoption("--write-readme", action="store_true", help="write the generated tables into README.md and docs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+    folder = config.getoption("--golden-dir")
+    if folder and not folder.is_dir():
+        raise pytest.UsageError(f"--golden-dir {folder} is no folder.")
+    deals_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not deals_out:
+        prepare_process(folder)
+
+
+def prepare_process(golden_folder: Path | None) -> None:
+    import golden
+    import hypothesis
+    import torch
+
     torch.set_num_threads(1)
     gc.set_threshold(50_000, 20, 20)  # searches for garbage were a tenth of what compiling takes
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
-    folder = config.getoption("--golden-dir").resolve()
-    if not folder.is_dir():
-        raise pytest.UsageError(f"--golden-dir {folder} is no folder.")
-    golden.Location.folder = folder
+    gc.collect = lambda generation=2: 0  # those that a training begins and ends with take as long as its few steps
+    if golden_folder:
+        golden.Location.folder = golden_folder.resolve()
+    # the same examples in every run; how long one takes, or is drawn for, is no failure: the machine may be busy
+    hypothesis.settings.register_profile(
+        "same everywhere", deadline=None, derandomize=True, database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )  # fmt: skip
+    hypothesis.settings.load_profile("same everywhere")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch
+
     asked = [item for item in items if not lacks_options(item)]
     config.hook.pytest_deselected(items=[item for item in items if lacks_options(item)])
     items[:] = asked
@@ -55,10 +69,12 @@ def lacks_options(item: pytest.Item) -> bool:
 def _short_searches_for_garbage() -> None:
     """What is there by now stays: a search for garbage, which every training begins with, need not go through it. What a
     file of tests leaves behind (imports, compiled graphs) made it three quarters of a small training."""
-    gc.collect()
+    search_for_garbage()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch
+
     torch.manual_seed(0)

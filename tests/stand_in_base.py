@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TEXT = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 36
+TEXT = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 20
 CARD = "---\nlicense: {license}\nlanguage: en\n---\n\n# A base\n"
 
 

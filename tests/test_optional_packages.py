@@ -1,15 +1,13 @@
 """Without the packages that only some tests want, these tests are skipped and all others run; in CI none may be missing."""
 
 import ast
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import run_processes
 from optional_packages import needs
-from patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
@@ -44,26 +42,30 @@ def test_a_file_that_imports_one_asks_for_it_first():
     assert {"gymnasium", "selenium", "torchao"} <= asking
 
 
+# imports files of tests, as pytest does, where none of these packages is installed
+IMPORT = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))
+sys.path.insert(0, {str(ROOT / "tests")!r})
+import pytest
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path)
+    except (pytest.skip.Exception, ModuleNotFoundError) as error:
+        print(type(error).__name__, error)
+"""
+
+
 def test_a_missing_package_is_an_error_in_ci(tmp_path: Path):
-    """The files as pytest finds them where none of these packages is installed."""
-    (tmp_path / "blocked.py").write_text(f"import sys\n\nsys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))\n")
-    files = [f"tests/uses/test_{name}.py" for name in ("peft", "quantization")]
-    options = ["--collect-only", "-q", "-p", "blocked", "-p", "no:cacheprovider"]
-    path = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *files, "tests/examples/test_space.py"],
-        cwd=ROOT,
-        env=inherited | {"PYTHONPATH": path, "MAY_BE_MISSING": "torchao gradio"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert found.returncode != 0
-    assert "import of peft halted" in found.stdout
-    failed = set(re.findall(r"^ERROR (\S+)", found.stdout, flags=re.MULTILINE))
-    assert "tests/uses/test_peft.py" in failed
-    assert not {"tests/uses/test_quantization.py", "tests/examples/test_space.py"} & failed
+    (tmp_path / "import_files.py").write_text(IMPORT)
+    files = [
+        ROOT / "tests" / file for file in ("uses/test_peft.py", "uses/test_quantization.py", "examples/test_space.py")
+    ]
+    done = run_processes(tmp_path / "import_files.py", *files, processes=1, MAY_BE_MISSING="torchao gradio")
+    assert done.succeeded, done.stderr
+    assert re.findall(r"(\w+) .*?(peft|torchao|gradio|selenium)", done.stdout) == [
+        ("ModuleNotFoundError", "peft"), ("Skipped", "torchao"), ("Skipped", "gradio"),
+    ]  # fmt: skip
 
 
 def test_what_may_be_missing(monkeypatch: pytest.MonkeyPatch):

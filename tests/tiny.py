@@ -23,10 +23,10 @@ MEM_LEN = 8
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
 
-# memory around a base: its kind and the family of the base; the names but the first are those of these tests
+# memory around a base: its kind and the family of the base; the second name is that of these tests. A window around every
+# family: tests/modeling/test_memory_window.py
 AROUND_BASES = {
     "segment_memory": ("window", "llama"),
-    "segment_memory/phi": ("window", "phi"),
     "segment_memory/tokens": ("tokens", "phi"),
 }
 # read segment by segment between memory tokens: a call has no one row of keys that weights could belong to
@@ -46,7 +46,7 @@ HEADS = [
     for head in ("model", "causal_lm", "sequence_classification", "token_classification", "masked_lm")
     if getattr(row, f"{head}_class") is not None
 ]
-# one that remembers windows alone, one that also remembers what a cache derives from them, and those whose cases are few
+# one that remembers windows alone, one that also remembers what a cache derives from them, and both kinds around a base
 IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # a window, blocks that leave one, a state beside it, keys of a base, memory tokens: for mechanisms that only read, copy,
 # reorder and cut a memory, which tests over all variants hold it to

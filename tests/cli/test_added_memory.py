@@ -39,6 +39,7 @@ def options(kind: str, prefix: str = "--memory.") -> list[str]:
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_base(tmp_path_factory.mktemp("bases") / "base")
     (folder.parent / "text.txt").write_text(TEXT)
+    (folder.parent / "short.txt").write_text(TEXT[:250])
     return folder
 
 
@@ -163,7 +164,7 @@ def test_adapters_take_the_memory_along(base: Path, added: Path, kind: str, tmp_
 
 
 def evaluated(folder: Path, base: Path) -> list[float]:
-    result = run("evaluate", folder, "--text", base.parent / "text.txt", "--json")
+    result = run("evaluate", folder, "--text", base.parent / "short.txt", "--json")
     done(result)
     return [score["nats"] for score in json.loads(result.stdout).values()]
 

@@ -26,7 +26,7 @@ SMALL = (
     "--model.segment_length 8 --data.batch_size 4 --training.max_steps 3 --training.warmup_steps 1"
 )
 WITHOUT = SMALL.replace("--model.mem_len 16", "").split()
-TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 20
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 8
 
 
 def commands(group: typer.Typer) -> list[list[str]]:

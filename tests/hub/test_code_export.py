@@ -1,6 +1,7 @@
 """A saved model brings its code: flat, of the same bytes, and enough for a process without this package."""
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -85,10 +86,13 @@ def file_of(cls: type) -> Path:
     return ROOT / f"{cls.__module__.removeprefix('transformers_xl.').replace('.', '/')}.py"
 
 
+tree_of = functools.cache(ast.parse)  # several tests look at each file
+
+
 def definitions_in(text: str) -> list[tuple[str, str]]:
     """Name and text of every function and class at the top level."""
     lines = text.splitlines()
-    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    nodes = [node for node in tree_of(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return [(node.name, "\n".join(lines[node.lineno - 1 : node.end_lineno])) for node in nodes]
 
 
@@ -103,8 +107,7 @@ def test_no_exported_file_uses_a_name_that_it_lacks(exported: dict[str, dict[str
 
 
 def get_relative_imports_of(text: str) -> set[str]:
-    tree = ast.parse(text)
-    return {node.module for node in ast.walk(tree) if getattr(node, "level", 0) == 1}
+    return {node.module for node in tree_of(text).body if getattr(node, "level", 0) == 1}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
 
 BASE = "owner/base"
-TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 40
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 12
 WORDS = ("--data.batch_size", 2, "--training.max_steps", 4, "--training.warmup_steps", 0)
 
 

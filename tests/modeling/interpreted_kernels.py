@@ -67,14 +67,16 @@ def compare(given: list[torch.Tensor], seen: torch.Tensor, visible: torch.Tensor
         torch.testing.assert_close(gradient.double(), want, **tolerance)
 
 
-FIFTH = pairwise(SHAPES, [None, 1, 3, 6, 20], [False, True])[::5]
+# every program is interpreted: two rows and two heads are several
+FEWER = [(min(batch, 2), min(heads, 2), *rest) for batch, heads, *rest in SHAPES]
+FIFTH = pairwise(FEWER, [None, 1, 3, 6, 20], [False, True])[::5]
 # several tiles of queries, keys and distances; one token; as few keys as there can be
 SEVERAL_TILES = [
     ((1, 1, 20, 13, 5), None, False),
     ((1, 1, 33, 0, 16), 18, False),
     ((1, 1, 17, 32, 3), 20, True),
     ((1, 1, 1, 40, 20), None, False),
-    ((2, 2, 1, 40, 4), 35, True),
+    ((2, 1, 1, 40, 4), 35, True),
 ]
 
 
@@ -153,7 +155,7 @@ def test_what_the_kernels_decline_goes_to_flex_attention(monkeypatch):
 
 def test_the_operator_is_what_torch_wants_of_one():
     """Nothing is changed in place, results have the form that is promised, and a compiled graph holds them."""
-    given = arguments((1, 2, 3, 2, 4), torch.float64, "cpu")
+    given = arguments((1, 1, 3, 2, 4), torch.float64, "cpu")
     torch.library.opcheck(triton_attention.attend, (*given, None, 2, 0.5))
 
 

@@ -55,7 +55,9 @@ def embedding_by_hand(weights: dict, config, word: int) -> torch.Tensor:
     return vector * math.sqrt(config.hidden_size) if config.scale_embedding else vector
 
 
-def log_prob_by_hand(weights: dict, config, state: torch.Tensor, word: int) -> torch.Tensor:
+def log_probs_by_hand(weights: dict, config, state: torch.Tensor) -> torch.Tensor:
+    """Of all words, one cluster after the other: a word of a tail is first its cluster."""
+
     def read(cluster: int) -> torch.Tensor:
         projection = weights.get(f"projections.{cluster}.weight")
         return state if projection is None else projection.T @ state
@@ -64,15 +66,15 @@ def log_prob_by_hand(weights: dict, config, state: torch.Tensor, word: int) -> t
         bias = weights.get(f"{name}.bias")
         return weights[f"{name}.weight"][row] @ vector + (0.0 if bias is None else bias[row])
 
-    cluster, place = cluster_of(config, word)
     sizes = [size for size, _ in config.clusters]
     head = [score("clusters.0", row, read(0)) for row in range(sizes[0])]
     head += [score("tails", row, read(0)) for row in range(len(sizes) - 1)]
     head = torch.stack(head).log_softmax(0)
-    if cluster == 0:
-        return head[place]
-    tail = torch.stack([score(f"clusters.{cluster}", row, read(cluster)) for row in range(sizes[cluster])])
-    return head[sizes[0] + cluster - 1] + tail.log_softmax(0)[place]
+    words = [head[: sizes[0]]]
+    for cluster in range(1, len(sizes)):
+        tail = torch.stack([score(f"clusters.{cluster}", row, read(cluster)) for row in range(sizes[cluster])])
+        words.append(head[sizes[0] + cluster - 1] + tail.log_softmax(0))
+    return torch.cat(words)
 
 
 @every_form
@@ -118,13 +120,8 @@ def test_the_softmax_is_its_definition(fields):
     states = torch.randn(2, 3, config.hidden_size, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([[9, 36, -100], [10, 0, 21]])
     weights = dict(layer.named_parameters())
-    expected = torch.stack(
-        [
-            log_prob_by_hand(weights, config, state, word)
-            for state in states.flatten(0, 1)
-            for word in range(VOCAB_SIZE)
-        ]
-    ).view(2, 3, VOCAB_SIZE)
+    expected = torch.stack([log_probs_by_hand(weights, config, state) for state in states.flatten(0, 1)])
+    expected = expected.view(2, 3, VOCAB_SIZE)
     log_probs = layer(states)
     torch.testing.assert_close(log_probs, expected, **EXACT)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3, dtype=torch.float64), **EXACT)

@@ -124,19 +124,21 @@ def test_documents_inside_a_call_need_a_memory_without_sinks():
         model(tokens(1, 8), reset=reset)
 
 
-@pytest.mark.parametrize(("family", "sinks"), [*zip(FAMILIES, itertools.cycle([0, 2]), strict=False)])
+@pytest.mark.parametrize(
+    ("family", "sinks", "use_cache"),
+    [*zip(FAMILIES, itertools.cycle([0, 2]), itertools.cycle([None, None, True, True]), strict=False)],
+)
 @torch.no_grad()
-def test_positions_move_back_and_nothing_else_changes(family, sinks, monkeypatch):
+def test_positions_move_back_and_nothing_else_changes(family, sinks, use_cache, monkeypatch):
     """What is remembered turns with them, as measured: whatever the layout, and where values carry the position."""
     model, ids = add_memory(tiny_base(family), mem_len=WINDOW, num_sinks=sinks), tokens(2, 90)
-    lengths = [6] * 15
+    lengths = [9] * 10
     expected, _ = read(model, ids, lengths)
     monkeypatch.setattr(window_reader, "LAST_POSITION", 40)
-    for use_cache in (None, True):
-        ours, memory = read(model, ids, lengths, use_cache=use_cache)
-        position = memory["past_key_values"].memory.own.next_position.state if use_cache else memory["mems"][-1]
-        assert position.max() <= 40
-        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
+    ours, memory = read(model, ids, lengths, use_cache=use_cache)
+    position = memory["past_key_values"].memory.own.next_position.state if use_cache else memory["mems"][-1]
+    assert position.max() <= 40
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -211,18 +213,17 @@ def test_a_mask_is_made_once_for_all_calls_of_one_shape(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @torch.no_grad()
-def test_half_a_million_tokens():
-    """The numbers at the end are those of the last tokens alone: positions move back 15 times, and no error grows."""
+def test_a_quarter_of_a_million_tokens():
+    """The numbers at the end are those of the last tokens alone: positions move back 7 times, and no error grows."""
     torch.manual_seed(0)
     base = tiny_base("llama").float()
-    model, ids = add_memory(base, mem_len=64), torch.randint(3, 37, (1, 2**19), generator=torch.Generator())
+    model, ids = add_memory(base, mem_len=64), torch.randint(3, 37, (1, 2**18), generator=torch.Generator())
     cache = None
     for piece in ids.split(2**9, dim=1):
         output = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=16)
         cache = output.past_key_values
-    assert cache.get_seq_length() == 2**19
+    assert cache.get_seq_length() == 2**18
     assert all(layer.keys.shape[-2] == 63 for layer in cache.layers)
     fresh = model(ids[:, -(2 * 64 + 16) :]).logits[:, -16:]
     torch.testing.assert_close(output.logits, fresh, atol=2e-3, rtol=0)  # logits of size 1; float32

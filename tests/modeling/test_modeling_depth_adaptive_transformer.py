@@ -128,9 +128,7 @@ def test_tokens_leave_and_are_copied_upward(way, norm_position):
         torch.testing.assert_close(packed.hidden_states[number + 1][left], states[left], **EXACT)
 
 
-@every_way
-@pytest.mark.parametrize("grad", [True, False], ids=["masked", "packed"])
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize(("way", "use_cache", "grad"), pairwise(list(WAYS), [None, True], [True, False]), ids=str)
 def test_exits_hang_on_nothing_but_the_text_before(way, use_cache, grad):
     """Any cut of the text, padding on any side, rows beside, documents: each token leaves where it leaves alone."""
     model, ids = leaving_model(way), tokens(3, 18)

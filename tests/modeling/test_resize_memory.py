@@ -34,7 +34,7 @@ def model_of(model_type: str, mem_len: int = MEM_LEN, head: str = "model", **fie
 def test_as_if_it_had_been_built_so(model_type: str, mem_len: int):
     model, fresh = model_of(model_type), model_of(model_type, mem_len)
     fresh.load_state_dict(model.state_dict())
-    ids, cuts = tokens(2, 33), [6, 6, 6, 1, 8, 6]
+    ids, cuts = tokens(2, 21), [8, 6, 1, 6]
     before = read(model, ids, cuts, use_cache=True)[0]  # whatever it keeps between calls, it has now
     model.resize_memory(mem_len)
     for use_cache in (None, True):

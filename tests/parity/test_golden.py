@@ -29,7 +29,7 @@ def test_no_test_names_a_case():
 
 
 def test_the_folder_is_that_of_the_option(request: pytest.FixtureRequest):
-    given = request.config.getoption("--golden-dir").resolve()
+    given = (request.config.getoption("--golden-dir") or SHIPPED).resolve()
     assert golden.Location.folder == given
     (mark,) = [golden.cases("pkm").mark]
     assert mark.args == ("case", files_of("pkm", given))

@@ -5,13 +5,13 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from forked import fork_server
 from patience import PATIENCE
 from tiny import held_by, tiny_model
 from transformers import AutoModelForCausalLM
@@ -21,7 +21,6 @@ from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.cli.main import app
 from transformers_xl.streams.conversation import Conversation
 
-ROOT = Path(__file__).parents[2]
 TEMPLATE = (
     "{{ 'System: short answers.\n' }}{% for message in messages %}"
     "{{ message['role'] }}: {{ message['content'] }}"
@@ -195,16 +194,13 @@ def test_words_are_generated(tmp_path: Path):
 
 
 class Terminal:
-    """A process at a terminal of its own."""
+    """A command of ours at a terminal of its own, in a process that is forked."""
 
-    def __init__(self, command: list[str]):
+    def __init__(self, *words: str):
         self.end, theirs = pty.openpty()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=make_controlling,
-        )  # fmt: skip
-        os.close(theirs)
+        self.process = fork_server().Process(target=at_terminal, args=(os.ttyname(theirs), words))
+        self.process.start()
+        self.theirs = theirs  # open until the process has opened it
         self.seen = ""
 
     def types(self, text: str) -> None:
@@ -235,18 +231,22 @@ class Terminal:
         raise AssertionError(f"{until!r} not in {self.seen!r}")
 
 
-def make_controlling() -> None:
-    """Let Ctrl-C on the terminal reach this process, also where the tests run in the background, which ignores it."""
-    import fcntl
-    import termios
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+def at_terminal(name: str, words: tuple[str, ...]) -> None:
+    """Run a command whose input and output are a terminal. A new session takes the first that it opens for its own: Ctrl-C
+    there reaches this process, also where the tests run in the background, which ignores it."""
+    os.setsid()
+    terminal = os.open(name, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(terminal, descriptor)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(each, mode) for each, mode in enumerate("rww"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["TERM"] = "dumb"
+    app(words)
 
 
 def test_ctrl_c_at_a_terminal(tmp_path: Path):
-    command = [sys.executable, "-m", "transformers_xl.cli.main", "chat", saved(tmp_path / "model", letter="y")]
-    terminal = Terminal([*command, "--max-new-tokens", "1000000", "--temperature", "0"])
+    folder = saved(tmp_path / "model", letter="y")
+    terminal = Terminal("chat", folder, "--max-new-tokens", "1000000", "--temperature", "0")
     try:
         terminal.waits_for("> ")
         terminal.types("Hello.\n")
@@ -259,8 +259,10 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path):
         # a further press may still be on its way, which would drop what is typed
         terminal.presses("/reset\n", until="Forgotten.")
         terminal.types("/quit\n")
-        assert terminal.process.wait(PATIENCE) == 0
+        terminal.process.join(PATIENCE)
+        assert terminal.process.exitcode == 0
     finally:
         terminal.process.kill()
-        terminal.process.wait()
+        terminal.process.join()
+        os.close(terminal.theirs)
         os.close(terminal.end)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import dispatch_model
 from accelerate.utils import send_to_device
-from tiny import AROUND_BASES, FLOAT32, memory_of, read, tiny_model, tokens, variants
+from tiny import AROUND_BASES, FLOAT32, in_turn, memory_of, read, tiny_model, tokens, variants
 from transformers import AutoModel, AutoModelForCausalLM
 
 from transformers_xl.modeling.auto import VARIANTS
@@ -69,17 +69,19 @@ def test_auto_is_the_processor_where_there_is_no_accelerator(tmp_path: Path):
     assert_equal(used(auto_class.from_pretrained(tmp_path / "model", device_map="auto").cpu()), used(model))
 
 
-@pytest.mark.parametrize("model_type", OWN)
-def test_weights_on_disk(model_type: str, tmp_path: Path):
+@torch.no_grad()
+@pytest.mark.parametrize(("model_type", "use_cache"), in_turn(OWN, (None, True)))
+def test_weights_on_disk(model_type: str, use_cache: bool | None, tmp_path: Path):
     """A weight is there while its module runs only: a model that read one at any other time would fail here, as it would
     on several devices."""
     model, auto_class = saved(model_type, tmp_path / "model")
-    expected = segments(model)
+    ids = tokens(2, 13)
+    expected, _ = read(model, ids, [7, 6], use_cache)
     on_disk = auto_class.from_pretrained(
         tmp_path / "model", device_map=parts(model, "disk"), offload_folder=tmp_path / "offload"
     )
     assert {parameter.device.type for parameter in on_disk.parameters()} == {"meta"}
-    assert_equal(segments(on_disk), expected)
+    torch.testing.assert_close(read(on_disk, ids, [7, 6], use_cache)[0], expected, **FLOAT32)
 
 
 def test_layers_alone_on_disk_and_biases_of_each_layer(tmp_path: Path):

@@ -5,7 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 from optional_packages import needs
-from tiny import EXACT, FLOAT32, VARIANTS, allows, in_turn, memory_value, read, result_of, tiny_model, tokens, variants
+from tiny import (
+    EXACT,
+    FLOAT32,
+    VARIANTS,
+    allows,
+    in_turn,
+    memory_value,
+    one_of_each_kind,
+    read,
+    result_of,
+    tiny_model,
+    tokens,
+    variants,
+)
 from torch import nn
 from trained import LANES, SEGMENT, arguments, by_hand, small_model, text
 
@@ -67,9 +80,14 @@ def check_merging(model, model_type: str, **fields) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "head"),
-    [(each, head) for each, head in in_turn(variants(causal_lm=True), HEADS) if allows(each, **HEADS[head])],
+    [
+        (each, head)
+        for each, head in in_turn(dict.fromkeys([*one_of_each_kind(variants(causal_lm=True)), COMPLEX]), HEADS)
+        if allows(each, **HEADS[head])
+    ],
 )
 def test_an_adapter_of_all_linear_layers_merges(model_type: str, head: str):
+    """That every variant calls its linear layers, and computes by nothing else of theirs, is said below."""
     model = tiny_model(model_type, "causal_lm", **HEADS[head])
     if (model_type, head) == (COMPLEX, "plain"):
         assert [name for name, module in model.named_modules() if isinstance(module, nn.Linear)] == ["lm_head"]

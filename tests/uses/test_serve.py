@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from transformers_xl import ByteTokenizer
 from transformers_xl.cli.main import app
 
-openai, _, _ = map(needs, ("openai", "fastapi", "uvicorn"))
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -33,6 +32,13 @@ def saved(folder: Path, model_type: str = "transformer_xl", template: str | None
     model.save_pretrained(folder, include_code=False)
     ByteTokenizer(chat_template=template).save_pretrained(folder, include_code=False)
     return model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packages() -> None:
+    """Imported here, not while tests are collected: a client of OpenAI takes longer than the files of this folder."""
+    for name in ("openai", "fastapi", "uvicorn"):
+        needs(name)
 
 
 class Server:
@@ -52,7 +58,9 @@ class Server:
             assert self.process.is_alive(), self.said()
             time.sleep(0.1)
         self.url = found[1]
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+        self.client = needs("openai").OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE
+        )
         assert httpx2.get(f"{self.url}/health", timeout=PATIENCE).json() == {"status": "ok"}
 
     def said(self) -> str:
@@ -127,7 +135,7 @@ def test_wrong_requests_are_answered(server: Server):
         ({"no_such_field": 1}, 422, "no_such_field"),
         ({"max_tokens": 0}, 400, "max_new_tokens"),  # a ValueError of `generate()`
     ):
-        with pytest.raises(openai.APIStatusError) as caught:
+        with pytest.raises(needs("openai").APIStatusError) as caught:
             server.client.completions.create(**(right | {"extra_body": wrong}))
         assert caught.value.status_code == status
         assert message in caught.value.response.text
