@@ -277,7 +277,6 @@ VARIANTS: dict[str, Variant] = {
             year=2020,
             url="https://arxiv.org/abs/1912.12333",
             idea="A word is a wave over positions, with amplitude, frequency and phase; all that follows is complex.",
-            croppable=False,
         ),
         _variant(
             modeling_infini_transformer,

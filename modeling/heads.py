@@ -1,5 +1,7 @@
 """The heads that every variant shares: language modeling, and the classification of texts and of tokens."""
 
+from typing import TypedDict
+
 import torch
 from torch import nn
 from transformers.modeling_utils import slice_logits_to_keep
@@ -21,6 +23,20 @@ from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+
+
+class ModelInputs(TypedDict):
+    """What a head passes on to its model: arguments of [`~MemoryModel.forward`], by their names."""
+
+    input_ids: torch.LongTensor | None
+    attention_mask: torch.Tensor | None
+    past_key_values: MemoryCache | None
+    inputs_embeds: torch.FloatTensor | None
+    mems: tuple[torch.Tensor, ...] | MemoryCache | None
+    mems_mask: torch.Tensor | None
+    reset: torch.Tensor | None
+    position_ids: torch.LongTensor | None
+    use_cache: bool | None
 
 
 class MemoryHead(MemoryPreTrainedModel):
@@ -174,22 +190,22 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets)
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
-            "inputs_embeds": inputs_embeds,
-            "mems": mems,
-            "mems_mask": mems_mask,
-            "reset": reset,
-            "position_ids": position_ids,
-            "use_cache": use_cache,
-        }
+        inputs = ModelInputs(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            mems=mems,
+            mems_mask=mems_mask,
+            reset=reset,
+            position_ids=position_ids,
+            use_cache=use_cache,
+        )
         return self.forward_with_loss(inputs, targets, logits_to_keep, **kwargs)
 
     def forward_with_loss(
         self,
-        inputs: dict,
+        inputs: ModelInputs,
         targets: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
@@ -323,4 +339,10 @@ class MemoryForTokenClassification(MemoryHead):
         return self.head_output(outputs, loss, logits)
 
 
-__all__ = ["MemoryForCausalLM", "MemoryForSequenceClassification", "MemoryForTokenClassification", "MemoryHead"]
+__all__ = [
+    "MemoryForCausalLM",
+    "MemoryForSequenceClassification",
+    "MemoryForTokenClassification",
+    "MemoryHead",
+    "ModelInputs",
+]

@@ -5,8 +5,6 @@ what they remember: the i-th token of a segment and the i-th token of the one be
 kimiyoung/transformer-xl (`attn_type` 2 and 3).
 """
 
-from typing import NamedTuple
-
 import torch
 from transformers.utils import auto_docstring
 
@@ -23,7 +21,7 @@ from transformers_xl.modeling.layers.absolute_positions import (
 )
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.position_memory import PositionMemory
+from transformers_xl.modeling.memory.position_memory import PositionMemory, TextPositionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
@@ -33,12 +31,6 @@ class AbsoluteTransformerXLLayer(AbsolutePositionsLayer):
     Differs from the original: positions count forward and are added once; its code counts them from the end of a segment,
     and adds those of the memory again in every segment to what already has some.
     """
-
-
-class TextPositionMemory(NamedTuple):
-    """How many tokens of its text each row has read, which says where in a segment the next one stands."""
-
-    tokens_read: PositionMemory
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of Transformer-XL with absolute positions.")

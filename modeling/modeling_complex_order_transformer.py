@@ -4,8 +4,6 @@ A word is a wave over positions, with an amplitude, a frequency and a phase in e
 Transformer of complex vectors. Code: iclr-complex-order/complex-order.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import nn
 from transformers.utils import auto_docstring
@@ -31,8 +29,8 @@ from transformers_xl.modeling.layers.complex_layers import (
 )
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory.position_memory import PositionMemory, TextPositionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import RunOutput
 
@@ -53,17 +51,10 @@ class ComplexOrderTransformerLayer(MemoryLayer):
         self.post_attention_layernorm = ComplexLayerNorm(config)
 
 
-class TextPositionMemory(NamedTuple):
-    """How many tokens of its text each row has read: words are waves over positions, which run on."""
-
-    tokens_read: CounterMemory
-
-
 @auto_docstring(custom_intro="Weights, loading and the promises of the Transformer on complex-order embeddings.")
 class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: ComplexOrderTransformerConfig
     _no_split_modules = ["ComplexOrderTransformerLayer"]
-    _is_stateful = True
     _can_compile_fullgraph = False  # a static cache has no place for the tokens read
     lora_targets = ()  # no matrix is an `nn.Linear`
 
@@ -100,7 +91,7 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
         return AdaptiveComplexOrderEmbedding(config) if config.is_adaptive else ComplexOrderEmbedding(config)
 
     def own_memories(self) -> TextPositionMemory:
-        return TextPositionMemory(CounterMemory())
+        return TextPositionMemory(PositionMemory())
 
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs

@@ -18,6 +18,7 @@ from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
+    ModelInputs,
 )
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss
 from transformers_xl.modeling.layers.attention import RelativeAttention
@@ -225,7 +226,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     def forward_with_loss(
         self,
-        inputs: dict,
+        inputs: ModelInputs,
         targets: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
@@ -241,7 +242,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *left_out))
 
     def training_loss(
-        self, inputs: dict, targets: torch.Tensor, items: torch.Tensor | int | None, **kwargs
+        self, inputs: ModelInputs, targets: torch.Tensor, items: torch.Tensor | int | None, **kwargs
     ) -> tuple[DepthAdaptiveTransformerModelOutput, torch.Tensor | None, torch.Tensor]:
         """Of one reading at full depth, or of `num_exit_paths` along random exits, whose first one gives the output; what
         `halting` learns from is always read at full depth. Sections 2.2 and 3."""

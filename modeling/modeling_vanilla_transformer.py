@@ -15,6 +15,7 @@ from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
+    ModelInputs,
 )
 from transformers_xl.modeling.layers.absolute_positions import (
     AbsolutePositionsContext,
@@ -126,7 +127,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
 
     def forward_with_loss(
         self,
-        inputs: dict,
+        inputs: ModelInputs,
         targets: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,

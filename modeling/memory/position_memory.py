@@ -1,5 +1,7 @@
 """The position of the next token of each row."""
 
+from typing import NamedTuple
+
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 
 
@@ -13,4 +15,10 @@ class PositionMemory(CounterMemory):
             self.state = self.state - removed
 
 
-__all__ = ["PositionMemory"]
+class TextPositionMemory(NamedTuple):
+    """How many tokens of its text each row has read: what a model with absolute positions remembers beside its windows."""
+
+    tokens_read: PositionMemory
+
+
+__all__ = ["PositionMemory", "TextPositionMemory"]
