@@ -30,7 +30,7 @@ def place(tmp_path_factory):
     """A text, and a folder of models: claims share them."""
     folder = tmp_path_factory.mktemp("claims")
     text = "\n".join(topics[name] for name in sorted(topics))
-    (folder / "text.txt").write_text(text[:10_000], encoding="utf-8")
+    (folder / "text.txt").write_text(text[:40_000], encoding="utf-8")
     return folder
 
 

@@ -25,7 +25,7 @@ SIZES = {
     "segment_length": 8,
     "initializer_range": 0.2,
 }
-WORDS = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 6
+WORDS = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 7
 OLD = Path(__file__).parent.parent / "fixtures" / "golden" / "legacy_hf_checkpoint"
 KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder", "window", "tokens")
 MEMORIES = {

@@ -241,10 +241,10 @@ def test_a_class_of_yours_is_not_exported(tmp_path: Path):
 
 
 def test_a_save_that_fails_in_the_export_writes_nothing(tmp_path: Path, monkeypatch):
-    def fail(module: str):
+    def fail(modules: object):
         raise ValueError("no source")
 
-    monkeypatch.setattr(code_export, "module_source", fail)
+    monkeypatch.setattr(code_export, "exported_files", fail)
     with pytest.raises(ValueError, match="no source"):
         tiny_model("transformer_xl", "causal_lm").save_pretrained(tmp_path)
     assert list(tmp_path.iterdir()) == []
