@@ -134,8 +134,8 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
     ) -> MemoryHeadOutput:
         """`targets` may have one column more than the segment: the second target of its last token."""
         if not self.training or targets is None:
-            ids, embeds = inputs["input_ids"], inputs["inputs_embeds"]
-            length = (embeds if ids is None else ids).shape[1]
+            tokens = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
+            length = cast(torch.Tensor, tokens).shape[1]  # one of both is given
             targets = None if targets is None else targets[:, :length]
             return super().forward_with_loss(inputs, targets, logits_to_keep, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
