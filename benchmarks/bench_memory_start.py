@@ -115,20 +115,21 @@ def table(records: dict[str, dict]) -> list[str]:
 
 
 def draw(records: dict[str, dict]) -> None:
-    """The runs of `cause`, the first seed of the first text."""
-    shown = {
-        name: next((r for key, r in records.items() if key.endswith(f" {name} 0")), None) for name in SETS["cause"]
-    }
-    shown = {name: record for name, record in shown.items() if record is not None}
-    picture, ((left, right),) = figure(columns=2, width=5)
-    for index, (name, record) in enumerate(shown.items()):
-        steps, style = [point["step"] for point in record["points"]], line(index, len(shown))
-        left.plot(steps, [point["bits"]["as trained"] for point in record["points"]], label=name, **style)
-        right.plot(steps, [np.mean(share) for share in record["near"]], **style)
-    left.set(
-        xlabel="training step", ylabel="bits per byte (axis from 2.5)", title="Held-out text, seed 0", ylim=(2.5, None)
-    )
-    right.set(xlabel="training step", ylabel="share", title="Attention to the nearest 9 bytes, seed 0", ylim=(0, 1))
+    """The runs of `cause`, the first seed; a row for each text."""
+    texts = sorted({key.split()[0] for key in records}, reverse=True)
+    found = {text: {name: records.get(f"{text} {name} 0") for name in SETS["cause"]} for text in texts}
+    found = {text: runs for text, runs in found.items() if all(runs.values())}
+    picture, panels = figure(rows=len(found), columns=2, width=5)
+    for (text, runs), (left, right) in zip(found.items(), panels, strict=True):
+        for index, (name, record) in enumerate(runs.items()):
+            steps, style = [point["step"] for point in record["points"]], line(index, len(runs))
+            label = name if text == texts[0] else None
+            left.plot(steps, [point["bits"]["as trained"] for point in record["points"]], label=label, **style)
+            right.plot(steps, [np.mean(share) for share in record["near"]], **style)
+        start = np.floor(2 * left.get_ylim()[0]) / 2
+        left.set(xlabel="training step", ylabel=f"bits per byte (axis from {start:g})", ylim=(start, None))
+        left.set_title(f"Held-out text: {text}, seed 0")
+        right.set(xlabel="training step", ylabel="share", title="Attention to the nearest 9 bytes", ylim=(0, 1))
     picture.legend(loc="outside lower center", ncols=3)
     save(picture, PICTURE)
 
