@@ -98,6 +98,10 @@ def train(
             typer.echo(f"stopped after step {run.step:,}, which is saved; to resume: {resumed}", err=True)
         sys.exit(130)
     if is_main_process():
+        patience = run.config.training.early_stopping_patience
+        if patience is not None and run.step < run.max_steps:
+            reason = f"`training.early_stopping_patience`={patience} was reached"
+            typer.echo(f"ended after step {run.step:,} of {run.max_steps:,}: {reason}", err=True)
         header, *rows = score_table(scores)
         result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
         tell(result, "held-out text", header, rows, as_json, as_markdown)

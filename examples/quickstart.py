@@ -92,7 +92,7 @@ def draw(curves: dict[str, Curve], scores: dict[str, TextScore], path: Path) -> 
             left.plot(*zip(*curves[name], strict=True), **style)
         bits = score.bits_per_byte_by_position
         right.plot(range(1, len(bits) + 1), bits, label=f"{name}: {score.bits_per_byte:.2f}", **style)
-    left.set(xlabel="training step", ylabel="bits per byte", title="Training text")
+    left.set(xlabel="training step", ylabel="bits per byte", title="Training text, one seed")
     right.set(xlabel="position in the segment (bytes)", title="Held-out modules (means below)")
     right.yaxis.set_tick_params(labelleft=True)
     left.set_ylim(0, None)

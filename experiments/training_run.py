@@ -48,6 +48,7 @@ class TrainingRun:
 
     Attributes:
         step: the step at which the training ended.
+        max_steps: the step at which it was to end; early stopping ends it before.
         was_stopped: whether that was because the process was asked to.
     """
 
@@ -81,7 +82,7 @@ class TrainingRun:
             length, self.args.per_device_eval_batch_size, self.state.num_processes, section.overlap
         )
         self.args.per_device_eval_batch_size = self.held_out.lanes // self.state.num_processes
-        self.step, self.was_stopped, self.print_log = 0, False, print_log
+        self.step, self.max_steps, self.was_stopped, self.print_log = 0, 0, False, print_log
 
     def train(self) -> dict[str, TextScore]:
         """Train, save and describe. Of several processes, the main one alone scores and describes.
@@ -128,7 +129,8 @@ class TrainingRun:
         if not (self.print_log and self.state.is_main_process):
             trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=self.resume or None)
-        self.step, self.was_stopped = trainer.state.global_step, stopping.stopped
+        self.step, self.max_steps = trainer.state.global_step, trainer.state.max_steps
+        self.was_stopped = stopping.stopped
         if not self.was_stopped:
             prepare_for_inference(self.model)
             self._save(trainer, self.output / FINAL)

@@ -246,9 +246,12 @@ def test_early_stopping_and_the_best_model(text_file: Path, tmp_path: Path):
         "--training.eval_strategy steps --training.eval_steps 1 --training.save_steps 1 --training.max_steps 9 "
         "--training.load_best_model_at_end true --training.early_stopping_patience 1 --training.learning_rate 5.0"
     )
-    folder = train(text_file, "-o", tmp_path / "model", *SMALL.split(), *words.split())
+    folder = tmp_path / "model"
+    result = run("train", text_file, "-o", folder, *SMALL.split(), *words.split())
+    assert result.exit_code == 0, result.output
     metrics = json.loads((folder / "training_metrics.json").read_text())
     losses = [row["eval_loss"] for row in metrics["log"] if "eval_loss" in row]
+    assert f"ended after step {len(losses)} of 9: `training.early_stopping_patience`=1 was reached" in result.output
     assert metrics["training"]["steps"] == len(losses) < 9
     best, scored = min(losses), metrics["evaluations"][0]
     assert scored["nats"] / scored["tokens"] == pytest.approx(best, rel=1e-5)  # weighed by tokens, of the best step
