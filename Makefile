@@ -15,7 +15,7 @@ FOLDERS := benchmarks cli configuration corpora cpu docs evaluation examples exp
 	tokenization training transformers_xl
 PACKAGE := cli configuration corpora cpu evaluation experiments files hub modeling recipes streams tokenization training
 
-.PHONY: help setup quickstart space test lint format layout typing docs docs-serve bench stress gpu-check clean
+.PHONY: help setup quickstart space test test-slow lint format layout typing docs docs-serve bench stress gpu-check clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1: /'
@@ -43,8 +43,11 @@ space: setup  ## serve the demo: a model that writes without end, and what it re
 	[ -d build/quickstart/model ] || [ -n "$$MODEL" ] || $(BIN)/python examples/quickstart.py
 	$(BIN)/python examples/space/app.py
 
-test: setup  ## run all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+test: setup  ## run the tests, but for those that are marked slow
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+
+test-slow: setup  ## run the tests that are marked slow
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m slow
 
 lint: setup  ## style, spelling, and the conventions of transformers' models
 	$(BIN)/ruff check .

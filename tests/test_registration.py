@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 REGISTERED = """
 import sys
@@ -71,6 +73,7 @@ for number, program in enumerate(programs):
 """
 
 
+@pytest.mark.slow
 def test_the_auto_classes_find_everything_whatever_is_imported_first(tmp_path: Path):
     """And nothing is left in the way of imports."""
     result = run("-c", IN_FORKS, str(tmp_path), *(first + REGISTERED for first in FIRST), NOTHING_LEFT)

@@ -213,7 +213,6 @@ def test_errors_are_one_line_and_come_before_any_work(text: Path, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_figures_for_programs(compared: Path):
     result = run("compare", "--from", compared, "--json")
     assert result.exit_code == 0, result.output

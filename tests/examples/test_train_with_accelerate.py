@@ -186,7 +186,6 @@ def test_accelerate_takes_the_configs(path: Path):
         assert config.fsdp_config["fsdp_version"] == 2
 
 
-@pytest.mark.slow
 def test_two_processes_are_the_same_run(text: Path, tmp_path: Path):
     """Two gloo processes with two lanes each, stopped and resumed: weights and memory are those of one with four."""
     command = [str(text), "--output", str(tmp_path / "two")]

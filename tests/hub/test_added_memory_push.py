@@ -81,6 +81,7 @@ def push_variant(repo: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_pushed_folders_load_where_the_package_is_absent(hub, base: Path, tmp_path: Path):
     """By the environment variables that turn a process to another server, and by remote code of a repository's name."""
     pushed = {f"{REPO}-{kind}": push_with_memory(hub, kind, f"{REPO}-{kind}", tmp_path) for kind in MEMORIES}

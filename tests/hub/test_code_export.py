@@ -278,6 +278,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_every_model_runs_where_the_package_is_not_installed(saved: Path, tmp_path: Path):
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).with_name("without_package.py")

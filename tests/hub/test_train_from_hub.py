@@ -36,7 +36,6 @@ def done(*words: object) -> str:
     return result.output
 
 
-@pytest.mark.slow
 def test_fine_tuned_with_what_the_trainer_has_and_pushed(hub, text_file: Path, tmp_path: Path):
     """Mixed precision, checkpointed activations and accumulation, reported to TensorBoard; torch.compile:
     tests/training/test_trainer_arguments.py."""

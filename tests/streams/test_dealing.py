@@ -81,7 +81,6 @@ def test_the_position_of_a_stream_that_accelerate_has_read_ahead():
     assert [batch["input_ids"].tolist() for batch in batches_of_a_rank(again, 1, 2)] == expected[4:]
 
 
-@pytest.mark.slow
 def test_two_processes_get_the_rows_of_their_lanes(tmp_path: Path):
     """In earnest, by both of Accelerate's ways to deal a stream: the first process hands out, or each reads all."""
     script = Path(__file__).with_name("dealt_rows.py")
