@@ -16,7 +16,7 @@ from transformers_xl.evaluation.recl import RECL, recl
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
 
-MEASURES = ("with_context", "at_equal_time", "without_context", "recl", "training", "generation", "memory")
+MEASURES = ("with_context", "at_equal_time", "without_context", "recl", "seconds", "training", "generation", "memory")
 RUN_FIELDS = {
     "model", "seed", "settings", "parameters", "bits_per_byte", "recl_losses", "peak_memory", "memory_before",
 }  # fmt: skip
@@ -85,10 +85,11 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
     """By model, best first: `parameters`, `recl_is_bound`, `recl_floor` (the shortest context that was tried: a RECL of it
     is that or less), and a list with a value per seed for each of `MEASURES`.
 
-    `with_context` and `without_context` are bits per byte, `recl` tokens, `training` tokens per second, `generation`
-    milliseconds per token, `memory` the MiB that training takes at its peak beside the libraries. Speeds are one value, or
-    none. `at_equal_time` are bits per byte with context after `equal_seconds` of training, the time of the shortest run: no
-    value for a model that was not scored before, nor for runs without learning curves or from several machines.
+    `with_context` and `without_context` are bits per byte, `recl` tokens, `seconds` those of the training (on a CPU
+    processor time), `training` tokens per second, `generation` milliseconds per token, `memory` the MiB that training takes
+    at its peak beside the libraries. Speeds are one value, or none. `at_equal_time` are bits per byte with context after
+    `equal_seconds` of training, the time of the shortest run: no value for a model that was not scored before, nor for runs
+    without learning curves or from several machines. Runs without learning curves have no `seconds`.
     """
     runs = list(runs)
     lengths, seconds = _recl(runs), equal_seconds(runs)
@@ -104,6 +105,8 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
             row[way].append(run["bits_per_byte"][way])
         if seconds is not None and (bits := bits_after(run["curve"], seconds)) is not None:
             row["at_equal_time"].append(bits)
+        if "curve" in run:
+            row["seconds"].append(run["curve"][-1]["seconds"])
         row["recl"].append(found.length)
         row["recl_is_bound"] |= found.is_bound
         row["memory"].append((run["peak_memory"] - run["memory_before"]) / 2**20)
@@ -172,6 +175,7 @@ def table_cells(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
         "RECL, bytes": recl_of,
         "parameters": lambda row: f"{row['parameters']:,}",
         "learning rate": lambda row: "-" if row["learning_rate"] is None else f"{row['learning_rate']:g}",
+        "training, s": lambda row: spread(row["seconds"], 0),
         "training, tokens/s": lambda row: spread(row["training"], 0),
         "generate(), ms per token": lambda row: spread(row["generation"], 2),
         "peak of training, MiB": lambda row: spread(row["memory"], 0),

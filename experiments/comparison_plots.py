@@ -9,7 +9,9 @@ from transformers_xl.evaluation.plots import figure, line, styled
 
 COLUMNS = {
     "with_context": "bits per byte",
+    "at_equal_time": "bits per byte",
     "recl": "RECL (bytes)",
+    "seconds": "training (s)",
     "training": "training (1,000 tokens/s)",
     "generation": "generate() (ms per token)",
     "memory": "peak of training (MiB)",
@@ -19,7 +21,7 @@ COLUMNS = {
 @styled
 def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
     """Small marks are seeds, large ones their mean; the best model on top. `rows` is a summary of
-    [`~transformers_xl.evaluation.comparison.summary`]. Columns without a value are left out."""
+    [`~transformers_xl.experiments.comparison.summary`]. Columns without a value are left out."""
     columns = {name: label for name, label in COLUMNS.items() if any(row[name] for row in rows.values())}
     picture, grid = figure(columns=len(columns), width=2.6, height=0.9 + 0.26 * len(rows))
     full, hollow = line(0, 2), line(1, 2)
@@ -30,15 +32,22 @@ def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
             scale = 1000 if measure == "training" else 1
             _marks(axes, [value / scale for value in row[measure]], height, full["color"], "o", full["color"])
         if measure == "recl":
-            floor = min(row["recl_floor"] for row in rows.values())
-            ticks = sorted({value for row in rows.values() for value in row["recl"]})
-            axes.set_xticks(ticks, [f"<= {value:g}" if value == floor > 1 else f"{value:g}" for value in ticks])
+            _tick_the_floor(axes, min(row["recl_floor"] for row in rows.values()))
+        if measure == "at_equal_time":
+            label = f"{label}, after {next(iter(rows.values()))['equal_seconds']:.0f} s"
         axes.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
         axes.set_yticks(range(len(rows)), rows if axes is grid[0][0] else [""] * len(rows))
     grid[0][0].set_title(
         "dots: with memory or context\nsquares: each segment alone\nno axis begins at 0", fontsize="small"
     )
     return picture
+
+
+def _tick_the_floor(axes, floor: int) -> None:
+    """A RECL of the shortest context that was tried is that or less; nothing is below one token."""
+    if floor > 1:
+        above = [tick for tick in axes.get_xticks() if 1.5 * floor < tick <= axes.get_xlim()[1]]
+        axes.set_xticks([floor, *above], [f"<= {floor:g}", *(f"{tick:g}" for tick in above)])
 
 
 def _marks(axes, values: list[float], height: int, color: Any, marker: str, face: Any) -> None:
