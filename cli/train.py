@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -98,14 +98,19 @@ def train(
             typer.echo(f"stopped after step {run.step:,}, which is saved; to resume: {resumed}", err=True)
         sys.exit(130)
     if is_main_process():
-        patience = run.config.training.early_stopping_patience
-        if patience is not None and run.step < run.max_steps:
-            reason = f"`training.early_stopping_patience`={patience} was reached"
-            typer.echo(f"ended after step {run.step:,} of {run.max_steps:,}: {reason}", err=True)
+        _tell_early_stopping(run)
         header, *rows = score_table(scores)
         result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
         tell(result, "held-out text", header, rows, as_json, as_markdown)
         typer.echo(f"wrote {output}", err=as_json)
+
+
+def _tell_early_stopping(run: Any) -> None:
+    """`run` is a [`~transformers_xl.experiments.training_run.TrainingRun`] that has ended."""
+    patience = run.config.training.early_stopping_patience
+    if patience is not None and run.step < run.max_steps:
+        reason = f"`training.early_stopping_patience`={patience} was reached"
+        typer.echo(f"ended after step {run.step:,} of {run.max_steps:,}: {reason}", err=True)
 
 
 def _check_devices(count: int) -> None:
