@@ -56,7 +56,7 @@ assert not any(name.startswith("transformers_xl.cpu") for name in sys.modules)
 # each in a process of its own, forked from one that has imported what they need, and of the two packages nothing
 IN_FORKS = """
 import os, sys, traceback
-import huggingface_hub, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed.tensor
+import datasets, huggingface_hub, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed.tensor
 assert not any(name.startswith("transformers") for name in sys.modules)
 folder, *programs = sys.argv[1:]
 for number, program in enumerate(programs):
