@@ -119,6 +119,9 @@ def test_the_picture_has_what_was_measured():
     marks = {tuple(line.get_xdata()) for line in axes.lines}
     assert {(2.5, 2.7), (3.5, 3.7), (2.0, 2.1)} <= marks
     assert (pytest.approx(2.6),) in [tuple(line.get_xdata()) for line in axes.lines]
+    ticks = [label.get_text() for label in without.axes[1].get_xticklabels()]
+    assert ticks[0] == "<= 4"  # the shortest context that was tried
+    assert all(float(tick) > 4 for tick in ticks[1:])
 
 
 def test_files(folder: Path):
