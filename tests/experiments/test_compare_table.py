@@ -158,6 +158,13 @@ def test_the_tables_of_the_docs_are_those_of_the_runs(name: str):
     assert table(summary(runs, read_speeds(folder, runs[0]["settings"]))) in (ROOT / "docs/comparison.md").read_text()
 
 
+def test_the_readme_says_what_the_runs_say():
+    rows = summary(read_runs(ROOT / "benchmarks/results/comparison_library"), {})
+    ours, window, alone = (spread(rows[name]["with_context"], 2)[:4] for name in ("transformer_xl", "mistral", "gpt2"))
+    said = f"Transformer-XL costs {ours} bits, Mistral's window {window}, GPT-2 {alone}"
+    assert said in " ".join((ROOT / "README.md").read_text().split())
+
+
 def test_what_was_run_later_has_no_speeds():
     folder = ROOT / "benchmarks/results/comparison"
     runs = read_runs(folder)

@@ -72,9 +72,11 @@ FEWER = [(min(batch, 2), min(heads, 2), *rest) for batch, heads, *rest in SHAPES
 FIFTH = pairwise(FEWER, [None, 1, 3, 6, 20], [False, True])[::5]
 # several tiles of queries, keys and distances; one token; as few keys as there can be
 SEVERAL_TILES = [
+    ((1, 1, 20, 13, 5), None, False),
     ((1, 1, 33, 0, 16), 18, False),
     ((1, 1, 17, 32, 3), 20, True),
-    ((2, 1, 1, 40, 20), 35, True),
+    ((1, 1, 1, 40, 20), None, False),
+    ((2, 1, 1, 40, 4), 35, True),
 ]
 
 
