@@ -6,16 +6,19 @@ is its own, and what fails takes nothing else with it.
 
 import base64
 import multiprocessing
+import os
 import resource
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -89,16 +92,16 @@ def inner_widths(terms: ComparisonTerms, names: list[str]) -> tuple[dict[str, in
             )
     width = terms.hidden_size  # no model refuses it; parameters grow linearly with it
     at_width = {}
-    for name, builder in known.items():
+    for name in known:
         try:
-            at_width[name] = _count(builder(terms, 0, width))
+            at_width[name] = _count(name, terms, width)
         except ValueError:  # of a model that these settings exclude
             if name in names:
                 raise
-    target = max(_count(known["transformer_xl"](terms, 0, 4 * width)), *at_width.values())
+    target = max(_count("transformer_xl", terms, 4 * width), *at_width.values())
     widths = {}
     for name in names:
-        widths[name], parameters = _width_of(target, known[name], terms)
+        widths[name], parameters = _width_of(target, name, terms)
         if abs(parameters / target - 1) > TOLERANCE:
             raise ValueError(
                 f"`hidden_size`={width}: {name} has {parameters:,} parameters, more than {100 * TOLERANCE:g} % from "
@@ -107,32 +110,30 @@ def inner_widths(terms: ComparisonTerms, names: list[str]) -> tuple[dict[str, in
     return widths, target
 
 
-def _width_of(target: int, builder: Builder, terms: ComparisonTerms) -> tuple[int, int]:
+def _width_of(target: int, name: str, terms: ComparisonTerms) -> tuple[int, int]:
     """The inner width with `target` parameters, and how many there are at it: by secants, from the model's width and twice
     as much.
 
     The first is exact where parameters grow linearly, which they do in all models but the LSTM.
     """
-
-    def count(width: int) -> int:
-        return _count(builder(terms, 0, width))
-
     last, other = 2 * terms.hidden_size, terms.hidden_size
-    parameters, before = count(last), count(other)
+    parameters, before = _count(name, terms, last), _count(name, terms, other)
     for _ in range(4):
         slope = (parameters - before) / (last - other)
         # even, because a complex one has real and imaginary parts
         following = 2 * round((last + (target - parameters) / slope) / 2)
         if following == last:
             break
-        (last, other), (parameters, before) = (following, last), (count(following), parameters)
+        (last, other), (parameters, before) = (following, last), (_count(name, terms, following), parameters)
         if abs(parameters / target - 1) <= TOLERANCE:
             break
     return last, parameters
 
 
-def _count(model: PreTrainedModel) -> int:
-    """Parameters without what exists in training only."""
+@cache
+def _count(name: str, terms: ComparisonTerms, intermediate_size: int) -> int:
+    """Parameters of a model, without what exists in training only."""
+    model = builders()[name](terms, 0, intermediate_size)
     prepare_for_inference(model)
     return model.num_parameters()
 
@@ -150,20 +151,30 @@ def settings_of(
 
 
 def in_a_process(function: Callable, *arguments: Any) -> Any:
-    """The result of a call in a new process.
+    """The result of a call in a new process, which ends with this one.
 
     Raises:
         OSError: the process was killed.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+    with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=end_with_parent) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool as error:
             raise OSError(
                 "the process of a run was killed, perhaps because memory ran out: the same command resumes it."
             ) from error
+
+
+def end_with_parent() -> None:
+    """End this process when the one that asked for it ends: a command that is killed must not go on training."""
+
+    def wait() -> None:
+        cast(BaseProcess, multiprocessing.parent_process()).join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def trained(

@@ -4,6 +4,7 @@ jsonargparse reads and checks values: from dataclasses it makes options of neste
 and it reads what YAML gave by their types. transformers' HfArgumentParser has one flat namespace; tyro reads no files.
 """
 
+import copy
 import dataclasses
 import functools
 import re
@@ -246,10 +247,10 @@ def read_run(
 
 def config_parser(config_class: type[AnyConfig], base: AnyConfig | None = None) -> ArgumentParser:
     """The parser of all sections, or of the model of `base`, whose values are the defaults then."""
-    if base is None:
-        return _parser_of(config_class)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
-    parser = _parser_of.__wrapped__(config_class)  # of its own: its defaults change
-    parser.set_defaults(_values_of(base))
+    parser = _parser_of(config_class)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
+    if base is not None:
+        parser = copy.deepcopy(parser)  # its defaults change
+        parser.set_defaults(_values_of(base))
     return parser
 
 

@@ -18,7 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+    # for this process and those that tests start
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # asking a Hub out of reach takes half a minute
     folder = config.getoption("--golden-dir")
     if folder and not folder.is_dir():
         raise pytest.UsageError(f"--golden-dir {folder} is no folder.")
@@ -77,4 +78,6 @@ def _short_searches_for_garbage() -> None:
 def _seed() -> None:
     import torch
 
-    torch.manual_seed(0)
+    # `torch.manual_seed` notes who called it for each accelerator that is not there: as long as a small test takes
+    seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+    seed(0)

@@ -1,12 +1,12 @@
 """Small models of every variant, and the few steps that many tests share: reading in segments, and a row on its own."""
 
-import copy
 import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
+from moulds import Mould
 from tiny_bases import tiny_base_config
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
@@ -203,7 +203,7 @@ def _pairs(axes: Sequence[Sequence], combination: tuple) -> set[tuple]:
     return set(itertools.combinations(places, 2))
 
 
-_BUILT: dict[str, tuple[PreTrainedModel, torch.Tensor]] = {}
+_BUILT: dict[str, tuple[Mould, torch.Tensor]] = {}
 
 
 def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.float64, **fields):
@@ -224,10 +224,10 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
             for name in ("inv_freq", "original_inv_freq"):
                 if hasattr(module, name):
                     setattr(module, name, getattr(module, name).float())  # as `from_pretrained` leaves them
-        _BUILT[key] = model, torch.get_rng_state()
-    model, random_state = _BUILT[key]
+        _BUILT[key] = Mould(model), torch.get_rng_state()
+    mould, random_state = _BUILT[key]
     torch.set_rng_state(random_state)
-    return copy.deepcopy(model)
+    return mould.copy()
 
 
 def memory_value(

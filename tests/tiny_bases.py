@@ -1,9 +1,9 @@
 """Small language models of transformers, of many families, and what a window is to them, by hand."""
 
-import copy
 import functools
 
 import torch
+from moulds import Mould
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 37
@@ -92,16 +92,16 @@ def tiny_base_config(family: str, **fields):
 
 
 @functools.cache
-def _built(family: str, fields: tuple[tuple, ...]) -> PreTrainedModel:
+def _built(family: str, fields: tuple[tuple, ...]) -> Mould:
     torch.manual_seed(0)
     config = tiny_base_config(family, **dict(fields))
     # grouped products of experts know no float64
-    return AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval()
+    return Mould(AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval())
 
 
 def tiny_base(family: str, **fields) -> PreTrainedModel:
     """A small model of this family in float64, in eval mode: a copy of one that is built once."""
-    return copy.deepcopy(_built(family, tuple(sorted(fields.items()))))
+    return _built(family, tuple(sorted(fields.items()))).copy()
 
 
 def band_mask(length: int, window: int, like: torch.Tensor | None = None) -> torch.Tensor:

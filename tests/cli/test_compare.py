@@ -1,14 +1,18 @@
 """`transformers-xl compare`, run as a user runs it: equal terms, runs that go on, and a report from the files alone."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from programs import run
 
 from transformers_xl.experiments import comparison_folder, comparison_runs
@@ -129,6 +133,31 @@ def test_what_was_done_is_kept_when_a_run_fails(text: Path, tmp_path: Path, monk
 def test_a_process_that_is_killed_is_told():
     with pytest.raises(OSError, match="same command resumes it"):
         comparison_runs.in_a_process(os._exit, 1)
+
+
+def test_a_run_ends_with_the_command():
+    """One that is killed leaves no training behind."""
+    fork = multiprocessing.get_context("fork")
+    running, held = fork.Pipe(duplex=False)  # ends with the last process that holds it
+
+    def run():
+        comparison_runs.end_with_parent()
+        held.send("begun")
+        time.sleep(10 * PATIENCE)
+
+    def command():
+        fork.Process(target=run).start()
+        time.sleep(10 * PATIENCE)
+
+    process = fork.Process(target=command)
+    process.start()
+    held.close()
+    assert running.recv() == "begun"
+    process.kill()
+    assert running.poll(PATIENCE)
+    with pytest.raises(EOFError):
+        running.recv()
+    assert comparison_runs.in_a_process(threading.active_count) == 2  # where a run is, one waits for the command's end
 
 
 @pytest.mark.parametrize(
