@@ -22,8 +22,8 @@ RUN_FIELDS = {
 }  # fmt: skip
 
 
-def read_runs(folder: Path) -> list[dict[str, Any]]:
-    """The runs in a folder.
+def read_runs(folder: Path, any_rates: bool = False) -> list[dict[str, Any]]:
+    """The runs in a folder; with `any_rates`, whatever learning rates each was chosen from.
 
     Raises:
         ValueError: there are none, a file is none, or settings differ from run to run.
@@ -35,7 +35,7 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
         )
     runs = [_read(file, RUN_FIELDS) for file in files]
     for file, run in zip(files, runs, strict=True):
-        check_settings(file, run["settings"], runs[0]["settings"])
+        check_settings(file, run["settings"], runs[0]["settings"], any_rates)
     return runs
 
 
@@ -43,13 +43,13 @@ def read_speeds(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Speeds by model, none where they were not measured.
 
     Raises:
-        ValueError: they were measured with other settings.
+        ValueError: they were measured with other settings; learning rates change no speed.
     """
     file = folder / "speeds.json"
     if not file.is_file():
         return {}
     found = _read(file, {"settings", "models"})
-    check_settings(file, found["settings"], settings)
+    check_settings(file, found["settings"], settings, any_rates=True)
     return found["models"]
 
 
@@ -66,10 +66,11 @@ def _read(file: Path, fields: set[str]) -> dict[str, Any]:
     return found
 
 
-def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise a `ValueError` that names the first field in which the settings of a file are not those expected."""
+def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any], any_rates: bool = False) -> None:
+    """Raise a `ValueError` that names the first field in which the settings of a file are not those expected; with
+    `any_rates`, of those that are not `learning_rates`."""
     for name in expected | found:
-        if found.get(name) != expected.get(name):
+        if found.get(name) != expected.get(name) and not (any_rates and name == "learning_rates"):
             raise ValueError(
                 f"`{name}`={expected.get(name)} differs from that of {str(file)!r}, {found.get(name)}: give the same "
                 "value, or another folder."

@@ -29,7 +29,8 @@ class Comparison:
         seeds: runs of each.
         terms: what is the same for all models.
         learning_rates: of several, each model is trained with the one that is best for it in a run of seed 0 which is a
-            quarter as long, on the end of the training text; one: that of the terms.
+            quarter as long, on the end of the training text; one: that of the terms. Where they are more than those of the
+            runs that are there, a run stays if its rate is still the best, and is replaced if not.
 
     Raises:
         ValueError: a model is not known or cannot be as large as the others, the text is too short, or a run that is there
@@ -37,7 +38,8 @@ class Comparison:
 
     Attributes:
         parameters: of each model, within 3 %.
-        found, missing: name and seed of the runs that are there, and of those asked for that are not.
+        found, missing: name and seed of the runs that are there, and of those asked for that are not, or that were chosen
+            from fewer learning rates.
     """
 
     def __init__(
@@ -50,24 +52,30 @@ class Comparison:
         learning_rates: list[float],
     ):
         self.texts, self.folder = texts, folder
-        runs = read_runs(folder) if (folder / "runs").is_dir() else []
+        runs = read_runs(folder, any_rates=True) if (folder / "runs").is_dir() else []
         names = list(dict.fromkeys(names or builders()))
         _, held_out, _ = read_texts(texts, terms)
         self.widths, self.parameters = inner_widths(terms, names)
         self.settings = settings_of(texts, terms, learning_rates, self.parameters)
         recl_positions(len(held_out), self.settings.recl)  # refuses a text that is too short
-        self.found = [(each["model"], each["seed"]) for each in runs]
-        for key, each in zip(self.found, runs, strict=True):
-            check_settings(self._file(*key), each["settings"], self.settings.to_dict())
+        for each in runs:
+            more_rates = set(each["settings"].get("learning_rates", ())) < set(learning_rates)
+            file = self._file(each["model"], each["seed"])
+            check_settings(file, each["settings"], self.settings.to_dict(), more_rates)
+        done = [each for each in runs if each["settings"] == self.settings.to_dict()]
+        self.found = [(each["model"], each["seed"]) for each in done]
         self.missing = [(name, seed) for seed in range(seeds) for name in names if (name, seed) not in self.found]
 
     def train(self, name: str, seed: int) -> dict[str, Any]:
         """Train and measure one model from one seed, in a separate process, and write the run. The model of the first
-        seed stays, to time what it writes."""
-        model_folder = None if seed else self._models / name
-        given = name, seed, self.widths[name], self.texts, self.settings, self.learning_rate(name), model_folder
-        result = in_a_process(run, *given)
-        write_json(self._file(name, seed), result)
+        seed stays, to time what it writes. A run that is there with the same learning rate only takes the settings over."""
+        file, rate = self._file(name, seed), self.learning_rate(name)
+        result = read_json(file) | {"settings": self.settings.to_dict()} if file.is_file() else {}
+        if result.get("learning_rate") != rate:
+            model_folder = None if seed else self._models / name
+            given = name, seed, self.widths[name], self.texts, self.settings, rate, model_folder
+            result = in_a_process(run, *given)
+        write_json(file, result)
         return result
 
     def learning_rate(self, name: str) -> float:
@@ -80,7 +88,7 @@ class Comparison:
         file = self.folder / "rates" / f"{name}-{learning_rate:g}.json"
         if file.is_file():
             found = read_json(file)
-            check_settings(file, found["settings"], self.settings.to_dict())
+            check_settings(file, found["settings"], self.settings.to_dict(), any_rates=True)
             return found
         found = in_a_process(try_rate, name, self.widths[name], self.texts, self.settings, learning_rate)
         write_json(file, found)

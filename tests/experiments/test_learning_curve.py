@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from transformers_xl.experiments import comparison_folder
+from transformers_xl.experiments.comparison import read_runs
 from transformers_xl.experiments.comparison_runs import builders, settings_of, trained, try_rate
 from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.experiments.learning_curve import LearningCurve
@@ -86,5 +87,38 @@ def test_the_best_rate_is_taken_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):
         assert comparison_folder.Comparison(*given, list(bits)).learning_rate("gpt2") == 1e-2
     assert asked == list(bits)
-    with pytest.raises(ValueError, match="learning_rates"):
-        comparison_folder.Comparison(*given, [1e-3, 1e-2]).learning_rate("gpt2")
+    assert comparison_folder.Comparison(*given, [1e-3, 1e-1]).learning_rate("gpt2") == 1e-1
+    assert asked == list(bits)
+
+
+def test_more_rates_keep_the_runs_whose_rate_is_still_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = tmp_path / "text.txt"
+    text.write_text("It was the best of times, it was the worst of times. " * 400)
+    best, trained = {"gpt2": 1e-3, "lstm": 1e-2}, []
+
+    def in_this_process(function, name, *given):
+        if function is comparison_folder.try_rate:
+            return {"settings": given[2].to_dict(), "bits_per_byte": abs(given[3] - best[name])}
+        seed, _, _, settings, rate, _ = given
+        trained.append((name, seed, rate))
+        return {"model": name, "seed": seed, "settings": settings.to_dict(), "learning_rate": rate} | dict.fromkeys(
+            ("parameters", "bits_per_byte", "recl_losses", "peak_memory", "memory_before")
+        )
+
+    def compare(rates: list[float]) -> comparison_folder.Comparison:
+        comparison = comparison_folder.Comparison([text], tmp_path / "out", list(best), 2, TERMS, rates)
+        for name, seed in comparison.missing:
+            comparison.train(name, seed)
+        return comparison
+
+    monkeypatch.setattr(comparison_folder, "in_a_process", in_this_process)
+    compare([1e-4, 1e-3])
+    assert {rate for _, _, rate in trained} == {1e-3}
+    trained.clear()
+    assert len(compare([1e-4, 1e-3, 1e-2]).missing) == 4
+    assert trained == [("lstm", 0, 1e-2), ("lstm", 1, 1e-2)]
+    assert [run["settings"]["learning_rates"] for run in read_runs(tmp_path / "out")] == [[1e-4, 1e-3, 1e-2]] * 4
+    assert compare([1e-4, 1e-3, 1e-2]).missing == []
+    for fewer in ([1e-4, 1e-3], [1e-3, 1e-2, 1e-1]):
+        with pytest.raises(ValueError, match="learning_rates"):
+            compare(fewer)
