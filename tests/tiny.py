@@ -1,5 +1,6 @@
 """Small models of every variant, and the few steps that many tests share: reading in segments, and a row on its own."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -8,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from moulds import Mould
 from tiny_bases import tiny_base_config
-from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
 import transformers_xl  # noqa: F401  registers the variants
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
@@ -125,7 +126,18 @@ def _memories(model_type: str) -> tuple:
     return base, row.model_class.run_layers, row.croppable, tuple(config.layer_mem_lens), *kinds
 
 
+_CONFIGS: dict[str, PreTrainedConfig] = {}
+
+
 def tiny_config(model_type: str, **fields):
+    """Of a tiny model: a copy, because a config takes longer to check than to copy."""
+    key = repr((model_type, sorted(fields.items())))
+    if key not in _CONFIGS:
+        _CONFIGS[key] = new_config(model_type, **fields)
+    return copy.deepcopy(_CONFIGS[key])
+
+
+def new_config(model_type: str, **fields):
     if model_type in AROUND_BASES:
         return config_around_base(model_type, **fields)
     defaults = {

@@ -50,6 +50,7 @@ def smaller(name: str, monkeypatch) -> claim_runs.Claim:
     return replace(module.CLAIM, runs=runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ORDER if name not in SAME_CODE])
 def test_a_claim_runs_once_and_draws(place, monkeypatch, capsys, name):
     if name == "gates_remember":

@@ -205,6 +205,7 @@ def endless(writer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return stopped
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (BROWSER and DRIVER), reason="no browser: `apt-get install chromium chromium-driver`")
 def test_a_browser_goes_on(writer, browser: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tiny import (
+    AROUND_BASES,
     EXACT,
     MEM_LEN,
     NOT_ONE_GRAPH,
@@ -33,6 +34,11 @@ READ_ONLY = (
 WHOLE = [each for each in VARIANTS if each not in (*LAYERS_ALONE, "transformer_xl")]  # it has its own test below
 
 
+def slow_around_a_base(model_types: list[str]) -> list:
+    """Memory around a base is traced in many graphs."""
+    return [pytest.param(each, marks=pytest.mark.slow) if each in AROUND_BASES else each for each in model_types]
+
+
 def one_layer(model_type: str):
     return tiny_model(model_type, num_hidden_layers=layers_to_compile(model_type))
 
@@ -56,7 +62,7 @@ def assert_compiles(model_type: str, compiled, lengths: list[int], first: int = 
         torch.testing.assert_close(gradients[1], gradients[0], **EXACT)
 
 
-@pytest.mark.parametrize("model_type", WHOLE)
+@pytest.mark.parametrize("model_type", slow_around_a_base(WHOLE))
 def test_forward_compiles(model_type):
     """With a full memory, at fixed shapes, to one graph."""
     torch._dynamo.reset()

@@ -53,6 +53,7 @@ def test_what_the_kernels_are_compiled_to(tmp_path: Path):
         assert row["spilled"] <= SPILLED.get((row["kernel"], row["capability"]), 0), row
 
 
+@pytest.mark.slow
 def test_the_benchmark_for_a_gpu_runs_through(tmp_path: Path, monkeypatch):
     """At a tiny size on a CPU, so that a GPU at hand is not spent on its faults."""
     for more in ([], ["--tune"]):

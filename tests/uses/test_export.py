@@ -86,6 +86,7 @@ def test_a_step_goes_on_from_mems_and_from_a_file(tmp_path: Path):
     torch.testing.assert_close(steps(program, ids, memory), eager(model, ids, **carried), **FLOAT32)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_exported_step_runs_in_onnx(tmp_path: Path):
     for name in ("onnx", "onnxscript"):
