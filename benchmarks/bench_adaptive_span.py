@@ -15,17 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import matplotlib
 import numpy as np
 import torch
 import transformers
 from matplotlib.axes import Axes
 
 from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM
+from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.streams.text_stream import TextStream
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 8
@@ -154,6 +151,7 @@ def measure(max_span: int, lengths: torch.Tensor, repeats: int) -> dict:
 
 def draw_spans(spans: torch.Tensor, axes: Axes) -> None:
     """How many positions each head sees, `(layers, heads)` integers, as `model.spans()` says."""
+    axes.grid(visible=False)
     axes.imshow(spans, cmap="Greys", vmin=0, vmax=1.5 * int(spans.max()))
     for layer, row in enumerate(spans.tolist()):
         for head, span in enumerate(row):
@@ -163,8 +161,9 @@ def draw_spans(spans: torch.Tensor, axes: Axes) -> None:
     axes.set_yticks(range(spans.shape[0]))
 
 
+@styled
 def draw(result: dict, path: Path) -> None:
-    figure, axes = plt.subplots(1, 5, figsize=(18, 3.6), layout="constrained")
+    picture, (axes,) = figure(columns=5, width=3.6, height=3.6)
     draw_spans(torch.tensor(result["spans"]), axes[0])
     rows = result["rows"]
     bounds = [row["max_span"] for row in rows]
@@ -180,10 +179,8 @@ def draw(result: dict, path: Path) -> None:
         panel.set_yticks([])
         panel.minorticks_off()
         panel.margins(0.15)
-        panel.grid(alpha=0.3)
-    axes[1].legend(fontsize="small")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axes[1].legend()
+    save(picture, path)
 
 
 def main() -> None:

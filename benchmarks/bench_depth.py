@@ -14,17 +14,14 @@ import time
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import matplotlib
 import numpy as np
 import torch
 import transformers
 
 from transformers_xl import DepthAdaptiveTransformerConfig, DepthAdaptiveTransformerForCausalLM
 from transformers_xl.evaluation.bits_per_byte import bits_per_byte
+from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.streams.text_stream import TextStream
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES, WARMUP, NEVER = 64, 8, 50, 2.0
@@ -98,8 +95,9 @@ def measure(model: DepthAdaptiveTransformerForCausalLM, text: np.ndarray, args: 
     return rows
 
 
+@styled
 def draw(rows: list[dict], path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    picture, ((left, right),) = figure(columns=2)
     for kind, style, label in (
         ("fixed", "--s", "all tokens exit after the same layer"),
         ("adaptive", "-o", "thresholds"),
@@ -128,11 +126,9 @@ def draw(rows: list[dict], path: Path) -> None:
     )
     right.set(xlabel="layers per generated token", ylabel="generate(), ms of one thread per token", ylim=(0, None))
     right.set_title("Generation")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    left.legend()
+    right.legend()
+    save(picture, path)
 
 
 def main() -> None:

@@ -15,20 +15,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
 import torch
 from torch import nn
 
 from transformers_xl import CausalLongformerConfig, TransformerXLConfig
+from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.key_mask import KeyMask
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -118,8 +115,9 @@ def times(lengths: list[int], seconds: float) -> dict[int, dict[str, float]]:
     return rows
 
 
+@styled
 def draw(rows: list[dict], path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    picture, (axes,) = figure(columns=2, height=4.5)
     for axis, quantity in zip(axes, ("milliseconds", "MiB"), strict=True):
         for form, color in zip(FORMS, ("tab:red", "tab:blue", "tab:green"), strict=True):
             for kind, style in zip(TASKS, ("--o", "-o"), strict=True):
@@ -128,12 +126,10 @@ def draw(rows: list[dict], path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel=quantity)
         axis.set_xticks([row["length"] for row in rows], [f"{row['length'] // 1024}k" for row in rows], minor=False)
         axis.minorticks_off()
-        axis.grid(alpha=0.3)
     axes[0].set_title("processor time")
     axes[1].set_title("peak memory")
-    axes[0].legend(fontsize="small")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axes[0].legend()
+    save(picture, path)
 
 
 def main() -> None:

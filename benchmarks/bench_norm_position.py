@@ -15,16 +15,13 @@ import time
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import matplotlib
 import numpy as np
 import torch
 import transformers
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.streams.text_stream import TextStream
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 16
@@ -69,8 +66,9 @@ def train(norm_position: str, warmup: int, args: argparse.Namespace, seed: int, 
     return losses
 
 
+@styled
 def draw(result: dict, path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    picture, ((left, right),) = figure(columns=2)
     styles = {"pre": ("black", "-"), "post": ("dimgray", "--")}
     for run in result["runs"]:
         color, style = styles[run["norm_position"]]
@@ -88,9 +86,7 @@ def draw(result: dict, path: Path) -> None:
     right.set(xlabel="layer (1 is next to the input)", ylabel="gradient norm of fc2, before training", yscale="log")
     right.set_title("Gradients by layer")
     right.legend()
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    save(picture, path)
 
 
 def main() -> None:

@@ -24,12 +24,11 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib
 import torch
+from matplotlib import colormaps
 from rich.console import Console
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from transformers_xl.evaluation.plots import figure, save, styled
 
 HERE = Path(__file__).parent
 ROOT, RESULTS = HERE.parent, HERE / "results"
@@ -220,9 +219,10 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+@styled
 def draw(rows: list[dict], path: Path) -> None:
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
-    colors = dict(zip(LABELS, plt.get_cmap("tab10").colors, strict=False))
+    picture, ((left, middle, right),) = figure(columns=3, width=5.0, height=4.8)
+    colors = dict(zip(LABELS, colormaps["tab10"].colors, strict=False))
     generating = [row for row in rows if row["kind"] == "generate" and row["size"] == "small" and row["batch"] == 1]
     for name in GENERATING:
         points = [
@@ -239,8 +239,7 @@ def draw(rows: list[dict], path: Path) -> None:
     left.set_xticks([row["memory"] for row in generating], [str(row["memory"]) for row in generating])
     left.minorticks_off()
     left.set_yticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
-    left.grid(alpha=0.3)
-    left.legend(fontsize="small")
+    left.legend()
     training = [row for row in rows if row["kind"] == "train"]
     peers = list(dict.fromkeys(name for row in training for name in row["peers"]))
     for axes, label, title, height in (
@@ -258,10 +257,9 @@ def draw(rows: list[dict], path: Path) -> None:
             axes.bar(places, heights, width=0.8 / len(peers), color=colors[name], label=LABELS[name])
         axes.set_xticks(range(len(training)), [f"{row['size']},\nmemory {row['memory']}" for row in training])
         axes.set(ylabel=label, title=title)
-        axes.grid(alpha=0.3, axis="y")
-    middle.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+        axes.grid(visible=False, axis="x")
+    middle.legend()
+    save(picture, path)
 
 
 def write_docs(text: str, path: Path = ROOT / "docs" / "performance.md") -> None:

@@ -14,15 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
 import torch
 from torch import nn
 
 from transformers_xl import PKMTransformerConfig
+from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS, WIDTH, HEADS, TOPK, KEY_DIM = 512, 256, 4, 32, 128
@@ -93,8 +90,9 @@ def measure(keys: int, repeats: int, flat_up_to: int) -> dict[str, float]:
     return row
 
 
+@styled
 def draw(rows: list[dict[str, float]], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    picture, ((axes,),) = figure(width=8.0, height=5.0)
     styles = {
         "forward": ("black", "-o"), "forward, flat keys": ("tab:red", "--s"),
         "forward and backward, sparse values": ("tab:blue", "-o"),
@@ -111,10 +109,8 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="slots", ylabel=f"milliseconds, {TOKENS} tokens, width {WIDTH}")
     axes.set_xticks(slots, [f"2^{s.bit_length() - 1}" for s in slots], minor=False)
     axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axes.legend()
+    save(picture, path)
 
 
 def main() -> None:
