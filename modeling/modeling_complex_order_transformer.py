@@ -32,7 +32,7 @@ from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.position_memory import PositionMemory, TextPositionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.outputs import RunOutput
+from transformers_xl.modeling.outputs import MemoryModelOutput
 
 
 class ComplexOrderTransformerLayer(MemoryLayer):
@@ -95,7 +95,7 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
 
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
-    ) -> RunOutput:
+    ) -> MemoryModelOutput:
         positions = positions_in_text(memory.own.tokens_read, hidden_states.shape[:2], segment) + 1
         return super().run_layers(at_positions(hidden_states, positions), memory, segment, **kwargs)
 

@@ -32,7 +32,7 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
 @dataclass
@@ -155,9 +155,10 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
             layer.compressed.key_mask, layer.compressed.packing = plan.key_mask, plan.packing
         return CompressiveContext(**vars(segment), plan=plan)
 
-    def run_layers(self, *args, **kwargs) -> RunOutput:
-        output = super().run_layers(*args, **kwargs)
-        return output._replace(extra_outputs={"compression_loss": output.auxiliary_loss})
+    def output_of_layers(
+        self, hidden_states: torch.Tensor, auxiliary_loss: torch.Tensor | None
+    ) -> CompressiveTransformerModelOutput:
+        return CompressiveTransformerModelOutput(last_hidden_state=hidden_states, compression_loss=auxiliary_loss)
 
 
 @auto_docstring(

@@ -35,7 +35,7 @@ from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 # of layer `number` (0: before the first) and states, the layer after which each leaves; None where they say nothing new
 ExitRule = Callable[[int, torch.Tensor], torch.Tensor | None]
@@ -100,7 +100,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         segment: SegmentContext,
         exit_rule: ExitRule | None = None,
         **kwargs,
-    ) -> RunOutput:
+    ) -> DepthAdaptiveTransformerModelOutput:
         """The layers, each for the tokens that `exit_rule` has not let leave before it; without a rule, for all."""
         exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
         exit_layers = exit_layers if segment.segment_mask is None else exit_layers.where(segment.segment_mask, 0)
@@ -111,8 +111,8 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             memory.own.mean_embedding.write(means[:, -1])
             memory.own.num_embeddings.write(numbers[:, -1])
         if exit_rule is None:
-            output = super().run_layers(hidden_states, memory, segment, **kwargs)
-            return output._replace(extra_outputs={"exit_layers": exit_layers})
+            last = super().run_layers(hidden_states, memory, segment, **kwargs).last_hidden_state
+            return DepthAdaptiveTransformerModelOutput(last_hidden_state=last, exit_layers=exit_layers)
 
         skip_halted = skips_halted(self.config, **kwargs)
         if skip_halted:
@@ -134,7 +134,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
             if known is not None:
                 exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
-        return RunOutput(hidden_states, {"exit_layers": exit_layers})
+        return DepthAdaptiveTransformerModelOutput(last_hidden_state=hidden_states, exit_layers=exit_layers)
 
     def project_positions(self, memory: ModelMemory, segment: SegmentContext) -> None:
         """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of

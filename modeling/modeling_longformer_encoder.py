@@ -21,7 +21,7 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import gather_columns
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
 class LongformerEncoderLayer(MemoryLayer):
@@ -113,7 +113,7 @@ class LongformerEncoderModel(LongformerEncoderPreTrainedModel, MemoryModel):
         segment: SegmentContext,
         global_attention_mask: torch.Tensor | None = None,
         **kwargs,
-    ) -> RunOutput:
+    ) -> MemoryModelOutput:
         """Tell the layers which tokens are global."""
         documents = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.long)
         if segment.document_ids is not None:

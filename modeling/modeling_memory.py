@@ -44,7 +44,7 @@ from transformers_xl.modeling.ops.window import (
     rows_reset_at_end,
     visible_positions,
 )
-from transformers_xl.modeling.outputs import MemoryModelOutput, RunOutput
+from transformers_xl.modeling.outputs import MemoryModelOutput
 from transformers_xl.modeling.packed_documents import resets_of_documents
 
 # the inputs of all layers and the output of the last one
@@ -301,15 +301,16 @@ class MemoryModel(MemoryPreTrainedModel):
         segment = SegmentContext(segment_mask, document_ids, positions, self.token_order_to_capture(order, **kwargs))
         segment = self.segment_context(hidden_states, segment, memory)
         output = self.run_layers(hidden_states, memory, segment, **kwargs)
-        hidden_states = output.hidden_states if self.norm is None else self.norm(output.hidden_states)
-        return self.output_in_order(order, last_hidden_state=hidden_states, **output.extra_outputs)
+        if self.norm is not None:
+            output.last_hidden_state = self.norm(output.last_hidden_state)
+        return self.in_order(output, order)
 
-    def output_in_order(self, order: TokenOrder, **fields) -> MemoryModelOutput:
+    def in_order(self, output: MemoryModelOutput, order: TokenOrder) -> MemoryModelOutput:
         """The output, with what it says of tokens where the caller put them."""
         for name in self.token_outputs:
-            if fields.get(name) is not None:
-                fields[name] = gather_columns(fields[name], order.unpack)
-        return self.output_class(**fields)
+            if (value := output.get(name)) is not None:
+                setattr(output, name, gather_columns(value, order.unpack))
+        return output
 
     def joined(self, outputs: Sequence[MemoryModelOutput], parts: CallParts, order: TokenOrder) -> MemoryModelOutput:
         """The outputs of all parts as that of the call."""
@@ -320,7 +321,7 @@ class MemoryModel(MemoryPreTrainedModel):
                 None if each[0] is None else gather_columns(parts.join(each), order.unpack) for each in layers
             )
         last = parts.join([output.last_hidden_state for output in outputs])
-        return self.output_in_order(order, last_hidden_state=last, hidden_states=hidden_states)
+        return self.in_order(self.output_class(last_hidden_state=last, hidden_states=hidden_states), order)
 
     def token_order_to_capture(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
         """The order in which hidden states and attentions are shown; None where the caller asks for neither."""
@@ -347,8 +348,9 @@ class MemoryModel(MemoryPreTrainedModel):
 
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
-    ) -> RunOutput:
-        """Run the layers on the segment `(B, T, E)`, each with its memory."""
+    ) -> MemoryModelOutput:
+        """Run the layers on the segment `(B, T, E)`, each with its memory: the output before the final norm, with what the
+        variant says of its tokens, packed as they are."""
         auxiliary_losses = []
         hidden_states = self.capture(hidden_states, segment.token_order)
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
@@ -357,7 +359,11 @@ class MemoryModel(MemoryPreTrainedModel):
             hidden_states = self.capture(output.hidden_states, segment.token_order)
             if output.auxiliary_loss is not None:
                 auxiliary_losses.append(output.auxiliary_loss)
-        return RunOutput(hidden_states, auxiliary_loss=sum(auxiliary_losses) if auxiliary_losses else None)
+        return self.output_of_layers(hidden_states, sum(auxiliary_losses) if auxiliary_losses else None)
+
+    def output_of_layers(self, hidden_states: torch.Tensor, auxiliary_loss: torch.Tensor | None) -> MemoryModelOutput:
+        """The output of [`run_layers`]; `auxiliary_loss`, the sum of those of the layers."""
+        return self.output_class(last_hidden_state=hidden_states)
 
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory

@@ -194,10 +194,10 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
                 shown[name] = tuple(
                     None if each is None else gather_columns(each, order.unpack, dim) for each in output[name]
                 )
-        shown = self.output_in_order(order, **shown)
-        if "logits" in shown:
-            shown["logits"] = slice_logits_to_keep(shown["logits"], kept)
-        return shown
+        in_order = self.in_order(self.output_class(**shown), order)
+        if "logits" in in_order:
+            in_order["logits"] = slice_logits_to_keep(in_order["logits"], kept)
+        return in_order
 
 
 def without_identity(order: TokenOrder) -> TokenOrder:

@@ -177,7 +177,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         if segment_mask is not None:  # a row without tokens hears nothing new
             relay = torch.where(segment_mask.any(dim=1, keepdim=True), relay, handed_on)
         memory.own.relay.write(relay)
-        return self.output_in_order(order, last_hidden_state=satellites, relay=relay)
+        return self.in_order(StarTransformerModelOutput(last_hidden_state=satellites, relay=relay), order)
 
 
 def mean_of_tokens(states: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:

@@ -26,7 +26,7 @@ from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput, RunOutput
+from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
 @dataclass
@@ -149,7 +149,7 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         segment: SegmentContext,
         output_halting: bool = False,
         **kwargs,
-    ) -> RunOutput:
+    ) -> UniversalTransformerModelOutput:
         """The steps n = 1 .. `max_steps`, and of each position the sum of its states s_n with weights that sum to one.
 
         N = the first n with p_1 + .. + p_n >= threshold, else `max_steps`        R = 1 - (p_1 + .. + p_(N-1))
@@ -180,11 +180,11 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
             running = running & ~halts
         for window in memory.windows:  # one layer projects the positions: this holds also where nobody ran
             window.positions = memory.windows[0].positions
-        extra_outputs = {
-            "ponder_cost": ponder_cost if self.training or output_halting else None,
-            "halting": halting if output_halting else None,
-        }
-        return RunOutput(output, extra_outputs)
+        return UniversalTransformerModelOutput(
+            last_hidden_state=output,
+            ponder_cost=ponder_cost if self.training or output_halting else None,
+            halting=halting if output_halting else None,
+        )
 
 
 @auto_docstring(

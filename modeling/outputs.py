@@ -1,23 +1,10 @@
 """The outputs of the models: those of transformers, with memory."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache
 from transformers.utils import ModelOutput
-
-
-class RunOutput(NamedTuple):
-    """What the layers of a model made of a segment, before the final norm.
-
-    `hidden_states` (B, T, E); `extra_outputs`, the fields that the variant's output has beside those of
-    [`MemoryModelOutput`]; `auxiliary_loss`, the sum of those of the layers.
-    """
-
-    hidden_states: torch.Tensor
-    extra_outputs: dict[str, Any] = {}
-    auxiliary_loss: torch.Tensor | None = None
 
 
 @dataclass
