@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
-from moulds import Mould
+from cached_modules import CachedModule
 from tiny_bases import tiny_base_config
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
@@ -215,7 +215,7 @@ def _pairs(axes: Sequence[Sequence], combination: tuple) -> set[tuple]:
     return set(itertools.combinations(places, 2))
 
 
-_BUILT: dict[str, tuple[Mould, torch.Tensor]] = {}
+_BUILT: dict[str, tuple[CachedModule, torch.Tensor]] = {}
 
 
 def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.float64, **fields):
@@ -236,10 +236,10 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
             for name in ("inv_freq", "original_inv_freq"):
                 if hasattr(module, name):
                     setattr(module, name, getattr(module, name).float())  # as `from_pretrained` leaves them
-        _BUILT[key] = Mould(model), torch.get_rng_state()
-    mould, random_state = _BUILT[key]
+        _BUILT[key] = CachedModule(model), torch.get_rng_state()
+    cached, random_state = _BUILT[key]
     torch.set_rng_state(random_state)
-    return mould.copy()
+    return cached.copy()
 
 
 def memory_value(

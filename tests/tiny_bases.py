@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from moulds import Mould
+from cached_modules import CachedModule
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 37
@@ -92,11 +92,11 @@ def tiny_base_config(family: str, **fields):
 
 
 @functools.cache
-def _built(family: str, fields: tuple[tuple, ...]) -> Mould:
+def _built(family: str, fields: tuple[tuple, ...]) -> CachedModule:
     torch.manual_seed(0)
     config = tiny_base_config(family, **dict(fields))
     # grouped products of experts know no float64
-    return Mould(AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval())
+    return CachedModule(AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval())
 
 
 def tiny_base(family: str, **fields) -> PreTrainedModel:

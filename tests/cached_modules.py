@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-class Mould:
+class CachedModule:
     """Makes copies of a module: a pickle of all but its tensors is read five times as fast as a module is deep-copied."""
 
     def __init__(self, module: nn.Module):
