@@ -29,7 +29,7 @@ class Comparison:
         seeds: runs of each.
         terms: what is the same for all models.
         learning_rates: of several, each model is trained with the one that is best for it in a run of seed 0 which is a
-            quarter as long, on the end of the training text; one: that of the terms. Where they are more than those of the
+            quarter as long, on the end of the training text; one: that of the terms. Where there are more than those of the
             runs that are there, a run stays if its rate is still the best, and is replaced if not.
 
     Raises:
@@ -79,9 +79,17 @@ class Comparison:
         return result
 
     def learning_rate(self, name: str) -> float:
-        """That of a model: the best of several, each of which is tried once."""
-        rates = self.settings.learning_rates
-        return rates[0] if len(rates) == 1 else min(rates, key=lambda rate: self._tried(name, rate)["bits_per_byte"])
+        """That of a model: the best of several, each of which is tried once, from the lowest on, until two in a row are
+        worse than the best."""
+        first, *others = sorted(self.settings.learning_rates)
+        if not others:
+            return first
+        tried = {first: self._tried(name, first)["bits_per_byte"]}
+        for rate in others:
+            if min(tried.values()) < min([*tried.values()][-2:]):
+                break
+            tried[rate] = self._tried(name, rate)["bits_per_byte"]
+        return min(tried, key=tried.__getitem__)
 
     def _tried(self, name: str, learning_rate: float) -> dict[str, Any]:
         """What a learning rate gave, of its file where it was tried before."""

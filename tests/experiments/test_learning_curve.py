@@ -89,6 +89,9 @@ def test_the_best_rate_is_taken_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == list(bits)
     assert comparison_folder.Comparison(*given, [1e-3, 1e-1]).learning_rate("gpt2") == 1e-1
     assert asked == list(bits)
+    bits |= {0.2: 2.4, 0.3: 1.0}  # the second in a row that is worse than the best, and one behind it
+    assert comparison_folder.Comparison(*given, [0.3, 0.2, *bits]).learning_rate("gpt2") == 1e-2
+    assert asked == [1e-3, 1e-2, 1e-1, 0.2]
 
 
 def test_more_rates_keep_the_runs_whose_rate_is_still_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
