@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,14 @@ class ProbeScore:
     @property
     def half(self) -> int | None:
         """The largest distance up to which every bin, from the best one on, is above half of the way from chance to the
-        best. None: no bin is certainly above chance."""
+        best. None: no bin is certainly above chance, not even the best of as many (Bonferroni's 95 %)."""
         known = [index for index, asked in enumerate(self.asked) if asked]
         accuracy = self.accuracy
         best = max(known, key=lambda index: accuracy[index] or 0.0, default=None)
-        if best is None or self.intervals[best][0] <= self.chance:
+        if best is None:
+            return None
+        of_all = NormalDist().inv_cdf(1 - 0.025 / len(known))
+        if wilson_interval(self.right[best], self.asked[best], of_all)[0] <= self.chance:
             return None
         middle = (self.chance + (accuracy[best] or 0.0)) / 2
         reached = self.edges[best]

@@ -72,6 +72,8 @@ def test_answers_are_counted_by_distance():
         ((30, 90, 60, 10), 30),  # from the best bin on: what is nearer does not matter
         ((90, 10, 90, 10), 10),  # as far as it holds without a gap
         ((12, 14, 11, 12), None),  # a guess
+        ((12, 20, 11, 12), None),  # the best of four bins of guesses: 20 of 100 would be certain in a single one
+        ((12, 22, 11, 12), 20),
     ],
 )
 def test_half_is_the_distance_up_to_which_half_is_kept(right: tuple[int, ...], half: int | None):
