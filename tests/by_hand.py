@@ -17,7 +17,7 @@ def language_model(model_type: str, **fields):
     return model
 
 
-def greedy(model, ids: torch.Tensor, new: int = 12, **arguments):
+def greedy(model, ids: torch.Tensor, new: int = 10, **arguments):
     return model.generate(ids, max_new_tokens=new, do_sample=False, **arguments)
 
 
@@ -32,7 +32,7 @@ def choose(output, do_sample: bool) -> torch.Tensor:
 
 
 @torch.no_grad()
-def text_by_hand(model, ids: torch.Tensor, new: int = 12, do_sample: bool = False) -> torch.Tensor:
+def text_by_hand(model, ids: torch.Tensor, new: int = 10, do_sample: bool = False) -> torch.Tensor:
     """Every token from one forward over the whole text, without any memory."""
     for _ in range(new):
         ids = torch.cat([ids, choose(model(ids), do_sample)], dim=1)
@@ -40,7 +40,7 @@ def text_by_hand(model, ids: torch.Tensor, new: int = 12, do_sample: bool = Fals
 
 
 @torch.no_grad()
-def text_by_hand_with_mems(model, ids: torch.Tensor, new: int = 12, do_sample: bool = False, **memory) -> torch.Tensor:
+def text_by_hand_with_mems(model, ids: torch.Tensor, new: int = 10, do_sample: bool = False, **memory) -> torch.Tensor:
     """The prompt in one call, then one token per call, with the memory as a value."""
     following = ids
     for _ in range(new):

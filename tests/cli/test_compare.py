@@ -230,7 +230,7 @@ def test_head_ends_a_command_silently(compared: Path, tmp_path: Path):
         (("--from", "{root}", "{text}"), "leave out texts"),
         (("{text}", "-o", "{root}/new", "--variant", "gru"), "'gru'"),
         (("{text}", "-o", "{root}/new", "--learning-rate", "0"), "learning_rate"),
-        (("{text}", "-o", "{root}/new", "--eval-fraction", "0.01"), "too short"),
+        (("{text}", "-o", "{root}/new", "--variant", "gpt2", "--eval-fraction", "0.01"), "too short"),
         (("{text}", "-o", "{root}/new", "--batch-size", "4000"), "too short"),
     ],
 )

@@ -193,6 +193,7 @@ document.title = JSON.stringify({pictures, height: document.body.scrollHeight, w
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here: `apt-get install chromium`, as .ci/run does")
 def test_a_browser_shows_the_page(text_file: Path, tmp_path: Path):
     """All pictures are decoded and inside of the page, and what is painted is no blank sheet."""

@@ -83,7 +83,7 @@ def test_cached_is_uncached(model_type, decoding, length):
     for use_cache in (True, False):
         torch.manual_seed(0)
         result = model.generate(
-            ids, max_new_tokens=12, use_cache=use_cache, output_logits=True, return_dict_in_generate=True, **decoding
+            ids, max_new_tokens=10, use_cache=use_cache, output_logits=True, return_dict_in_generate=True, **decoding
         )
         results.append((result.sequences, torch.stack(result.logits)))
     torch.testing.assert_close(results[0], results[1], **EXACT)
@@ -95,11 +95,11 @@ def test_beams_reorder_the_memory(model_type, length):
     """The score of every returned beam is what one forward over its whole text gives it."""
     model, ids = language_model(model_type), tokens(2, length)
     result = model.generate(
-        ids, max_new_tokens=12, do_sample=False, num_beams=5, num_return_sequences=3, length_penalty=1.0,
+        ids, max_new_tokens=10, do_sample=False, num_beams=5, num_return_sequences=3, length_penalty=1.0,
         output_scores=True, return_dict_in_generate=True,
     )  # fmt: skip
-    assert result.sequences.shape == (6, length + 12)
-    expected = log_probability(model, result.sequences, length) / 12
+    assert result.sequences.shape == (6, length + 10)
+    expected = log_probability(model, result.sequences, length) / 10
     torch.testing.assert_close(result.sequences_scores.double(), expected, atol=1e-5, rtol=1e-5)
     best = log_probability(model, result.sequences[::3], length)
     # over all rows: a greedy text may fall out of the beams of its own
@@ -284,8 +284,8 @@ def test_embeddings_as_prompt(model_type):
     model, ids = language_model(model_type), tokens(2, 5)
     embeds = model.get_input_embeddings()(ids).detach()
     expected = new_tokens(greedy(model, ids), ids)
-    assert torch.equal(model.generate(inputs_embeds=embeds, max_new_tokens=12, do_sample=False), expected)
-    both = model.generate(ids, inputs_embeds=embeds, max_new_tokens=12, do_sample=False)
+    assert torch.equal(model.generate(inputs_embeds=embeds, max_new_tokens=10, do_sample=False), expected)
+    both = model.generate(ids, inputs_embeds=embeds, max_new_tokens=10, do_sample=False)
     assert torch.equal(new_tokens(both, ids), expected)
 
 
