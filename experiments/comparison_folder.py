@@ -59,7 +59,7 @@ class Comparison:
         self.settings = settings_of(texts, terms, learning_rates, self.parameters)
         recl_positions(len(held_out), self.settings.recl)  # refuses a text that is too short
         for each in runs:
-            more_rates = set(each["settings"].get("learning_rates", ())) < set(learning_rates)
+            more_rates = set(each["settings"].get("learning_rates", ())) <= set(learning_rates)
             file = self._file(each["model"], each["seed"])
             check_settings(file, each["settings"], self.settings.to_dict(), more_rates)
         done = [each for each in runs if each["settings"] == self.settings.to_dict()]

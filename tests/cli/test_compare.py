@@ -143,18 +143,18 @@ def test_a_run_ends_with_the_command():
     def run():
         comparison_runs.end_with_parent()
         held.send("begun")
-        time.sleep(10 * PATIENCE)
+        time.sleep(PATIENCE)
 
     def command():
         fork.Process(target=run).start()
-        time.sleep(10 * PATIENCE)
+        time.sleep(PATIENCE)
 
     process = fork.Process(target=command)
     process.start()
     held.close()
     assert running.recv() == "begun"
     process.kill()
-    assert running.poll(PATIENCE)
+    assert running.poll(PATIENCE / 2)
     with pytest.raises(EOFError):
         running.recv()
     assert comparison_runs.in_a_process(threading.active_count) == 2  # where a run is, one waits for the command's end
