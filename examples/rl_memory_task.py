@@ -23,17 +23,14 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
-import matplotlib
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from transformers_xl import GTrXLConfig, GTrXLForActorCritic, TransformerXLConfig, TransformerXLModel
+from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 OUTPUT = Path("build/rl_memory_task")
 
@@ -183,8 +180,9 @@ def success_rate(counts: np.ndarray, updates: int = 10) -> np.ndarray:
     return np.where(sums[..., 1] > 0, sums[..., 0] / np.maximum(sums[..., 1], 1), np.nan)
 
 
+@styled
 def draw(runs: dict[str, np.ndarray], settings: Settings, path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    picture, ((axes,),) = figure(width=8.0, height=4.5)
     styles = zip(("black", "tab:blue", "tab:orange", "tab:red"), ("-", "--", "-.", ":"), strict=True)
     for (name, counts), (color, style) in zip(runs.items(), styles, strict=True):
         rates = success_rate(counts)
@@ -195,10 +193,8 @@ def draw(runs: dict[str, np.ndarray], settings: Settings, path: Path) -> None:
     axes.set(xlabel="environment steps", ylabel="success rate (last 10 updates)", ylim=(0, 1.02))
     axes.set_title(f"A cue {settings.shortest} to {settings.longest} steps ago, windows of {settings.window} steps: mean "
                    f"and range of {len(counts)} seeds", fontsize=10)  # fmt: skip
-    axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(picture, path)
 
 
 def main(settings: Settings, seeds: int = 2, workers: int = 1, output: Path = OUTPUT) -> dict:

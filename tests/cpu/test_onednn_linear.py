@@ -303,7 +303,7 @@ def test_operations_are_counted(everywhere):
 
 
 def test_generated_tokens(model, everywhere):
-    """The engine, in inference mode: at every step the logits of torch's own products on the same text."""
+    """With a cache, in inference mode: at every step the logits of torch's own products on the same text."""
     settings = {"max_new_tokens": 20, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     mine = []
     counts = counted(lambda: mine.append(model.generate(tokens(2, 5), **settings)))

@@ -36,7 +36,7 @@ WINDOWED = models(memory=("exact",))
 # without one that looks up keys far outside its window; those that hold inputs, not keys and values or memory tokens
 BOUNDED = [each for each in models(memory=("exact",), recurrent=False) if each != "memorizing_transformer"]
 HOLDING_INPUTS = [each for each in WINDOWED if each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)]
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
 def masks(side: str) -> torch.Tensor:
@@ -62,19 +62,19 @@ def masks(side: str) -> torch.Tensor:
     ("model_type", "mem_len", "initial_memory", "same_length"),
     in_turn(CARRYING, pairwise([1, 5, MEM_LEN], ["empty", "zeros"], [True, False])),
 )
-def test_value_form_is_engine_form(model_type, same_length, initial_memory, mem_len):
+def test_value_form_is_cache_form(model_type, same_length, initial_memory, mem_len):
     model = tiny_model(model_type, same_length=same_length, mem_len=mem_len, initial_memory=initial_memory)
     ids = tokens(2, 24)
     for lengths in ((6, 6, 6, 6), (2, 9, 1, 12)):  # any cut: test_memory_property.py
         value, memory = read(model, ids, lengths)
-        engine, cache = read(model, ids, lengths, use_cache=True)
-        torch.testing.assert_close(engine, value, **EXACT)
+        cached, cache = read(model, ids, lengths, use_cache=True)
+        torch.testing.assert_close(cached, value, **EXACT)
         assert memory["mems"] is not None
         assert cache["past_key_values"] is not None
 
 
 @pytest.mark.parametrize(("model_type", "same_length"), in_turn(CARRYING, [True, False]))
-def test_value_turned_into_engine(model_type, same_length):
+def test_value_turned_into_cache(model_type, same_length):
     """A segment read with `mems` and a new cache, and the next one from that cache."""
     model = tiny_model(model_type, same_length=same_length)
     ids, mask = tokens(3, 27), masks("interior")
@@ -83,8 +83,8 @@ def test_value_turned_into_engine(model_type, same_length):
     first = model(ids[:, 9:18], attention_mask=mask[:, 9:18], use_cache=True, **memory)
     assert first.mems is None
     second = model(ids[:, 18:], attention_mask=mask[:, 18:], past_key_values=first.past_key_values)
-    engine = torch.cat([result_of(first), result_of(second)], dim=1)
-    torch.testing.assert_close(engine[mask[:, 9:]], value[mask[:, 9:]], **EXACT)
+    cached = torch.cat([result_of(first), result_of(second)], dim=1)
+    torch.testing.assert_close(cached[mask[:, 9:]], value[mask[:, 9:]], **EXACT)
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
@@ -110,11 +110,11 @@ def test_padded_row_is_unpadded_row(model_type, same_length, initial_memory, sid
     model = tiny_model(model_type, same_length=same_length, initial_memory=initial_memory)
     ids, mask = tokens(3, 27), masks(side)
     value, _ = read(model, ids, [9, 9, 9], attention_mask=mask)
-    engine, _ = read(model, ids, [9, 9, 9], use_cache=True, attention_mask=mask)
+    cached, _ = read(model, ids, [9, 9, 9], use_cache=True, attention_mask=mask)
     for row in range(3):
         alone = read_row_alone(model, ids[row], [9, 9, 9], attention_mask=mask[row])
         torch.testing.assert_close(value[row, mask[row]], alone, **EXACT)
-        torch.testing.assert_close(engine[row, mask[row]], alone, **EXACT)
+        torch.testing.assert_close(cached[row, mask[row]], alone, **EXACT)
 
 
 @pytest.mark.parametrize(("model_type", "side"), in_turn(CARRYING, ["left", "right", "interior"]))
@@ -299,7 +299,7 @@ def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_
 
 
 @pytest.mark.parametrize("model_type", WINDOWED)
-@pytest.mark.parametrize("use_cache", [False, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [False, True], ids=["value", "cache"])
 def test_a_document_may_begin_at_a_pad(model_type, use_cache):
     model = tiny_model(model_type)
     before, ids = tokens(2, 5), tokens(2, 7, seed=1)

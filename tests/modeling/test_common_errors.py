@@ -100,7 +100,7 @@ def test_mems(model_type):
         if type(tiny_config(model_type)).layer_windows is MemoryConfig.layer_windows
     ],
 )
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 def test_mems_of_unequal_length(model_type, use_cache):
     """Layers without windows of their own remember equally much."""
     model = tiny_model(model_type)

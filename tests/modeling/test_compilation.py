@@ -85,14 +85,14 @@ def test_layers_compile(model_type):
 @pytest.mark.slow
 def test_forward_and_backward_compile():
     """ "aot_eager" traces the backward pass too, of the attention that most variants share; without a memory:
-    `test_engine_compiles` and a training (test_trainer_arguments.py)."""
+    `test_cache_compiles` and a training (test_trainer_arguments.py)."""
     torch._dynamo.reset()
     compiled = torch.compile(one_layer("transformer_xl"), fullgraph=True, backend="aot_eager")
     assert_compiles("transformer_xl", compiled, [MEM_LEN, 6], first=1)
 
 
 @pytest.mark.parametrize("model_type", ["transformer_xl", "compressive_transformer"])
-def test_engine_compiles(model_type):
+def test_cache_compiles(model_type):
     """A cache of windows, from none until they move, and one that also holds what was compressed, from the first segment
     on: that there is none yet is the same code."""
     torch._dynamo.reset()

@@ -197,8 +197,8 @@ def test_beams_go_on_from_memory(model_type, length):
         "return_dict_in_generate": True,
     }  # fmt: skip
     whole = model.generate(torch.cat([before, ids], dim=1), **settings)
-    value, engine = memory_of(model(before)), {"mems": model(before, use_cache=True).past_key_values}
-    for use_cache, memory in ((True, value), (False, value), (True, engine)):
+    value, cached = memory_of(model(before)), {"mems": model(before, use_cache=True).past_key_values}
+    for use_cache, memory in ((True, value), (False, value), (True, cached)):
         result = model.generate(ids, use_cache=use_cache, **memory, **settings)
         assert torch.equal(result.sequences, whole.sequences[:, length:])
         torch.testing.assert_close(result.sequences_scores, whole.sequences_scores)

@@ -10,7 +10,7 @@ from transformers_xl.modeling.modeling_gtrxl import GTrXLPreTrainedModel
 BATCH, STEPS, WIDTH, ACTIONS = 3, 3 * MEM_LEN + 2, 5, 4
 gates = pytest.mark.parametrize("gate_type", ["none", "gru"])
 inputs = pytest.mark.parametrize("name", ["observations", "inputs_embeds", "input_ids"])
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
 def agent(name: str = "observations", dtype: torch.dtype = torch.float64, **fields) -> GTrXLForActorCritic:

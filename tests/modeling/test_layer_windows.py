@@ -46,21 +46,21 @@ def test_each_layer_sees_its_window(model):
 
 
 @pytest.mark.parametrize("cuts", [(1,) * 12, (5, 7), (3, 1, 8), (12,)])
-@pytest.mark.parametrize("engine", [False, True])
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("static", [False, True])
-def test_segments_equal_the_whole_text(model, cuts, engine, static):
+def test_segments_equal_the_whole_text(model, cuts, cached, static):
     ids = tokens(2, 12)
-    cache = model.model.make_cache(None, None, model.model.embed_tokens.weight, static) if engine else None
-    logits, memory = [], {"past_key_values": cache} if engine else {}
+    cache = model.model.make_cache(None, None, model.model.embed_tokens.weight, static) if cached else None
+    logits, memory = [], {"past_key_values": cache} if cached else {}
     for segment in ids.split(cuts, dim=1):
         output = model(segment, **memory)
-        memory = memory if engine else {"mems": output.mems, "mems_mask": output.mems_mask}
+        memory = memory if cached else {"mems": output.mems, "mems_mask": output.mems_mask}
         logits.append(output.logits)
     torch.testing.assert_close(torch.cat(logits, dim=1), whole(model, ids), **EXACT)
 
 
-@pytest.mark.parametrize("engine", [False, True])
-def test_padding_and_resets_do_not_matter(model, engine):
+@pytest.mark.parametrize("cached", [False, True])
+def test_padding_and_resets_do_not_matter(model, cached):
     ids = tokens(2, 12)
     first, second = ids[:, :4], ids[:, 4:]
     mask = torch.ones(2, 9, dtype=torch.long)
@@ -68,16 +68,16 @@ def test_padding_and_resets_do_not_matter(model, engine):
     padded = torch.zeros(2, 9, dtype=torch.long)
     padded[0, mask[0].bool()] = first[0]
     padded[1] = tokens(2, 9, seed=1)[1]
-    output = model(padded, attention_mask=mask, use_cache=engine)
+    output = model(padded, attention_mask=mask, use_cache=cached)
     memory = (
-        {"past_key_values": output.past_key_values} if engine else {"mems": output.mems, "mems_mask": output.mems_mask}
+        {"past_key_values": output.past_key_values} if cached else {"mems": output.mems, "mems_mask": output.mems_mask}
     )
     output = model(second, reset=torch.tensor([False, True]), **memory)
     torch.testing.assert_close(output.logits[:1], whole(model, ids[:1])[:, 4:], **EXACT)
     torch.testing.assert_close(output.logits[1:], whole(model, second[1:]), **EXACT)
 
 
-def test_value_becomes_the_engine(model):
+def test_value_becomes_the_cache(model):
     ids = tokens(2, 12)
     mems = model(ids[:, :7]).mems
     result = model.generate(ids[:, 7:], mems=mems, max_new_tokens=6, do_sample=False, pad_token_id=0)

@@ -24,7 +24,7 @@ CARRYING = st.sampled_from(models(memory=("exact", "own")))
 WINDOWED = st.sampled_from(models(memory=("exact",)))
 CUT_DEPENDENT = st.sampled_from([each for each in models(memory=("exact",)) if each not in AROUND_BASES])
 several = settings(max_examples=25)  # one of every variant in each test, six in all, and no text twice
-FORMS = st.sampled_from([None, True])  # of `use_cache`: value or engine
+FORMS = st.sampled_from([None, True])  # of `use_cache`: value or cache
 
 
 class Text(NamedTuple):
@@ -124,7 +124,7 @@ def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_
     forms=st.lists(st.booleans(), min_size=5, max_size=5),
     same_length=st.booleans(),
 )
-def test_value_may_become_engine_between_any_two_segments(model_type, same_length, text, forms):
+def test_value_may_become_cache_between_any_two_segments(model_type, same_length, text, forms):
     """The value is read on as a value, and turned into a cache where `forms` says so: from there on it stays one."""
     model = tiny_model(model_type, **({} if model_type in AROUND_BASES else {"same_length": same_length}))
     start, memory, results = 0, {}, []

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 # none of them ends a mask on a position, where its gradient may be either of two
 SPANS = [[0.02, 0.2, 0.45, 0.1], [0.3, 0.02, 0.03, 0.05]]
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
 def spanning_model(head: str = "model", spans=SPANS, **fields):

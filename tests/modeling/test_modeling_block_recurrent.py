@@ -10,7 +10,7 @@ from transformers_xl import BlockRecurrentConfig
 from transformers_xl.modeling.layers.local_attention import LocalAttention, unit_vectors
 
 MODEL = "block_recurrent"
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 LENGTH, CUTS = 13, [4, 1, 6, 2]
 
 

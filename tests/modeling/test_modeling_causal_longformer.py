@@ -120,7 +120,7 @@ def test_a_head_sees_every_dth_position_of_its_window_and_no_other(attention):
             assert seen == [[head, 19 - m * dilation] for m in (3, 2, 1, 0)]
 
 
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 @piece_lengths
 def test_segments_with_memory_are_one_long_forward(use_cache, piece_length, monkeypatch):
     monkeypatch.setattr(band, "PIECE_LENGTH", piece_length)
@@ -136,7 +136,7 @@ def test_segments_with_memory_are_one_long_forward(use_cache, piece_length, monk
         assert [states.shape for states in memory["mems"]] == [(2, 4, 32), (2, 9, 32)]
 
 
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_and_documents_with_gaps_by_head(use_cache, side):
     """Rows of unequal length in every segment, one of them empty, and documents that begin inside."""
@@ -168,7 +168,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
 @pytest.mark.parametrize("memory", [False, True], ids=["fresh", "with memory"])
 def test_nothing_grows_faster_than_the_length(memory, padded, use_cache):

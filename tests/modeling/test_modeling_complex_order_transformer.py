@@ -14,7 +14,7 @@ from transformers_xl.modeling.layers.complex_layers import ComplexAttention, Com
 
 MODEL = "complex_order_transformer"
 SHARING = ("word_and_dimension", "word", "dimension")
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
 # --- the whole model in complex128, position by position, from the state dict alone

@@ -14,7 +14,7 @@ from transformers_xl.streams.text_stream import TextStream
 
 MODEL = "compressive_transformer"
 RATE, FAR, MEM_LEN = 3, 2, 5
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 CUTS = [4, 1, 9, 7, 1, 8]
 
 

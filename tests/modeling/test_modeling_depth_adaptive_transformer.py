@@ -168,7 +168,7 @@ def test_generate_leaves_as_forward_does(way):
 
 
 @every_way
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 def test_who_has_left_costs_no_work(way, use_cache):
     """Queries and feed-forwards see the tokens that run, keys and values see all; without any, `mems` needs no keys."""
     model, rows = leaving_model(way), {}

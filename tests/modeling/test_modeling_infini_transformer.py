@@ -10,7 +10,7 @@ from transformers_xl import InfiniTransformerConfig
 MODEL = "infini_transformer"
 BLOCK = 3
 CUTS = [2, 5, 2, 3]  # inside of a block, over several, up to an end, over whole ones
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
 def model_of(**fields):

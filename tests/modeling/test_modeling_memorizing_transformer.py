@@ -9,7 +9,7 @@ from transformers_xl import MemorizingTransformerConfig
 from transformers_xl.modeling.memory import retrieval_memory
 
 MODEL = "memorizing_transformer"
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 LENGTH, CUTS = 14, [4, 1, 7, 2]
 
 

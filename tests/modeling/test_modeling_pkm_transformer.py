@@ -149,7 +149,7 @@ def test_statistics_are_those_of_all_processes(tmp_path):
             torch.testing.assert_close(found["gradients"][name] * 2, parameter.grad, **EXACT)
 
 
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 def test_key_usage(use_cache):
     """Counted by hand, over real tokens only; also from the heads, and as a tuple."""
     model = tiny_model("pkm_transformer", "causal_lm", num_hidden_layers=3, memory_layers=[0, 2], **FIELDS)

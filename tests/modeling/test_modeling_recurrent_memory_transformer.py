@@ -12,7 +12,7 @@ from transformers_xl import RecurrentMemoryTransformerConfig
 
 MODEL = "recurrent_memory_transformer"
 SEGMENT, TOKENS, MEM_LEN = 3, 2, 4
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
 def model_of(**fields):

@@ -145,7 +145,7 @@ def test_keys_and_values_are_the_memory_times_a_vector_each():
     layers = model(tokens(2, 12), use_cache=True).past_key_values.layers
     assert [layer.keys is None for layer in layers] == [True, True, False, True]
 
-    memory = mems[0][:, 1:]  # the engine keeps what the next token sees besides itself
+    memory = mems[0][:, 1:]  # the cache keeps what the next token sees besides itself
     key_gate = attention.key_gate.sigmoid()
     content, gate = attention.overparameterization.proj(attention.value_gate.sigmoid()).chunk(2)
     torch.testing.assert_close(layers[2].keys[:, 0], (key_gate * memory), **EXACT)

@@ -63,7 +63,7 @@ def row_by_hand(model, ids: torch.Tensor, handed_on: torch.Tensor) -> tuple[torc
 
 
 @rings
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 @pytest.mark.parametrize(
     "form",
     [
@@ -232,7 +232,7 @@ def test_a_document_cannot_begin_inside_of_a_segment():
         model(tokens(2, 5), reset=reset)
 
 
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 @pytest.mark.parametrize(
     ("memory", "message"),
     [

@@ -110,7 +110,7 @@ def test_any_cut_is_the_loop(lengths, use_cache, same_length):
         assert memory["past_key_values"].layers[0].keys.shape[2] == 3
 
 
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 def test_padding_and_documents_are_the_loop(use_cache):
     model = one_layer(attention_window=4)
     ids = tokens(3, 14)

@@ -17,7 +17,7 @@ from transformers_xl.modeling.memory.window_memory import AttentionMemory
 from transformers_xl.modeling.ops.key_mask import KeyMask
 
 FIELDS = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
 def halting_model(head: str = "model", **fields):

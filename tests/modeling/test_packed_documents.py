@@ -9,7 +9,7 @@ from transformers_xl.modeling.packed_documents import document_starts
 
 PACKED = variants(memory=("exact", "none"), causal_lm=True)
 CARRYING = variants(memory=("exact",))
-use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "engine"])
+use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 DOCUMENTS = [tokens(1, length, seed=length)[0].tolist() for length in (5, 4, 11)]
 
 
