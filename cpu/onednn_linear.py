@@ -1,4 +1,4 @@
-"""Linear layers of float32 by oneDNN, a library that comes with torch, where MKL is slower: on AMD's processors since Zen 5.
+"""Linear layers of float32 by oneDNN, a library of torch, where MKL is the slower one: on AMD's processors since Zen 5.
 
     accelerate_linear_layers(model)  # on these; as it is elsewhere
     use_onednn_linear(model)         # on any x86 processor
