@@ -1,6 +1,6 @@
-"""Linear layers of float32 by oneDNN, a library that comes with torch, where MKL is the slower one: on AMD's processors.
+"""Linear layers of float32 by oneDNN, a library of torch, where MKL is the slower one: on AMD's processors since Zen 5.
 
-    accelerate_linear_layers(model)  # on AMD; as it is elsewhere
+    accelerate_linear_layers(model)  # on these; as it is elsewhere
     use_onednn_linear(model)         # on any x86 processor
     use_torch_linear(model)          # back again
 
@@ -9,6 +9,7 @@ saved, pickled or copied is plain. Sums are taken in another order, so that the 
 """
 
 import platform
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 # From which on it pays, since oneDNN prepares every product: numbers in the weight, or multiply-adds.
 LARGE_WEIGHT, LARGE_PRODUCT = 2**18, 2**22
+ZEN_5 = 26  # the family that a processor names
 _is_x86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 # Private names of torch, which not every release has: without one, products stay torch's own.
 _onednn_linear: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _is_x86 else None
@@ -39,11 +41,11 @@ class OneDNNLinear(nn.Linear):
 
 
 def accelerate_linear_layers(model: Model) -> Model:
-    """`use_onednn_linear` where this processor is AMD's, for which MKL has only its slower ways; returns `model`.
+    """`use_onednn_linear` where that pays on this processor; returns `model`.
 
-    It asks for the vendor instead of measuring: runs of one training, and its processes, must agree to the last bit.
+    It asks what processor it is instead of measuring: runs of one training, and its processes, must agree to the last bit.
     """
-    return use_onednn_linear(model) if is_amd_processor() else model
+    return use_onednn_linear(model) if gains_by_onednn() else model
 
 
 def use_onednn_linear(model: Model) -> Model:
@@ -66,10 +68,16 @@ def _with_class(model: Model, old: type[nn.Linear], new: type[nn.Linear]) -> Mod
     return model
 
 
-def is_amd_processor() -> bool:
-    """Whether the processor says that it is AMD's: in /proc/cpuinfo on Linux, in its name on Windows."""
+def gains_by_onednn() -> bool:
+    """Whether the processor is AMD's and of Zen 5 or newer. There oneDNN was up to twice as fast as MKL; on Zen 4, whose
+    AVX-512 units are half as wide, both were level, and one token was slower by oneDNN (docs/performance.md).
+
+    On Linux /proc/cpuinfo says so, on Windows the name of the processor.
+    """
     cpuinfo = Path("/proc/cpuinfo")
-    return "AuthenticAMD" in (cpuinfo.read_text() if cpuinfo.is_file() else platform.processor())
+    text = cpuinfo.read_text() if cpuinfo.is_file() else platform.processor()
+    family = re.search(r"family\s*:?\s*(\d+)", text, re.IGNORECASE)
+    return "AuthenticAMD" in text and family is not None and int(family[1]) >= ZEN_5
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -145,4 +153,4 @@ if _onednn_linear is not None and _onednn_linear not in flop_registry:
         return 2 * torch.Size(states_shape).numel() * weight_shape[0]
 
 
-__all__ = ["accelerate_linear_layers", "is_amd_processor", "linear", "use_onednn_linear", "use_torch_linear"]
+__all__ = ["accelerate_linear_layers", "gains_by_onednn", "linear", "use_onednn_linear", "use_torch_linear"]

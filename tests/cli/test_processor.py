@@ -20,11 +20,11 @@ SMALL = (
 )
 
 
-@pytest.fixture(params=[True, False], ids=["AMD", "another"])
+@pytest.fixture(params=[True, False], ids=["Zen 5", "another"])
 def products(request, monkeypatch) -> tuple[bool, list]:
-    """Whether this processor claims to be AMD's, and the products that oneDNN has made, of whatever size."""
+    """Whether this processor claims to gain by oneDNN, and the products that oneDNN has made, of whatever size."""
     made, product = [], onednn_linear._onednn_linear
-    monkeypatch.setattr(onednn_linear, "is_amd_processor", lambda: request.param)
+    monkeypatch.setattr(onednn_linear, "gains_by_onednn", lambda: request.param)
     monkeypatch.setattr(onednn_linear, "LARGE_WEIGHT", 1)
     monkeypatch.setattr(onednn_linear, "_onednn_linear", lambda *given: made.append(given) or product(*given))
     return request.param, made

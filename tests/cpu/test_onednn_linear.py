@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers_xl.cpu import onednn_linear
 from transformers_xl.cpu.onednn_linear import (
     accelerate_linear_layers,
-    is_amd_processor,
+    gains_by_onednn,
     linear,
     use_onednn_linear,
     use_torch_linear,
@@ -173,21 +173,23 @@ def num_linear_layers(model: nn.Module) -> int:
     return sum(isinstance(module, nn.Linear) for module in model.modules())
 
 
-def test_amd_only(monkeypatch, tmp_path: Path):
-    """The vendor decides, on Linux and on Windows; a model on another processor is left as it is."""
-    model = nn.Sequential(nn.Linear(2, 2))
-    for vendor, swapped in (("GenuineIntel", False), ("AuthenticAMD", True)):
-        cpuinfo = tmp_path / "cpuinfo"
-        cpuinfo.write_text(f"processor : 0\nvendor_id : {vendor}\n")
-        monkeypatch.setattr(onednn_linear, "Path", lambda _, cpuinfo=cpuinfo: cpuinfo)
-        monkeypatch.setattr(platform, "processor", lambda: "")
-        assert is_amd_processor() == swapped
-        cpuinfo.unlink()
-        assert not is_amd_processor()
-        monkeypatch.setattr(platform, "processor", lambda v=vendor: f"AMD64 Family 26 Model 2 Stepping 1, {v}")
-        assert is_amd_processor() == swapped
-        assert accelerate_linear_layers(model) is model
-        assert (type(model[0]) is not nn.Linear) == swapped
+@pytest.mark.parametrize(
+    ("vendor", "family", "swapped"),
+    [("GenuineIntel", 6, False), ("GenuineIntel", 26, False), ("AuthenticAMD", 25, False), ("AuthenticAMD", 26, True)],
+)
+def test_the_processor_decides(monkeypatch, tmp_path: Path, vendor, family, swapped):
+    """On Linux and on Windows; a model on another processor is left as it is."""
+    model, cpuinfo = nn.Sequential(nn.Linear(2, 2)), tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 44\n")
+    monkeypatch.setattr(onednn_linear, "Path", lambda _: cpuinfo)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    assert gains_by_onednn() == swapped
+    cpuinfo.unlink()
+    assert not gains_by_onednn()
+    monkeypatch.setattr(platform, "processor", lambda: f"AMD64 Family {family} Model 44 Stepping 1, {vendor}")
+    assert gains_by_onednn() == swapped
+    assert accelerate_linear_layers(model) is model
+    assert (type(model[0]) is not nn.Linear) == swapped
 
 
 @pytest.mark.parametrize("model_type", variants())
