@@ -8,14 +8,13 @@ checkout of another version takes part. Writes `results/cpu.json` and prints the
 
 import argparse
 import json
-import re
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bench_peers import RESULTS, ROOT, Row, measure
+from bench_peers import RESULTS, ROOT, Row, measure, processor
 from torch.nn import functional
 
 from transformers_xl.cpu import onednn_linear
@@ -95,10 +94,6 @@ def step_table(steps: list[dict], forms: list[str]) -> str:
         cells = [f"{1000 * row['peers'][name]['cpu'] / per:.3g} ms" for name in forms]
         lines.append(f"| {row['kind']}: {row['size']}, {row['memory']}, {row['batch']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def processor() -> str:
-    return re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
 
 
 def main() -> None:
