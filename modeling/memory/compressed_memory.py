@@ -46,11 +46,11 @@ class CompressedMemory(ColumnMemory):
         """What a cache has projected of its columns, each `(B, H, <= length, D)`; empty: not yet, or not all."""
         return () if self.buffer is None or self.inputs is not None else self.buffer.tensors
 
-    def far(self, key: torch.Tensor, value: torch.Tensor) -> FarColumns:
+    def far(self, key: torch.Tensor, value: torch.Tensor, key_mask: KeyMask) -> FarColumns:
         """What the segment reads, of keys and values `(B, H, S, D)` of `[compressed; blocks]`."""
-        if self.key_mask.distance is None:  # those behind the window of one token
+        if key_mask.distance is None:  # those behind the window of one token
             key, value = (keep_last(each, self.length, dim=2) for each in (key, value))
-        return FarColumns(key, value, self.key_mask)
+        return FarColumns(key, value, key_mask)
 
 
 class CompressiveMemory(NamedTuple):

@@ -1,6 +1,6 @@
 """Which columns of `[memory; segment]` the queries of a segment see."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -11,17 +11,20 @@ class DeviceMovable:
     """A dataclass whose tensors follow a module to its device: Accelerate calls `to` of what it cannot look into."""
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Self:
-        """A copy with all tensors on `device`, also those inside tuples and lists."""
-        moved = {each.name: _moved(getattr(self, each.name), device, non_blocking) for each in fields(self)}
-        return replace(self, **moved)
+        """With all tensors on `device`, also those inside tuples, lists and others of its kind; itself where all are."""
+        held = list(vars(self).values())
+        moved = _moved(held, device, non_blocking)
+        return self if moved is held else replace(self, **dict(zip(vars(self), moved, strict=True)))
 
 
 def _moved(value: Any, device: torch.device | str | int, non_blocking: bool) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, DeviceMovable)):
         return value.to(device, non_blocking=non_blocking)
     if not isinstance(value, (tuple, list)):
         return value
     parts = [_moved(part, device, non_blocking) for part in value]
+    if all(new is old for new, old in zip(parts, value, strict=True)):
+        return value
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 

@@ -11,8 +11,10 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.layers.banded_attention import BandedKeyMask
+from transformers_xl.modeling.layers.block_recurrence import BlockContext
 from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.layers.segment_lstm import LSTMChunk, SegmentLSTMContext
+from transformers_xl.modeling.ops.block_ends import BlockEnds
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import PackedRows
 
@@ -139,3 +141,6 @@ def test_what_layers_are_told_follows_them_to_their_device():
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert (chunk.columns, segment.document_ids, rows.order) == (slice(0, 3), None, None)
     assert context.segment_mask.device.type == "cpu"
+    blocks = BlockContext(mask, blocks=BlockEnds(number=mask))  # one inside another
+    assert blocks.to("meta").blocks.number.device.type == "meta"
+    assert blocks.to("cpu") is blocks
