@@ -70,8 +70,7 @@ class RecurrentLayer(BlockRecurrentLayer):
 
     def memories(self) -> BlockRecurrentMemory:
         config = self.self_attn.config
-        zeros = config.initial_memory == "zeros"
-        window = BlockWindowMemory(config.sliding_window, config.hidden_size, config.block_length, True, zeros)
+        window = BlockWindowMemory(config, config.sliding_window, config.block_length)
         return BlockRecurrentMemory(window, WrittenMemory(config.num_states, config.hidden_size))
 
     def forward(

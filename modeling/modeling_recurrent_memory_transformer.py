@@ -26,10 +26,10 @@ from transformers_xl.modeling.memory.token_memory import (
     WrittenMemory,
     warn_of_writing,
 )
-from transformers_xl.modeling.memory.window_memory import AttentionMemory, BlockWindowMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory, BlockWindowMemory, WindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.call_parts import CallPart, CallParts
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.ops.key_mask import ALL_VISIBLE, KeyMask
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns, reset_state
 from transformers_xl.modeling.outputs import MemoryModelOutput
@@ -45,8 +45,7 @@ class RecurrentMemoryTransformerLayer(MemoryLayer):
 
     def memories(self) -> AttentionMemory:
         config = cast(RecurrentMemoryTransformerConfig, self.self_attn.config)
-        block = config.positions_per_segment
-        return AttentionMemory(BlockWindowMemory(config.cache_len, config.hidden_size, block, False, False))
+        return AttentionMemory(BlockWindowMemory(config, config.cache_len, config.positions_per_segment))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Recurrent Memory Transformer.")
@@ -142,6 +141,9 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
             )
             output.hidden_states = shown
         return output
+
+    def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> KeyMask:
+        return ALL_VISIBLE  # until `segment_context` says how the segment stands in that of the text
 
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory

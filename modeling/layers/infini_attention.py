@@ -31,7 +31,7 @@ class InfiniMemory(NamedTuple):
     def of(cls, config: InfiniTransformerConfig) -> Self:
         """The memory of a layer of this configuration."""
         heads, size = config.num_attention_heads, (config.num_attention_heads, config.head_dim or 0)
-        inputs = BlockWindowMemory(0, config.hidden_size, config.mem_len, same_length=True, starts_with_zeros=False)
+        inputs = BlockWindowMemory(config, 0, config.mem_len)
         return cls(inputs, SumMemory((*size, config.value_width // heads)), SumMemory(size))
 
 

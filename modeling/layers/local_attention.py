@@ -13,8 +13,6 @@ from transformers_xl.modeling.layers.normalization import SublayerRMSNorm
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory, WindowMemory
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
@@ -103,11 +101,6 @@ class LocalLayer(MemoryLayer):
 
     attention_class: type[MemoryAttention] = LocalAttention
     norm_class = SublayerRMSNorm
-
-    def memories(self) -> LayerMemory:
-        config = self.self_attn.config
-        zeros = config.initial_memory == "zeros"
-        return AttentionMemory(WindowMemory(config.mem_len, config.hidden_size, config.sliding_window, True, zeros))
 
 
 def unit_vectors(states: torch.Tensor) -> torch.Tensor:

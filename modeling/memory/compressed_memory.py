@@ -62,9 +62,7 @@ class CompressiveMemory(NamedTuple):
     @classmethod
     def of(cls, config: CompressiveTransformerConfig) -> Self:
         """That of a layer, as the configuration says."""
-        zeros = config.initial_memory == "zeros"
-        window = config.mem_len, config.hidden_size, config.compression_rate, config.same_length, zeros
-        return cls(BlockWindowMemory(*window), CompressedMemory(config))
+        return cls(BlockWindowMemory(config, config.mem_len, config.compression_rate), CompressedMemory(config))
 
 
 class CompressedCount(NamedTuple):

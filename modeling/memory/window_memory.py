@@ -45,16 +45,15 @@ class BlockWindowMemory(WindowMemory):
     """A window, and fewer than `block_size` inputs that have left it: what moves a memory by blocks (`ops.blocks`).
 
     Args:
+        config: its `hidden_size`, `same_length` and `initial_memory` are those of the window.
         mem_len: positions of the window; 0 where a memory moves as soon as a block is whole.
-        width: that of an input.
         block_size: positions of a block.
-        same_length, starts_with_zeros: as in [`WindowMemory`].
     """
 
-    def __init__(self, mem_len: int, width: int, block_size: int, same_length: bool, starts_with_zeros: bool):
-        length = mem_len + block_size - 1
-        super().__init__(length, width, length + 1, same_length, starts_with_zeros)
-        self.attention_window = mem_len if same_length else None
+    def __init__(self, config: MemoryConfig, mem_len: int, block_size: int):
+        length, zeros = mem_len + block_size - 1, config.initial_memory == "zeros"
+        super().__init__(length, config.hidden_size, length + 1, config.same_length, zeros)
+        self.attention_window = mem_len if config.same_length else None
         self.window = mem_len
 
     def load(self, tensors: Tensors, like: torch.Tensor) -> None:

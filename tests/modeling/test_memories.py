@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import EXACT, tiny_model, tokens
+from tiny import EXACT, tiny_config, tiny_model, tokens
 
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
@@ -291,7 +291,7 @@ def block_sums(memory: ModelMemory, states: torch.Tensor, **packing) -> torch.Te
 
 
 def block_memory(is_cache: bool) -> ModelMemory:
-    window = BlockWindowMemory(0, WIDTH, BLOCK, same_length=False, starts_with_zeros=False)
+    window = BlockWindowMemory(tiny_config("transformer_xl", hidden_size=WIDTH, num_attention_heads=1), 0, BLOCK)
     memory = ModelMemory([BlockSumMemory(window, RecurrentMemory((WIDTH,)))])
     if is_cache:
         memory.use_buffers()
