@@ -105,9 +105,8 @@ def ended_blocks(packing: SegmentPacking, before: int, size: int, delay: int = 0
     text, place = places.text, places.place
     count = max(num_columns - delay, 0) // size
     if text is None:
-        number = torch.arange(count, device=packing.device)[None]
         packing.limit = num_columns - count * size
-        return Blocks(torch.arange(count * size, device=packing.device)[None], number, None, None, places)
+        return Blocks(place[:, : count * size], place[:, :count], None, None, places)  # places count from 0
     is_end = (place % size == size - 1) & (place < places.length - delay) & (text >= 0)
     ends = keep_last(right_align(is_end), count)
     is_block, of_text, now = gather_columns(is_end, ends), gather_columns(text, ends), text[:, -1:]
