@@ -4,7 +4,6 @@ A token attends to a window of earlier positions, small in the lower layers and 
 heads. Time and memory grow linearly with the length of the text, and a window is all that a layer needs to remember.
 """
 
-import torch
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
@@ -14,9 +13,7 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
-from transformers_xl.modeling.layers.segment_context import PositionEmbeddings
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import SegmentPacking
@@ -46,11 +43,9 @@ class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
         rows = packing.rows(window.num_seen)
         return BandedKeyMask(window=window.sliding_window, order=rows.order, rows=rows)
 
-    def position_embeddings(
-        self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
-    ) -> PositionEmbeddings | None:
+    def num_distances(self, num_keys: int) -> int:
         """No token is seen from farther than the longest window."""
-        return super().position_embeddings(hidden_states, min(num_keys, self.config.sliding_window), memory)
+        return min(num_keys, self.config.sliding_window)
 
 
 @auto_docstring(custom_intro="The causal Longformer with a language modeling head.")

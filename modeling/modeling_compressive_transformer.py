@@ -20,7 +20,7 @@ from transformers_xl.modeling.layers.compression import (
     reconstruction_loss,
     without_learning,
 )
-from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, SegmentContext
+from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.compressed_memory import (
     CompressedCount,
@@ -127,15 +127,10 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
         zeros = self.config.initial_memory == "zeros"
         return CompressedCount(CounterMemory(self.config.compressed_mem_len if zeros else 0))
 
-    def position_embeddings(
-        self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
-    ) -> PositionEmbeddings | None:
-        """Compressed vectors lie behind the window, which a cache makes room for at once."""
-        compressed = self.config.compressed_mem_len
-        if memory.is_cache:
-            num_keys = max(num_keys, memory.longest.sliding_window)
-        reach = (self.config.mem_len if self.config.same_length else num_keys) + compressed
-        return super().position_embeddings(hidden_states, max(num_keys, reach), memory)
+    def num_distances(self, num_keys: int) -> int:
+        """Compressed vectors lie behind the window."""
+        window = self.config.mem_len if self.config.same_length else num_keys
+        return max(num_keys, window + self.config.compressed_mem_len)
 
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory

@@ -379,14 +379,17 @@ class MemoryModel(MemoryPreTrainedModel):
         if self.positions is None:
             return None
         bias = None if self.positions.bias is None else self.positions.bias()
-        if not memory.is_cache:
-            return self.positions(num_keys, hidden_states), bias
-        num_keys = max(
-            num_keys, *(window.sliding_window for window in memory.windows)
-        )  # at once for all steps to come
-        if not torch.is_grad_enabled() and memory.num_positions > num_keys:
+        if memory.is_cache:  # at once for all steps to come
+            num_keys = max(num_keys, *(window.sliding_window for window in memory.windows))
+        num_distances = self.num_distances(num_keys)
+        if memory.is_cache and not torch.is_grad_enabled() and memory.num_positions > num_distances:
             return None, bias
-        return self.positions(num_keys, hidden_states), bias
+        return self.positions(num_distances, hidden_states), bias
+
+    def num_distances(self, num_keys: int) -> int:
+        """Number of relative distances that a token meets, from 0, of `num_keys` columns of `[memory; segment]`: more where
+        a variant has columns that lie farther, fewer where no token sees so far."""
+        return num_keys
 
     def layer_memories(self) -> list[LayerMemory]:
         """What each layer remembers."""

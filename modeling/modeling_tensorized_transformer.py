@@ -13,7 +13,6 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.multi_linear_attention import MultiLinearAttention
-from transformers_xl.modeling.layers.segment_context import PositionEmbeddings
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
 
@@ -38,8 +37,8 @@ class TensorizedTransformerPreTrainedModel(MemoryPreTrainedModel):
 class TensorizedTransformerModel(TensorizedTransformerPreTrainedModel, MemoryModel):
     layer_class = TensorizedTransformerLayer
 
-    def position_embeddings(self, hidden_states, num_keys, memory) -> PositionEmbeddings | None:
-        return super().position_embeddings(hidden_states, self.config.attention_window, memory)
+    def num_distances(self, num_keys: int) -> int:
+        return self.config.sliding_window
 
 
 @auto_docstring(custom_intro="The Tensorized Transformer with a language modeling head.")
