@@ -4,11 +4,12 @@
     python benchmarks/bench_memory_start.py cause shakespeare
     python benchmarks/bench_memory_start.py --report     # table and picture, also of what the JSON holds
 
-`cause`: memories of several lengths, a memory that grows, and long segments without one. `starts` and `rates`: three of
-them with other initial weights and learning rates. `widths`: initial weights, without memory. Models have 2 layers; each
-reads 1,280 bytes a step. Scored are the first 19,200 bytes of the validation text that have 320 before them in their row,
-in segments as in training. Beside the bits stands what the attention gives to a byte itself and the 8 before it, seen from
-the end of a segment: the mean over layers and heads. Writes `results/memory_start.json` and `docs/images/memory_start.png`.
+`cause`: memories of several lengths, a memory that grows, and long segments without one. `starts`, `rates` and `sizes`:
+three of them with other initial weights, learning rates, and widths and steps. `shares`: other ways to grow. `widths`:
+initial weights, without memory. Models have 2 layers; each reads 1,280 bytes a step. Scored are the first 19,200 bytes of
+the validation text that have 320 before them in their row, in segments as in training. Beside the bits stands what the
+attention gives to a byte itself and the 8 before it, seen from the end of a segment: the mean over layers and heads. Writes
+`results/memory_start.json` and `docs/images/memory_start.png`.
 """
 
 import argparse
@@ -38,6 +39,9 @@ STARTS = {
     "sqrt(2/(5 width))": lambda width: (0.4 / width) ** 0.5,
     "1/sqrt(width)": lambda width: width**-0.5,
 }
+WIDE = replace(
+    MEMORY, hidden_size=256, initializer_range=STARTS["sqrt(2/(5 width))"](256), learning_rate=2e-3, steps=1000
+)
 SETS = {
     "cause": THREE
     | {
@@ -49,6 +53,27 @@ SETS = {
         f"{name}, {rate:g}": replace(run, learning_rate=rate) for rate in (1e-3, 1e-2) for name, run in THREE.items()
     },
     "starts": {f"{name}, 0.02": replace(run, initializer_range=0.02) for name, run in THREE.items()},
+    "sizes": {
+        f"width {width}, {steps} steps, {name}": replace(
+            run,
+            hidden_size=width,
+            initializer_range=STARTS["sqrt(2/(5 width))"](width),
+            learning_rate=2e-3,
+            steps=steps,
+            growing_steps=steps // 2 if run.growing_steps else 0,
+        )
+        for width, steps in ((128, 300), (256, 300), (256, 1000))
+        for name, run in THREE.items()
+    },
+    "shares": {
+        "memory 16, growing to 256 in 75 steps": replace(GROWING, growing_steps=75),
+        "memory 16, growing to 256 in 300 steps": replace(GROWING, growing_steps=300),
+        "memory 64, growing to 256 in 150 steps": replace(GROWING, first_mem_len=64),
+        "width 256, 1000 steps, memory 16, growing to 256 in 200 steps": replace(
+            WIDE, first_mem_len=16, growing_steps=200
+        ),
+        "width 256, 850 steps, memory 256": replace(WIDE, steps=850),  # as long as 1000 of a memory that grows
+    },
     "widths": {
         f"width {width}, {name}": replace(
             NONE, hidden_size=width, initializer_range=start(width), steps=150, learning_rate=2e-3
