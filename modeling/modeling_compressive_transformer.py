@@ -93,7 +93,7 @@ class CompressiveTransformerLayer(MemoryLayer):
                 self.project(compressed.detach()), None if past is None else self.project(past)
             )
 
-        far = memory.compressed.far(*columns, key_mask=segment.plan.key_mask)
+        far = memory.compressed.far(segment.plan.key_mask, *columns)
         attn_output, _ = self.self_attn(
             normed, None, memory.inputs, segment, projected=(key, value), far=far, **kwargs
         )

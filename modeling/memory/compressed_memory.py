@@ -46,7 +46,7 @@ class CompressedMemory(ColumnMemory):
         """What a cache has projected of its columns, each `(B, H, <= length, D)`; empty: not yet, or not all."""
         return () if self.buffer is None or self.inputs is not None else self.buffer.tensors
 
-    def far(self, key: torch.Tensor, value: torch.Tensor, key_mask: KeyMask) -> FarColumns:
+    def far(self, key_mask: KeyMask, key: torch.Tensor, value: torch.Tensor) -> FarColumns:
         """What the segment reads, of keys and values `(B, H, S, D)` of `[compressed; blocks]`."""
         if key_mask.distance is None:  # those behind the window of one token
             key, value = (keep_last(each, self.length, dim=2) for each in (key, value))
