@@ -51,7 +51,7 @@ MODELS: dict[str, dict] = {
     "lstm": {"model_type": "lstm"},
     "mistral": {"model_type": "mistral"},
     "gpt2": {"model_type": "gpt2"},
-    "mamba": {"model_type": "mamba"},
+    "mamba2": {"model_type": "mamba2"},
     "rwkv": {"model_type": "rwkv"},
 }
 READ_LONGER = ("transformer_xl",)  # asked once more with a memory of LONGER tokens

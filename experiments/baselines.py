@@ -1,7 +1,8 @@
 """Models that `compare` trains beside the variants, and how a model without memory is given a context.
 
 GPT-2 has learned positions, as many as a segment has tokens: it sees its segment. Mistral's window is as long as the memory
-of the variants: it reads every segment behind so many tokens of the text, each time again. The LSTM carries its state.
+of the variants: it reads every segment behind so many tokens of the text, each time again. So does Mamba-2, whose state
+transformers does not carry from one training step to the next. The LSTM carries its state.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
@@ -62,6 +65,29 @@ def mistral(terms: ComparisonTerms, seed: int, intermediate_size: int) -> Mistra
     )
     transformers.set_seed(seed)
     return MistralForCausalLM(config)
+
+
+def mamba2(terms: ComparisonTerms, seed: int, intermediate_size: int) -> Mamba2ForCausalLM:
+    """Mamba-2 with two layers for each of a Transformer, three times as wide inside, with weights from the seed.
+
+    The heads are as wide as the model, and their states have `intermediate_size / 8` columns, which is what can be chosen
+    freely. Chunks of 32 tokens are the fastest on a CPU. It has no dropout.
+    """
+    config = Mamba2Config(
+        max_position_embeddings=terms.mem_len + terms.segment_length,  # what it is given in one call
+        hidden_size=terms.hidden_size,
+        num_hidden_layers=2 * terms.layers,
+        expand=3,
+        num_heads=3,
+        head_dim=terms.hidden_size,
+        n_groups=1,
+        state_size=intermediate_size // 8,
+        chunk_size=32,
+        tie_word_embeddings=True,
+        **_tokens(),
+    )
+    transformers.set_seed(seed)
+    return Mamba2ForCausalLM(config)
 
 
 def lstm(terms: ComparisonTerms, seed: int, intermediate_size: int) -> LSTMForCausalLM:
@@ -134,7 +160,8 @@ AutoModelForCausalLM.register(LSTMConfig, LSTMForCausalLM)
 BASELINES: dict[str, Callable[[ComparisonTerms, int, int], PreTrainedModel]] = {
     "gpt2": gpt2,
     "lstm": lstm,
+    "mamba2": mamba2,
     "mistral": mistral,
 }
 
-__all__ = ["BASELINES", "WindowStream", "gpt2", "lstm", "mistral"]
+__all__ = ["BASELINES", "WindowStream", "gpt2", "lstm", "mamba2", "mistral"]

@@ -28,6 +28,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "tensorized_transformer": {"num_attention_heads": 1},
     "gpt2": {"n_inner": INNER_SIZE, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "lstm": {"intermediate_size": 84},  # cells with which it has as many parameters as a Transformer-XL
+    "mamba2": {"num_heads": 2, "head_dim": HIDDEN_SIZE, "n_groups": 1, "state_size": HIDDEN_SIZE, "chunk_size": 32},
     "rwkv": {"attention_hidden_size": HIDDEN_SIZE},
 }
 
@@ -46,7 +47,7 @@ def build_probe_model(terms: ProbeTerms) -> PreTrainedModel:
     if terms.model_type not in CONFIG_MAPPING or CONFIG_MAPPING[terms.model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"`model_type`={terms.model_type!r} is not a causal language model: give one of ours, or gpt2, mistral, "
-            "mamba, ..."
+            "mamba2, ..."
         )
     config_class = CONFIG_MAPPING[terms.model_type]
     without = {"mem_len", "same_length"} if variant is not None and variant.memory == "none" else set()

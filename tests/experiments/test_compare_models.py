@@ -29,7 +29,7 @@ def build(name: str):
 def test_all_models_are_equally_large():
     names = list(comparison_runs.builders())
     from_nothing = [each for each in variants(causal_lm=True) if each not in AROUND_BASES]
-    assert sorted(names) == sorted([*from_nothing, "gpt2", "lstm", "mistral"])
+    assert sorted(names) == sorted([*from_nothing, "gpt2", "lstm", "mamba2", "mistral"])
     for terms in (TERMS, replace(TERMS, hidden_size=32, layers=3)):
         names = names if terms is TERMS else ["transformer_xl", "gpt2", "lstm"]
         widths, target = comparison_runs.inner_widths(terms, names)
