@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_cpu import processor
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from transformers_xl import add_memory
+from transformers_xl.cpu.processor import processor
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
 
 RESULTS = Path(__file__).parent / "results" / "add_memory.json"
@@ -193,7 +193,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for kind in parser.parse_args().kinds:
-        machine = {"processor": processor(), "torch": torch.__version__, "load": os.getloadavg()[0]}
+        machine = {"processor": str(processor()), "torch": torch.__version__, "load": os.getloadavg()[0]}
         results[kind] = machine | COSTS[kind]()
         RESULTS.write_text(json.dumps({"model": SIZES} | results, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=2))

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bench_peers import RESULTS, ROOT, Row, measure, processor
+from bench_peers import RESULTS, ROOT, Row, measure
 from torch.nn import functional
 
 from transformers_xl.cpu import onednn_linear
+from transformers_xl.cpu.processor import processor
 
 # rows, inputs, outputs: one token, sixteen of them, a segment, a batch of segments
 SHAPES = [
@@ -105,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     onednn_linear.LARGE_WEIGHT = 1  # also where it does not pay
     forms = [name for name in FORMS if args.before or name != "ours_before"]
-    result = {"torch": torch.__version__, "processor": processor(), "rounds": args.rounds, "runs": []}
+    result = {"torch": torch.__version__, "processor": str(processor()), "rounds": args.rounds, "runs": []}
     for threads in args.threads:
         torch.set_num_threads(threads)
         products = [product_times(*shape, args.rounds) for shape in SHAPES]

@@ -16,7 +16,6 @@ all competitors keeps what it was given by the kernel, so that fresh pages cost 
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import torch
 from matplotlib import colormaps
 from rich.console import Console
 
+from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.plots import figure, save, styled
 
 HERE = Path(__file__).parent
@@ -114,15 +114,6 @@ class Worker:
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait()
-
-
-def processor() -> str:
-    """The name that a processor gives itself, with its family and model, which cloud machines do not hide."""
-    text = Path("/proc/cpuinfo").read_text()
-    name, family, model = (
-        re.search(rf"^{key}\s*: (.*)", text, re.MULTILINE)[1] for key in ("model name", "cpu family", "model")
-    )
-    return f"{name} (family {family}, model {model})"
 
 
 def interpreter(name: str) -> str:

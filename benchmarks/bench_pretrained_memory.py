@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bench_cpu import processor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from transformers_xl import add_memory
+from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.plots import figure, line, save
 
 RESULT = Path(__file__).parent / "results" / "pretrained_memory.json"
@@ -295,7 +295,7 @@ def main() -> None:
         pairs = [(mem_len, sinks) for mem_len in args.windows for sinks in (0, 4)]
         found = [cuts(args.base, mem_len, sinks, args.calls) for mem_len, sinks in pairs]
         terms = {"pretraining": json.loads((args.base / "pretraining.json").read_text(encoding="utf-8"))}
-        terms |= {"torch": torch.__version__, "processor": processor(), "rows": found}
+        terms |= {"torch": torch.__version__, "processor": str(processor()), "rows": found}
         CUTS_RESULT.write_text(json.dumps(terms, indent=1) + "\n", encoding="utf-8")
         return print(json.dumps(found, indent=1))
     return show(json.loads(RESULT.read_text(encoding="utf-8")))
@@ -321,7 +321,7 @@ def measure(args: argparse.Namespace) -> dict:
         "pretraining": pretraining,
         "log_bytes": len(log),
         "torch": torch.__version__,
-        "processor": processor(),
+        "processor": str(processor()),
         "rows": rows,
     }
 

@@ -12,13 +12,13 @@ processor seconds are those of training, the making of the streams included, and
 import argparse
 import dataclasses
 import json
-import platform
 import re
 import statistics
 from pathlib import Path
 
 import torch
 
+from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.plots import save
 from transformers_xl.evaluation.probe_options import ProbeOptions
 from transformers_xl.evaluation.probe_plots import draw_probe
@@ -135,7 +135,7 @@ def report(found: dict[str, list[dict]]) -> None:
 def write(found: dict[str, list[dict]]) -> None:
     result = {
         "options": dataclasses.asdict(ProbeOptions()), "versions": library_versions(),
-        "machine": f"{platform.machine()}, {platform.processor()}, 1 thread", "runs": found,
+        "machine": f"{processor()}, 1 thread", "runs": found,
     }  # fmt: skip
     write_text(RESULT, json.dumps(result, indent=None) + "\n")
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import faiss
 import torch
-from bench_cpu import processor
 
 from transformers_xl import ByteTokenizer, MemorizingTransformerConfig, MemorizingTransformerForCausalLM
 from transformers_xl.cpu.key_index import RowIndex
+from transformers_xl.cpu.processor import processor
 from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySearch
 from transformers_xl.modeling.ops.call_parts import CallPart
 
@@ -140,7 +140,7 @@ def main() -> None:
         "random": random_keys(),
     }
     result = {
-        "processor": processor(),
+        "processor": str(processor()),
         "torch": torch.__version__,
         "faiss": faiss.__version__,
         "python": platform.python_version(),

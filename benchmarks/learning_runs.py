@@ -7,7 +7,6 @@ point of a run is the end of a shorter one. Torch computes on one thread.
 
 import json
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from transformers import MistralForCausalLM, PreTrainedModel
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.cpu.processor import processor
 from transformers_xl.experiments.baselines import mistral
 from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.files.atomic_write import atomic_write
@@ -189,15 +189,9 @@ def kept(path: Path, run: Run, seed: int, make: Callable[[], dict]) -> dict:
 
 def machine() -> dict[str, str]:
     """The processor and the libraries."""
-    names = [line.partition(":")[2].strip() for line in _processor_lines() if line.startswith("model name")]
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": str(processor()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def _processor_lines() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

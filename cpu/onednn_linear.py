@@ -9,14 +9,14 @@ saved, pickled or copied is plain. Sums are taken in another order, so that the 
 """
 
 import platform
-import re
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from transformers_xl.cpu.processor import processor
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,13 +71,9 @@ def _with_class(model: Model, old: type[nn.Linear], new: type[nn.Linear]) -> Mod
 def gains_by_onednn() -> bool:
     """Whether the processor is AMD's and of Zen 5 or newer. There oneDNN was up to twice as fast as MKL; on Zen 4, whose
     AVX-512 units are half as wide, both were level, and one token was slower by oneDNN (docs/performance.md).
-
-    On Linux /proc/cpuinfo says so, on Windows the name of the processor.
     """
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.is_file() else platform.processor()
-    family = re.search(r"family\s*:?\s*(\d+)", text, re.IGNORECASE)
-    return "AuthenticAMD" in text and family is not None and int(family[1]) >= ZEN_5
+    _, vendor, family, _ = processor()
+    return vendor == "AuthenticAMD" and family is not None and family >= ZEN_5
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

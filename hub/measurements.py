@@ -5,7 +5,6 @@ The file names the weights that it is about by their hash, so that no figure out
 
 import json
 import math
-import platform
 import sys
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.cpu.processor import processor
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.digests import sha256
 from transformers_xl.files.json_files import read_json
@@ -173,12 +173,7 @@ def device_name(device: torch.device) -> str:
     """The name of a GPU, or of the processor with the threads that are used of it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
+    name = str(processor())
     return f"{name}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"{device.type}, {name}"
 
 

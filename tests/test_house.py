@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "modeling.ops",
         "configuration",
     },
-    "hub": {"files", "configuration", "modeling", "tokenization"},
+    "hub": {"files", "configuration", "modeling", "tokenization", "cpu"},
     "experiments": set(PACKAGES) - {"cli"} | {"modeling.conversion"},
     "cli": set(PACKAGES),
 }

@@ -10,7 +10,6 @@ of `transformers-xl compare` (AdamW, cosine). Seconds are those of the processor
 import argparse
 import hashlib
 import json
-import platform
 import re
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
+from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import context_curve
 from transformers_xl.evaluation.plots import line, save
@@ -320,11 +320,8 @@ def draw_curves(axes: Axes, records: Records, name: str, places: list[int]) -> N
 
 def machine() -> dict[str, str]:
     """The processor, the threads and the libraries."""
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text(encoding="utf-8").splitlines() if cpu.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return library_versions() | {
-        "processor": names[0] if names else platform.processor(),
+        "processor": str(processor()),
         "threads": str(torch.get_num_threads()),
     }
 
