@@ -1,8 +1,8 @@
 """Models that `compare` trains beside the variants, and how a model without memory is given a context.
 
 GPT-2 has learned positions, as many as a segment has tokens: it sees its segment. Mistral's window is as long as the memory
-of the variants: it reads every segment behind so many tokens of the text, each time again. So does Mamba-2, whose state
-transformers does not carry from one training step to the next. The LSTM carries its state.
+of the variants: it reads every segment behind so many tokens of the text, each time again. So does Mamba-2: its state
+is not carried from one training step to the next. The LSTM's is.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,6 @@ def mamba2(terms: ComparisonTerms, seed: int, intermediate_size: int) -> Mamba2F
     freely. Chunks of 32 tokens are the fastest on a CPU. It has no dropout.
     """
     config = Mamba2Config(
-        max_position_embeddings=terms.mem_len + terms.segment_length,  # what it is given in one call
         hidden_size=terms.hidden_size,
         num_hidden_layers=2 * terms.layers,
         expand=3,
@@ -84,7 +83,8 @@ def mamba2(terms: ComparisonTerms, seed: int, intermediate_size: int) -> Mamba2F
         state_size=intermediate_size // 8,
         chunk_size=32,
         tie_word_embeddings=True,
-        **_tokens(),
+        # no field of its own: the tokens that it is given in one call
+        **(_tokens() | {"max_position_embeddings": terms.mem_len + terms.segment_length}),
     )
     transformers.set_seed(seed)
     return Mamba2ForCausalLM(config)
