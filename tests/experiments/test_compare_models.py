@@ -82,7 +82,8 @@ def test_what_the_models_are_trained_on():
     assert comparison_runs.stream_for(build("lstm"), stream, TERMS) is stream
     assert comparison_runs.stream_for(build("gpt2"), stream, TERMS).context == 0
     mistral = build("mistral")
-    assert comparison_runs.stream_for(mistral, stream, TERMS).context == MEMORY
+    for each in (mistral, build("mamba2")):
+        assert comparison_runs.stream_for(each, stream, TERMS).context == MEMORY
     changed = torch.from_numpy(IDS[None, :30].copy())
     changed[0, 0] += 1
     with torch.no_grad():
@@ -95,7 +96,13 @@ def test_what_the_models_are_trained_on():
 def test_scores_by_hand():
     text = IDS[:61]
     ends = range(0, 60, SEGMENT)
-    for name, context, step in (("mistral", MEMORY, SEGMENT), ("gpt2", 4, 4), ("vanilla_transformer", 4, 4)):
+    windows = [
+        ("mistral", MEMORY, SEGMENT),
+        ("mamba2", MEMORY, SEGMENT),
+        ("gpt2", 4, 4),
+        ("vanilla_transformer", 4, 4),
+    ]
+    for name, context, step in windows:
         model = build(name)
         found = comparison_runs.scores(model, text, 1, TERMS)
         alone = bits_by_hand(model, text, [(start, start, start + SEGMENT) for start in ends])
@@ -116,7 +123,7 @@ def bits_by_hand(model, text: np.ndarray, windows: list[tuple[int, int, int]]) -
     return total / math.log(2) / (len(ids) - 1)
 
 
-@pytest.mark.parametrize("name", ["transformer_xl", "gpt2", "lstm", "mistral"])
+@pytest.mark.parametrize("name", ["transformer_xl", "gpt2", "lstm", "mamba2", "mistral"])
 def test_timed_steps_are_whole_and_alike(name: str):
     model = build(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -127,7 +134,7 @@ def test_timed_steps_are_whole_and_alike(name: str):
         step()
         step()
     first, second = seen
-    assert first["input_ids"].shape == (LANES, SEGMENT + (MEMORY if name == "mistral" else 0))
+    assert first["input_ids"].shape == (LANES, SEGMENT + (MEMORY if name in ("mamba2", "mistral") else 0))
     assert first["input_ids"].equal(second["input_ids"])
     if name == "transformer_xl":
         assert [memory.shape for memory in first["mems"]] == [(LANES, MEMORY, 16)] * 2
@@ -135,7 +142,7 @@ def test_timed_steps_are_whole_and_alike(name: str):
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["transformer_xl", "gpt2", "mistral", "vanilla_transformer"])
+@pytest.mark.parametrize("name", ["transformer_xl", "gpt2", "mamba2", "mistral", "vanilla_transformer"])
 def test_times_between_tokens(name: str):
     times = TokenTimes()
     write = writer(build(name), IDS, TERMS, times)

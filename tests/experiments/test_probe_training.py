@@ -38,7 +38,7 @@ def test_windows_are_the_segments_behind_their_context(context: int):
         assert item["labels"][before:].tolist() == alone[index]["shift_labels"].tolist()
 
 
-@pytest.mark.parametrize("model_type", ["transformer_xl", "vanilla_transformer", "gpt2", "mistral"])
+@pytest.mark.parametrize("model_type", ["transformer_xl", "vanilla_transformer", "gpt2", "mistral", "mamba2"])
 def test_answers_alone_are_learned_beside_their_questions(model_type: str):
     """The first loss of a training is that of the untrained model, reckoned by hand."""
     terms = ProbeTerms("needle", model_type, steps=1, mem_len=16, segment_length=8, max_distance=6)
