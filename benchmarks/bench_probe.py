@@ -72,6 +72,7 @@ def ask(task: str, name: str, seed: int) -> dict:
         "seed": seed,
         **read_json(folder / PROBE_FILE),
         "asked": probe_row(model, TASKS[task], options),
+        "machine": str(processor()),
     }
     if name in READ_LONGER:
         row["asked_longer"] = probe_row(model, TASKS[task], dataclasses.replace(options, length=LONGER))
@@ -139,8 +140,7 @@ def report(found: dict[str, list[dict]]) -> None:
 
 def write(found: dict[str, list[dict]]) -> None:
     result = {
-        "options": dataclasses.asdict(ProbeOptions()), "versions": library_versions(),
-        "machine": f"{processor()}, 1 thread", "runs": found,
+        "options": dataclasses.asdict(ProbeOptions()), "versions": library_versions(), "threads": 1, "runs": found,
     }  # fmt: skip
     write_text(RESULT, json.dumps(result, indent=None) + "\n")
 
