@@ -25,7 +25,7 @@ import torch
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from transformers_xl import add_memory
-from transformers_xl.cpu.processor import processor
+from transformers_xl.files.processor import processor
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
 
 RESULTS = Path(__file__).parent / "results" / "add_memory.json"

@@ -18,7 +18,7 @@ from bench_peers import RESULTS, ROOT, Row, measure
 from torch.nn import functional
 
 from transformers_xl.cpu import onednn_linear
-from transformers_xl.cpu.processor import processor
+from transformers_xl.files.processor import processor
 
 # rows, inputs, outputs: one token, sixteen of them, a segment, a batch of segments
 SHAPES = [

@@ -27,8 +27,8 @@ import torch
 from matplotlib import colormaps
 from rich.console import Console
 
-from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.plots import figure, save, styled
+from transformers_xl.files.processor import processor
 
 HERE = Path(__file__).parent
 ROOT, RESULTS = HERE.parent, HERE / "results"

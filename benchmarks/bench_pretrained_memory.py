@@ -30,8 +30,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from transformers_xl import add_memory
-from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.files.processor import processor
 
 RESULT = Path(__file__).parent / "results" / "pretrained_memory.json"
 CUTS_RESULT = RESULT.with_name("sinks_and_cuts.json")

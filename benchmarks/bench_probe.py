@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.plots import save
 from transformers_xl.evaluation.probe_options import ProbeOptions
 from transformers_xl.evaluation.probe_plots import draw_probe
@@ -29,6 +28,7 @@ from transformers_xl.experiments.probe_terms import PROBE_FILE, ProbeTerms
 from transformers_xl.experiments.probe_training import train_probe, trained_options
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
+from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
 
 ROOT = Path(__file__).parent.parent

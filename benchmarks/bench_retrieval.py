@@ -21,7 +21,7 @@ import torch
 
 from transformers_xl import ByteTokenizer, MemorizingTransformerConfig, MemorizingTransformerForCausalLM
 from transformers_xl.cpu.key_index import RowIndex
-from transformers_xl.cpu.processor import processor
+from transformers_xl.files.processor import processor
 from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySearch
 from transformers_xl.modeling.ops.call_parts import CallPart
 

@@ -31,7 +31,8 @@ def compare(
     variant: Annotated[
         list[str] | None,
         Option(
-            help="Model type, or gpt2, lstm, mamba2, mistral; may be given more than once.", show_default="all language models"
+            help="Model type, or gpt2, lstm, mamba2, mistral; may be given more than once.",
+            show_default="all language models",
         ),
     ] = None,
     seeds: Annotated[int, Option(min=1, help="Runs of each model, with seeds 0, 1, ...")] = 3,

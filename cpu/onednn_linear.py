@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from transformers_xl.cpu.processor import processor
+from transformers_xl.files.processor import processor
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
-from transformers_xl.cpu.processor import processor
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.digests import sha256
 from transformers_xl.files.json_files import read_json
+from transformers_xl.files.processor import processor
 from transformers_xl.hub.adapter_folders import ADAPTER_WEIGHTS
 
 FILE = "training_metrics.json"

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "files": set(),
     "recipes": set(),
     "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained` alone
-    "cpu": {"modeling.memory"},
+    "cpu": {"files", "modeling.memory"},
     "tokenization": {"configuration"},
     "corpora": {"files", "hub", "tokenization"},
     "modeling.ops": {"configuration"},
@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "modeling.ops",
         "configuration",
     },
-    "hub": {"files", "configuration", "modeling", "tokenization", "cpu"},
+    "hub": {"files", "configuration", "modeling", "tokenization"},
     "experiments": set(PACKAGES) - {"cli"} | {"modeling.conversion"},
     "cli": set(PACKAGES),
 }

@@ -28,7 +28,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
-from transformers_xl.cpu.processor import processor
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import context_curve
 from transformers_xl.evaluation.plots import line, save
@@ -38,6 +37,7 @@ from transformers_xl.experiments.fitting import build_model, fit, read_texts
 from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import atomic_write, output_folder
 from transformers_xl.files.digests import sha256
+from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
 from transformers_xl.streams.text_stream import TextStream
 

@@ -181,7 +181,7 @@ def test_the_processor_decides(monkeypatch, tmp_path: Path, vendor, family, swap
     """On Linux and on Windows; a model on another processor is left as it is."""
     model, cpuinfo = nn.Sequential(nn.Linear(2, 2)), tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 44\n")
-    monkeypatch.setattr("transformers_xl.cpu.processor.CPUINFO", cpuinfo)
+    monkeypatch.setattr("transformers_xl.files.processor.CPUINFO", cpuinfo)
     monkeypatch.setattr(platform, "processor", lambda: "")
     assert gains_by_onednn() == swapped
     cpuinfo.unlink()

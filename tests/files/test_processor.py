@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from transformers_xl.cpu.processor import Processor, processor
+from transformers_xl.files.processor import Processor, processor
 
 ZEN_4 = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -18,13 +18,13 @@ model name\t: another
 
 def test_linux_says_it_in_a_file(monkeypatch, tmp_path: Path):
     (tmp_path / "cpuinfo").write_text(ZEN_4)
-    monkeypatch.setattr("transformers_xl.cpu.processor.CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("transformers_xl.files.processor.CPUINFO", tmp_path / "cpuinfo")
     assert processor() == Processor("AMD EPYC", "AuthenticAMD", 25, 17)
     assert str(processor()) == "AMD EPYC (family 25, model 17)"
 
 
 def test_other_systems_say_it_in_one_line(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("transformers_xl.cpu.processor.CPUINFO", tmp_path / "missing")
+    monkeypatch.setattr("transformers_xl.files.processor.CPUINFO", tmp_path / "missing")
     for described, expected in (
         ("Intel64 Family 6 Model 167 Stepping 1, GenuineIntel", (6, 167)),
         ("arm", (None, None)),

@@ -1,4 +1,4 @@
-"""What the processor says of itself."""
+"""What /proc/cpuinfo and `platform` say of the processor."""
 
 import platform
 import re
