@@ -71,7 +71,7 @@ def mamba2(terms: ComparisonTerms, seed: int, intermediate_size: int) -> Mamba2F
     """Mamba-2 with two layers for each of a Transformer, three times as wide inside, with weights from the seed.
 
     The heads are as wide as the model, and their states have `intermediate_size / 8` columns, which is what can be chosen
-    freely. Chunks of 32 tokens are the fastest on a CPU. It has no dropout.
+    freely. Short chunks cost less on a CPU. It has no dropout.
     """
     config = Mamba2Config(
         hidden_size=terms.hidden_size,
