@@ -3,6 +3,7 @@
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
 
 @strict
@@ -36,7 +37,7 @@ class AdaptiveSpanConfig(AdaptiveSoftmaxConfig):
         "adapt_span_init": "initial_span",
     }
 
-    max_span: int | None = None
+    max_span: Derived[int] = NOT_GIVEN
     span_ramp: int = 32
     span_loss_coef: float | int = 2e-6
     initial_span: float | int = 0.0

@@ -6,6 +6,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_local_attention import LocalAttentionConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
 STATE_GATES = ("fixed", "lstm")
 STATE_UPDATES = ("skip", "single", "dual")
@@ -43,7 +44,7 @@ class BlockRecurrentConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
 
     block_length: int = 512
     num_states: int = 512
-    recurrent_layers: list[int] | tuple[int, ...] | None = None
+    recurrent_layers: Derived[list[int] | tuple[int, ...]] = NOT_GIVEN
     state_gate: str = "fixed"
     state_update: str = "skip"
     feedback: bool = False

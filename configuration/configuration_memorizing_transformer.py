@@ -6,6 +6,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_local_attention import LocalAttentionConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
 
 @strict
@@ -35,7 +36,7 @@ class MemorizingTransformerConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
 
     model_type = "memorizing_transformer"
 
-    memory_layers: list[int] | tuple[int, ...] | None = None
+    memory_layers: Derived[list[int] | tuple[int, ...]] = NOT_GIVEN
     num_memory_keys: int = 8192
     num_retrieved: int = 32
     block_length: int = 512

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS, OTHER_NAMES
 from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, settings_of
@@ -110,7 +111,7 @@ class MemoryConfig(ConfigWithCode):
     hidden_size: int = 512
     num_hidden_layers: int = 6
     num_attention_heads: int = 8
-    head_dim: int | None = None
+    head_dim: Derived[int] = NOT_GIVEN
     intermediate_size: int = 2048
     hidden_act: str = "relu"
     mem_len: int = 512
@@ -118,7 +119,7 @@ class MemoryConfig(ConfigWithCode):
     same_length: bool = True
     initial_memory: str = "empty"
     norm_position: str = "pre"
-    use_final_norm: bool | None = None
+    use_final_norm: Derived[bool] = NOT_GIVEN
     attention_bias: bool = False
     lm_head_bias: bool = True
     dropout: float | int = 0.1
@@ -127,7 +128,7 @@ class MemoryConfig(ConfigWithCode):
     variational_dropout: bool = False
     attention_dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
-    initializer_range: float | int | None = None
+    initializer_range: Derived[float | int] = NOT_GIVEN
     linear_initializer: str = "normal"
     embedding_initializer_range: float | int | None = None
     norm_initializer_range: float | int = 0.0

@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
 
 @strict
@@ -31,7 +32,7 @@ class PKMTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
 
     model_type = "pkm_transformer"
 
-    memory_layers: list[int] | None = None
+    memory_layers: Derived[list[int]] = NOT_GIVEN
     num_memory_keys: int = 128
     memory_key_dim: int = 128
     memory_heads: int = 4

@@ -9,6 +9,7 @@ from transformers.configuration_utils import SubConfigSpec
 from transformers.utils import logging
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
@@ -76,12 +77,12 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     text_config: dict | PreTrainedConfig | None = None
     kind: str = "window"
-    mem_len: int | None = None
-    num_sinks: int | None = None
-    num_memory_tokens: int | None = None
-    bptt_segments: int | None = None
-    memory_scale: float | int | None = None
-    memory_initializer_range: float | int | None = None
+    mem_len: Derived[int] = NOT_GIVEN
+    num_sinks: Derived[int] = NOT_GIVEN
+    num_memory_tokens: Derived[int] = NOT_GIVEN
+    bptt_segments: Derived[int] = NOT_GIVEN
+    memory_scale: Derived[float | int] = NOT_GIVEN
+    memory_initializer_range: Derived[float | int] = NOT_GIVEN
     segment_length: int = 512
 
     def __post_init__(self, **kwargs: Any):

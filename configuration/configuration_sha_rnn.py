@@ -3,6 +3,7 @@
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
 
 @strict
@@ -46,7 +47,7 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
 
     model_type = "sha_rnn"
 
-    attention_layers: list[int] | None = None
+    attention_layers: Derived[list[int]] = NOT_GIVEN
     num_attention_heads: int = 1
     project_keys: bool = False
     project_values: bool = False
@@ -56,7 +57,7 @@ class ShaRNNConfig(AdaptiveSoftmaxConfig):
     hidden_act: str = "quick_gelu"
     weight_dropout: float | int = 0.0
     attention_bias: bool = True
-    use_final_norm: bool | None = False
+    use_final_norm: Derived[bool] = False
     layer_norm_eps: float = 1e-12
 
     def validate_architecture(self) -> None:

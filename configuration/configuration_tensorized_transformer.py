@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
 DEFAULT_WINDOW = 32
 
@@ -33,7 +34,7 @@ class TensorizedTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig
     model_type = "tensorized_transformer"
     attribute_map = AdaptiveSoftmaxConfig.attribute_map | {"core_nums": "num_cores"}
 
-    attention_window: int | None = None
+    attention_window: Derived[int] = NOT_GIVEN
     num_cores: int = 2
     num_attention_heads: int = 1
 
@@ -51,7 +52,7 @@ class TensorizedTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig
 
     @property
     def sliding_window(self) -> int:
-        return self.attention_window  # type: ignore[return-value]  # `validate_architecture` chose one where it was None
+        return self.attention_window
 
     @property
     def layer_mem_lens(self) -> list[int]:
