@@ -1,5 +1,7 @@
 """What a forward pass refuses: a `ValueError` names the argument, what was given and what would be right."""
 
+from typing import Any
+
 import torch
 from transformers import Cache, PreTrainedModel
 
@@ -159,8 +161,14 @@ def check_targets(
             )
 
 
+def check_one_form(mems: object, past_key_values: object) -> None:
+    """Check that a call has its memory in one form."""
+    if mems is not None and past_key_values is not None:
+        raise ValueError("`mems` and `past_key_values` are two forms of one memory: pass only one of them.")
+
+
 def check_memory(
-    model: PreTrainedModel,
+    model: Any,  # a `MemoryModel`: its file imports this one
     batch: int,
     past_key_values: Cache | None,
     mems: tuple[torch.Tensor, ...] | None,
@@ -169,8 +177,6 @@ def check_memory(
     """Check that the memory, in either form, is one of this base model and batch, and that it can be used now."""
     if past_key_values is not None:
         _check_cache(model, batch, past_key_values)
-    if mems is not None and past_key_values is not None:
-        raise ValueError("`mems` and `past_key_values` are two forms of one memory: pass only one of them.")
     if mems is None and mems_mask is not None:
         raise ValueError("`mems_mask` says which of `mems` are real: pass both, as the last output gave them.")
     if mems is not None:
@@ -186,7 +192,7 @@ def check_checkpointing(model: PreTrainedModel) -> None:
         )
 
 
-def _check_cache(model: PreTrainedModel, batch: int, cache: Cache) -> None:
+def _check_cache(model: Any, batch: int, cache: Cache) -> None:
     if not isinstance(cache, MemoryCache):
         raise ValueError(
             f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "

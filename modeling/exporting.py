@@ -1,6 +1,6 @@
 """One step of generation as a graph of fixed shapes: `torch.export` of a token in, logits and the next memory out."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.modeling_memory import MemoryModel
 from transformers_xl.modeling.ops.window import keep_last
 
 
@@ -31,10 +32,10 @@ class ExportableStep(nn.Module):
             self.register_buffer(f"positions_{layer_idx}", window.positions)
 
     def cache_of(self, memory: dict) -> MemoryCache:
-        cache = self.model.base_model.make_cache(None, None, memory["keys"][0], static=True)
+        cache = cast(MemoryModel, self.model.base_model).make_cache(None, None, memory["keys"][0], static=True)
         cache.memory.mask = memory["mask"].clone()
         for window, *projected in zip(cache.memory.windows, memory["keys"], memory["values"], strict=True):
-            window.buffer.hold(tuple(projected))
+            window.buffer.hold(tuple(projected))  # type: ignore[union-attr]  # a cache has them
         return cache
 
     def forward(self, input_ids: torch.LongTensor, memory: dict) -> tuple[torch.Tensor, dict]:

@@ -15,7 +15,7 @@ from transformers.generation import (
 from transformers.utils import ModelOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
-from transformers_xl.modeling.checks import check_memory
+from transformers_xl.modeling.checks import check_memory, check_one_form
 from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
@@ -104,8 +104,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         mems = kwargs.get("mems")
         if mems is None and "mems" in kwargs:
             del kwargs["mems"]  # transformers takes any key of this name for a cache
-        if mems is not None and kwargs.get("past_key_values") is not None:
-            raise ValueError("`mems` and `past_key_values` are two forms of one memory: pass only one of them.")
+        check_one_form(mems, kwargs.get("past_key_values"))
         # a `PeftModel` puts its own method over this one while it generates
         caller = getattr(self.prepare_inputs_for_generation, "__self__", self)
         check_prompt_learning(caller, mems is not None or kwargs.get("past_key_values") is not None)

@@ -52,6 +52,10 @@ class MemoryHead(MemoryPreTrainedModel):
         self.build_head(config)
         self.post_init()
 
+    def build_head(self, config: MemoryConfig) -> None:
+        """Make the modules of the head."""
+        raise NotImplementedError
+
     def add_auxiliary_loss(
         self,
         loss: torch.Tensor,
@@ -122,7 +126,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         for classifiers in self.extra_classifiers():
             for index, classifier in enumerate(classifiers):
                 if isinstance(classifier, nn.Linear):
-                    classifiers[index] = self._get_resized_lm_head(classifier, embedding.num_embeddings)
+                    classifiers[index] = self._get_resized_lm_head(classifier, self.config.vocab_size)
         return embedding
 
     def prepare_for_inference(self) -> None:
@@ -227,7 +231,7 @@ class MemoryForSequenceClassification(MemoryHead):
 
     def build_head(self, config: MemoryConfig) -> None:
         self.num_labels = config.num_labels
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)  # type: ignore[arg-type]  # never None
 
     def pool(self, outputs: MemoryModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """What stands for each row, `(batch, hidden_size)`: its last real token."""
@@ -304,7 +308,7 @@ class MemoryForTokenClassification(MemoryHead):
     def build_head(self, config: MemoryConfig) -> None:
         self.num_labels = config.num_labels
         self.dropout = Dropout(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)  # type: ignore[arg-type]  # never None
 
     def features(self, outputs: MemoryModelOutput) -> torch.Tensor:
         """What stands for each token, `(batch, length, hidden_size)`."""

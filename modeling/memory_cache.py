@@ -85,9 +85,10 @@ class MemoryCache(Cache):
 
     def count_from_zero(self) -> None:
         """Let `get_seq_length()` count the tokens that are read from now on."""
-        # a tensor, as in the static layers of transformers: every number would compile a new graph
-        self.num_tokens = torch.zeros((), dtype=torch.long) if self.static else 0
+        self.num_tokens = 0
         if self.static:
+            # a tensor, as in the static layers of transformers: every number would compile a new graph
+            self.num_tokens = torch.zeros((), dtype=torch.long)
             mark_static_address(self.num_tokens)
 
     @property

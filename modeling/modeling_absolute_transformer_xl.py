@@ -56,7 +56,7 @@ class AbsoluteTransformerXLModel(AbsoluteTransformerXLPreTrainedModel, MemoryMod
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> AbsolutePositionsContext:
-        places = positions_in_text(memory.own.tokens_read, hidden_states.shape[:2], segment)
+        places = positions_in_text(memory.own.tokens_read, hidden_states.shape[1], segment)
         return AbsolutePositionsContext(**vars(segment), places=places % self.config.segment_length)
 
 

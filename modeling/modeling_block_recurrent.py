@@ -113,7 +113,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
     ) -> BlockContext:
         config, position = self.config, memory.own.block_position
         blocks, after = block_ends(
-            memory.packing, memory.num_before, position.read(), config.block_length, config.mem_len
+            memory.segment, memory.num_before, position.read(), config.block_length, config.mem_len
         )
         position.write(after)
         visible = fed_back = None

@@ -4,6 +4,8 @@ A word is a wave over positions, with an amplitude, a frequency and a phase in e
 Transformer of complex vectors. Code: iclr-complex-order/complex-order.
 """
 
+from typing import cast
+
 import torch
 from torch import nn
 from transformers.utils import auto_docstring
@@ -62,10 +64,10 @@ class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Words have frequencies and phases too."""
-        word_tables = self.get_input_embeddings().word_tables()
+        word_tables = cast(ComplexOrderEmbedding, self.get_input_embeddings()).word_tables()
         resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         for table in word_tables:
-            self._get_resized_embeddings(table, resized.num_embeddings, mean_resizing=mean_resizing)
+            self._get_resized_embeddings(table, self.config.vocab_size, mean_resizing=mean_resizing)
         return resized
 
 
@@ -96,7 +98,7 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
     ) -> MemoryModelOutput:
-        positions = positions_in_text(memory.own.tokens_read, hidden_states.shape[:2], segment) + 1
+        positions = positions_in_text(memory.own.tokens_read, hidden_states.shape[1], segment) + 1
         return super().run_layers(at_positions(hidden_states, positions), memory, segment, **kwargs)
 
 

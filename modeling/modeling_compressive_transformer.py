@@ -4,6 +4,7 @@ The oldest memories of a Transformer-XL are not forgotten: `compression_rate` of
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers.utils import auto_docstring
@@ -14,6 +15,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
+from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.compression import (
     Compression,
     CompressiveContext,
@@ -64,12 +66,14 @@ class CompressiveTransformerLayer(MemoryLayer):
     paper leaves open.
     """
 
+    self_attn: RelativeAttention
+
     def __init__(self, config: CompressiveTransformerConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.compression = Compression(config)
 
     def memories(self) -> CompressiveMemory:
-        return CompressiveMemory.of(self.self_attn.config)
+        return CompressiveMemory.of(cast(CompressiveTransformerConfig, self.self_attn.config))
 
     def project(self, states: torch.Tensor) -> Tensors:
         return self.self_attn.project(self.attention_input(states))
@@ -140,7 +144,7 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
         )
         plan = plan_compression(
             self.config,
-            memory.packing,
+            memory.segment,
             memory.num_before,
             memory.layers[0].compressed.num_seen,
             memory.own.num_compressed,

@@ -49,14 +49,14 @@ class DepthAdaptiveTransformerModelOutput(MemoryModelOutput):
             The layer after which each token left, 1..num_hidden_layers; 0 for padding.
     """
 
-    exit_layers: torch.LongTensor | None = None
+    exit_layers: torch.Tensor | None = None
 
 
 @dataclass
 class DepthAdaptiveTransformerHeadOutput(MemoryHeadOutput):
     """`exit_layers` as in [`DepthAdaptiveTransformerModelOutput`]."""
 
-    exit_layers: torch.LongTensor | None = None
+    exit_layers: torch.Tensor | None = None
 
 
 class DepthAdaptiveTransformerLayer(HaltingLayer):
@@ -122,8 +122,8 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         hidden_states = self.capture(hidden_states, segment.token_order)
         for number, (layer, layer_memory) in enumerate(zip(self.layers, memory.layers, strict=True), start=1):
             running = exit_layers >= number
-            count = int(running.sum()) if skip_halted else None
-            packed = skip_halted and count < running.numel()
+            count = int(running.sum()) if skip_halted else running.numel()
+            packed = count < running.numel()
             asked = running if packed or not skip_halted else None  # with all of them, an ordinary layer
             layer_output = LayerOutput(
                 *layer(hidden_states, layer_memory, segment, running=asked, skip_halted=skip_halted, **kwargs)
@@ -255,7 +255,9 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
             )
         if config.exit_training == "aligned" or self.halting is not None:
             full = self.model(**inputs, **kwargs)
-            logits = self.layer_logits(full) if self.returns_logits(targets) else [None] * config.num_hidden_layers
+            logits: list = (
+                self.layer_logits(full) if self.returns_logits(targets) else [None] * config.num_hidden_layers
+            )
             layer_losses = self.layer_losses(full, logits, targets)
         if self.halting is not None:
             right = correctness(logits, targets) if config.halting_oracle == "correctness" else -layer_losses.detach()
@@ -282,6 +284,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if logits is not None or self.exit_classifiers is None:
             return super().token_losses(outputs, targets, logits)
         layers = range(1, self.config.num_hidden_layers + 1)
+        assert outputs.exit_layers is not None, "`run_layers` says them"
         left = [targets.where(outputs.exit_layers == number, -100) for number in layers]
         states = outputs.last_hidden_state
         classifiers = map(self.classifier, layers)

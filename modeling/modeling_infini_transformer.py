@@ -35,7 +35,7 @@ class InfiniTransformerLayer(MemoryLayer):
     attention_class = InfiniAttention
 
     def memories(self) -> InfiniMemory:
-        return InfiniMemory.of(self.self_attn.config)
+        return InfiniMemory.of(cast(InfiniTransformerConfig, self.self_attn.config))
 
     def forward(
         self, hidden_states: torch.Tensor, memory: InfiniMemory, segment: SegmentContext, **kwargs

@@ -91,7 +91,7 @@ class LongformerEncoderModel(LongformerEncoderPreTrainedModel, MemoryModel):
     ) -> MemoryModelOutput:
         batch, length = hidden_states.shape[:2]
         segment = SegmentContext(segment_mask, document_ids)
-        places = positions_without_memory(self.config, (batch, length), segment, hidden_states.device)
+        places = positions_without_memory(self.config, length, segment, hidden_states.device)
         is_global = kwargs.get("global_attention_mask")
         if is_global is not None:
             if tuple(is_global.shape) != (batch, length):
@@ -197,7 +197,7 @@ class LongformerEncoderForSequenceClassification(LongformerEncoderPreTrainedMode
         self.num_labels = config.num_labels
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)  # type: ignore[arg-type]  # never None
 
     def pool(self, outputs: MemoryModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """The first real token, through a layer of its own."""

@@ -86,7 +86,7 @@ class MemorizingTransformerModel(MemorizingTransformerPreTrainedModel, MemoryMod
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> LookupContext:
         external_memory = memory.layers[min(self.config.memory_layers)].external_memory
-        return LookupContext(**vars(segment), lookups=external_memory.plan(memory.packing, memory.own))
+        return LookupContext(**vars(segment), lookups=external_memory.plan(memory.segment, memory.own))
 
 
 @auto_docstring(custom_intro="The Memorizing Transformer with a language modeling head.")

@@ -1,7 +1,7 @@
 """The backbone that every variant shares: a decoder that carries memory from segment to segment."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from transformers_xl.modeling.checks import (
     check_inputs,
     check_keywords,
     check_memory,
+    check_one_form,
     drop_packing,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
@@ -86,12 +87,12 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
             for parameter in module.parameters():
                 init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
-            module.init_weights(self.config)  # our layers that hold raw parameters
+            cast(Any, module).init_weights(self.config)  # our layers that hold raw parameters
 
     @property
     def layout(self) -> MemoryLayout:
         """What the tensors of `mems` are, and their order."""
-        return self.base_model.build_memory().layout
+        return cast(MemoryModel, self.base_model).build_memory().layout
 
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
@@ -212,7 +213,8 @@ class MemoryModel(MemoryPreTrainedModel):
         has_cache = past_key_values is not None
         given = (input_ids, inputs_embeds, attention_mask, reset, position_ids)
         batch, length = check_inputs(self.config, *given, has_cache)
-        if isinstance(mems, MemoryCache) and past_key_values is None:
+        check_one_form(mems, past_key_values)
+        if isinstance(mems, MemoryCache):
             past_key_values, mems, mems_mask = mems.copy(mems_mask), None, None
         check_memory(self, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
@@ -351,15 +353,16 @@ class MemoryModel(MemoryPreTrainedModel):
     ) -> MemoryModelOutput:
         """Run the layers on the segment `(B, T, E)`, each with its memory: the output before the final norm, with what the
         variant says of its tokens, packed as they are."""
-        auxiliary_losses = []
+        auxiliary_loss: torch.Tensor | None = None
         hidden_states = self.capture(hidden_states, segment.token_order)
         for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
             # reentrant checkpointing makes a plain tuple of it
             output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
             hidden_states = self.capture(output.hidden_states, segment.token_order)
             if output.auxiliary_loss is not None:
-                auxiliary_losses.append(output.auxiliary_loss)
-        return self.output_of_layers(hidden_states, sum(auxiliary_losses) if auxiliary_losses else None)
+                others = 0 if auxiliary_loss is None else auxiliary_loss
+                auxiliary_loss = output.auxiliary_loss + others
+        return self.output_of_layers(hidden_states, auxiliary_loss)
 
     def output_of_layers(self, hidden_states: torch.Tensor, auxiliary_loss: torch.Tensor | None) -> MemoryModelOutput:
         """The output of [`run_layers`]; `auxiliary_loss`, the sum of those of the layers."""
@@ -378,7 +381,8 @@ class MemoryModel(MemoryPreTrainedModel):
         holds its projections), and the shared biases."""
         if self.positions is None:
             return None
-        bias = None if self.positions.bias is None else self.positions.bias()
+        shared = cast(RelativePositions, self.positions).bias
+        bias = None if shared is None else shared()
         if memory.is_cache:  # at once for all steps to come
             num_keys = max(num_keys, *(window.sliding_window for window in memory.windows))
         num_distances = self.num_distances(num_keys)
@@ -393,7 +397,7 @@ class MemoryModel(MemoryPreTrainedModel):
 
     def layer_memories(self) -> list[LayerMemory]:
         """What each layer remembers."""
-        return [layer.memories() for layer in self.layers]
+        return [cast(MemoryLayer, layer).memories() for layer in self.layers]
 
     def own_memories(self) -> LayerMemory:
         """What the model itself remembers, a NamedTuple of new memories: nothing, unless the variant says otherwise."""

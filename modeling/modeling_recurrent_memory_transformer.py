@@ -149,7 +149,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> SegmentContext:
         """Set the mask of the windows, and the columns that they keep after this part."""
-        packing = cast(SegmentPacking, memory.packing)
+        packing = memory.segment
         rows, place, config = packing.rows(memory.num_before), memory.own.place.read(), self.config
         num_tokens = packing.length if segment.segment_mask is None else segment.segment_mask.sum(1)
         opened = torch.where(place > 0, config.num_memory_tokens + place, 0) + num_tokens

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2207.06881.
 import copy
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -52,7 +52,7 @@ class SegmentMemoryPreTrainedModel(MemoryPreTrainedModel):
     # trf-ignore: TRF018
     def _init_weights(self, module: nn.Module) -> None:
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
-            module.init_weights(self.config)  # of the reader: the base starts its own
+            cast(Any, module).init_weights(self.config)  # of the reader: the base starts its own
 
 
 # trf-ignore: TRF013
@@ -64,7 +64,7 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
 
     def __init__(self, config: SegmentMemoryConfig, backbone: PreTrainedModel | None = None):
         self.given_backbone = (backbone,)  # no sub-module yet: `nn.Module` is not set up
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[arg-type]  # it has what `MemoryModel` reads of a config
 
     def build(self, config: SegmentMemoryConfig) -> None:
         (backbone,) = self.given_backbone

@@ -61,13 +61,13 @@ class StarTransformerPositions(nn.Module):
     def forward(self, hidden_states: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
         if self.table is None:
             return hidden_states
-        batch, length = hidden_states.shape[:2]
+        length = hidden_states.shape[1]
         if length > self.table.num_embeddings:
             raise ValueError(
                 f"`input_ids` holds {length} tokens, but the model has `max_position_embeddings`="
                 f"{self.table.num_embeddings}: read the text in segments, or train a model with more or None."
             )
-        places = positions_in_row((batch, length), segment_mask, None, hidden_states.device)
+        places = positions_in_row(length, segment_mask, None, hidden_states.device)
         return hidden_states + self.table(places, hidden_states.dtype)
 
 

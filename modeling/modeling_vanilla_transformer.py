@@ -66,7 +66,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
     def segment_context(
         self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
     ) -> AbsolutePositionsContext:
-        places = positions_without_memory(self.config, hidden_states.shape[:2], segment, hidden_states.device)
+        places = positions_without_memory(self.config, hidden_states.shape[1], segment, hidden_states.device)
         return AbsolutePositionsContext(**vars(segment), places=places)
 
 
@@ -180,7 +180,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
         return total
 
     def prepare_inputs_for_generation(self, input_ids: torch.LongTensor, **kwargs) -> dict:
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[arg-type]  # `functools.wraps`
         for name in ("input_ids", "attention_mask"):
             if inputs.get(name) is not None:
                 inputs[name] = inputs[name][:, -self.config.segment_length :]

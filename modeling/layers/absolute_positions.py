@@ -64,13 +64,13 @@ class AbsolutePositionsLayer(MemoryLayer):
 
 
 def positions_in_row(
-    shape: tuple[int, int], segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None, device: torch.device
+    length: int, segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
     """Place of each token in its row or document, from 0, `(B or 1, T)`, for rows whose padding stands on the left.
 
     `segment_mask` (B, T) bool and `document_ids` (B, T) are None where no row needs them. Padding gets 0.
     """
-    columns = torch.arange(shape[1], device=device)[None]
+    columns = torch.arange(length, device=device)[None]
     begins = torch.zeros_like(columns) if segment_mask is None else (~segment_mask).sum(dim=1, keepdim=True)
     if document_ids is not None:
         is_new = torch.cat([torch.zeros_like(document_ids[:, :1]), document_ids.diff(dim=1)], dim=1) != 0
@@ -79,26 +79,26 @@ def positions_in_row(
 
 
 def positions_without_memory(
-    config: MemoryConfig, shape: tuple[int, int], segment: SegmentContext, device: torch.device
+    config: MemoryConfig, length: int, segment: SegmentContext, device: torch.device
 ) -> torch.Tensor:
     """`positions_in_row`, for a model that reads a text at once.
 
     Raises:
         ValueError: the text has more tokens than the model has positions.
     """
-    if shape[1] > config.segment_length:
+    if length > config.segment_length:
         raise ValueError(
-            f"`input_ids` holds {shape[1]} tokens, but the model has `segment_length`={config.segment_length} positions "
+            f"`input_ids` holds {length} tokens, but the model has `segment_length`={config.segment_length} positions "
             "and no memory: read the text in segments, as generate() and `score_moving_window` do."
         )
-    return positions_in_row(shape, segment.segment_mask, segment.document_ids, device)
+    return positions_in_row(length, segment.segment_mask, segment.document_ids, device)
 
 
-def positions_in_text(tokens_read: CounterMemory, shape: tuple[int, int], segment: SegmentContext) -> torch.Tensor:
+def positions_in_text(tokens_read: CounterMemory, length: int, segment: SegmentContext) -> torch.Tensor:
     """Place of each token in its text or document, from 0 in its first segment, `(B, T)`; `tokens_read` takes them in."""
     before, segment_mask, document_ids = tokens_read.read(), segment.segment_mask, segment.document_ids
     of_text = before[:, None] if document_ids is None else before[:, None] * (document_ids == 0)
-    places = of_text + positions_in_row(shape, segment_mask, document_ids, before.device)
+    places = of_text + positions_in_row(length, segment_mask, document_ids, before.device)
     after = places[:, -1] + 1
     # the padding of a row stands on its left: where the last column is padding, there is no token
     tokens_read.write(after if segment_mask is None else after.where(segment_mask[:, -1], before))

@@ -100,8 +100,13 @@ class AdaptiveEmbedding(nn.Module):
         self.projections = projections[:1] if config.div_val == 1 else projections
 
     @property
+    def weights(self) -> list[torch.Tensor]:
+        """The vectors of each cluster, `(words, width)`."""
+        return [cast(torch.Tensor, table.weight) for table in self.tables]
+
+    @property
     def num_embeddings(self) -> int:
-        return sum(cast(torch.Tensor, table.weight).shape[0] for table in self.tables)
+        return sum(len(weight) for weight in self.weights)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> None:
         """Let the last cluster have `size` words, by transformers' `resized`, which resizes embeddings."""
@@ -112,10 +117,10 @@ class AdaptiveEmbedding(nn.Module):
             self.tables[-1] = resized(last, size, mean_resizing=mean_resizing)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embeddings = input_ids.new_zeros((), dtype=self.tables[0].weight.dtype)
-        for index, (start, table) in enumerate(zip(self.starts, self.tables, strict=True)):
+        embeddings = input_ids.new_zeros((), dtype=self.weights[0].dtype)
+        for index, (start, table, weight) in enumerate(zip(self.starts, self.tables, self.weights, strict=True)):
             # every cluster looks at every id, so that no shape depends on the ids: a graph is compiled once
-            rows = table((input_ids - start).clamp(0, len(table.weight) - 1))
+            rows = table((input_ids - start).clamp(0, len(weight) - 1))
             if self.projections:
                 rows = self.projections[min(index, len(self.projections) - 1)](rows)
             embeddings = torch.where((input_ids >= start)[..., None], rows, embeddings)

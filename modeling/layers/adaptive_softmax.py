@@ -11,6 +11,7 @@ words; Transformer-XL's released code reads entry -i, and checkpoints of it are 
 """
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.layers.adaptive_embedding import cluster_projections, uses_adaptive_softmax
+from transformers_xl.modeling.layers.adaptive_embedding import Projection, cluster_projections, uses_adaptive_softmax
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
@@ -71,7 +72,7 @@ class AdaptiveSoftmax(nn.Module):
     @property
     def sizes(self) -> list[int]:
         """Words of each cluster."""
-        return [int(cluster.out_features) for cluster in self.clusters]
+        return [cast(int, cluster.out_features) for cluster in self.clusters]
 
     @property
     def out_features(self) -> int:
@@ -86,7 +87,7 @@ class AdaptiveSoftmax(nn.Module):
             self.clusters[-1] = resized(last, size, mean_resizing=mean_resizing)
 
     def project(self, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.projections[index].down(hidden_states) if self.projections else hidden_states
+        return cast(Projection, self.projections[index]).down(hidden_states) if self.projections else hidden_states
 
     def head(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the frequent words, then of the other clusters, float32 at least."""

@@ -9,6 +9,8 @@ with a learned vector p for each distance, shared by layers and heads. The span 
 which has x = 0, as in the authors' code.
 """
 
+from typing import cast
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -85,7 +87,7 @@ class AdaptiveSpanAttention(MemoryAttention):
         hidden = mask == 0
         # the logarithm is kept away from zero, or the gradient of what is hidden would be infinity times zero
         log_mask = mask.masked_fill(hidden, 1.0).log().masked_fill(hidden, -torch.inf).to(query.dtype)
-        positions = keep_last(segment.position_embeddings, reach, dim=0)
+        positions = keep_last(cast(torch.Tensor, segment.position_embeddings), reach, dim=0)
         by_distance = query * self.scaling @ positions.T + log_mask[:, None]  # [B, H, T, N]
         # behind distance 1 come 0, the token itself, and the -1 that the shift asks for
         wide = nn.functional.pad(by_distance, (num_keys - 1 - reach, 2), value=-torch.inf)

@@ -8,6 +8,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.layers.segment_context import PLAIN_SEGMENT, SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
@@ -177,7 +178,7 @@ class RelativeAttention(MemoryAttention):
     there).
     """
 
-    def __init__(self, config: MemoryConfig, layer_idx: int):
+    def __init__(self, config: RelativeAttentionConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.r_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
         self.bias = None if config.share_relative_bias else RelativeBias(config)

@@ -22,6 +22,7 @@ class BandedKeyMask(KeyMask):
     `window` is W x the layer's largest dilation + 1.
     """
 
+    window: int = 0
     rows: PackedRows = field(default_factory=PackedRows)
 
     @property

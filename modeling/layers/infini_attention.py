@@ -96,7 +96,7 @@ class InfiniAttention(MemoryAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output `(B, T, E)` and the weights; `hidden_states` `(B, T, E)` are the segment, `past` the columns of the
         open block that are not projected yet, both normalised; `sums` M and z."""
-        angles, query = segment.position_embeddings, self.queries(hidden_states)
+        angles, query = cast(torch.Tensor | None, segment.position_embeddings), self.queries(hidden_states)
         before = None if past is None else self.columns(past, angles)
         new_angles = None if angles is None else keep_last(angles, query.shape[-2])
         key, value, written_key = memory.extend(self.columns(hidden_states, new_angles), before)

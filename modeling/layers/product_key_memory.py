@@ -66,7 +66,7 @@ class QueryBatchNorm(nn.BatchNorm1d):
                 unbiased = var * count / (count - 1).clamp(min=1.0)
                 for name, statistic in (("running_mean", mean), ("running_var", unbiased)):
                     running = self.get_buffer(name)
-                    running.lerp_(statistic.to(running.dtype), self.momentum)
+                    running.lerp_(statistic.to(running.dtype), self.momentum)  # type: ignore[arg-type]  # a number, as nobody chose another
         normalised = (states - mean) * torch.rsqrt(var + self.eps)
         return (normalised * self.weight + self.bias).to(rows.dtype)
 

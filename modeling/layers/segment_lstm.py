@@ -47,12 +47,12 @@ def split_chunks(length: int, segment_mask: torch.Tensor | None, document_ids: t
         segment_mask: (B, T) bool, real columns; None when all are.
         document_ids: (B, T) number of the document of each token, 0 for that of the memory; None when all are one document.
     """
-    if segment_mask is None and document_ids is None:
-        return [LSTMChunk(slice(0, length))]
-    mask = torch.ones_like(document_ids, dtype=torch.bool) if segment_mask is None else segment_mask
-    number = (
-        mask.new_zeros(mask.shape, dtype=torch.long) if document_ids is None else document_ids.masked_fill(~mask, 0)
-    )
+    mask = segment_mask
+    if mask is None:
+        if document_ids is None:
+            return [LSTMChunk(slice(0, length))]
+        mask = torch.ones_like(document_ids, dtype=torch.bool)
+    number = torch.zeros_like(mask, dtype=torch.long) if document_ids is None else document_ids.masked_fill(~mask, 0)
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
     if torch.compiler.is_compiling():
         return [LSTMChunk(slice(i, i + 1), mask[:, i], begins[:, i]) for i in range(length)]

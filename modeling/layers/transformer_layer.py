@@ -14,7 +14,7 @@ from transformers_xl.modeling.layers.normalization import SublayerLayerNorm, Sub
 from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory, WindowMemory
+from transformers_xl.modeling.memory.window_memory import AttentionMemory, HasWindow, WindowMemory
 
 
 class LayerOutput(NamedTuple):
@@ -78,7 +78,7 @@ class MemoryLayer(GradientCheckpointingLayer):
         return self.mlp(hidden_states)
 
     def forward(
-        self, hidden_states: torch.Tensor, memory: AttentionMemory, segment: SegmentContext, **kwargs
+        self, hidden_states: torch.Tensor, memory: HasWindow, segment: SegmentContext, **kwargs
     ) -> LayerOutput:
         """
         Args:

@@ -110,6 +110,7 @@ def plan_compression(
     count = count + blocks.count
     if text is not None:
         packed, now = packing.rows(held), text[:, -1:]
+        assert packed.valid is not None, "texts say which columns are blocks"
         count = (packed.valid & ((packed.document_ids == now) | ((now < 0) & (packed.document_ids == 0)))).sum(1)
     counter.write(count.clamp(max=config.compressed_mem_len))
     is_plain_token = tokens.length == 1 and text is None and known is None

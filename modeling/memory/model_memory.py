@@ -27,7 +27,7 @@ class ModelMemory:
     Attributes:
         mask (`torch.Tensor` of shape `(batch, columns)`): bool, columns of the longest window that hold real tokens; None:
             all.
-        packing: that of the segment that is being read.
+        packing: that of the segment that is being read; None between two.
     """
 
     def __init__(self, layers: Sequence[LayerMemory], own: LayerMemory = ()):
@@ -51,6 +51,12 @@ class ModelMemory:
                     f"`{part.name}`: leave it out."
                 )
             part.memory.use_buffer(is_static)
+
+    @property
+    def segment(self) -> SegmentPacking:
+        """The packing of the segment that is being read."""
+        assert self.packing is not None, "open() comes first"
+        return self.packing
 
     @property
     def batch(self) -> int:
@@ -127,8 +133,7 @@ class ModelMemory:
 
     def close(self, detach: bool = True) -> None:
         """Continue from what the segment wrote: at the end of a call with a cache, where gradients end, or inside it."""
-        packing = self.packing
-        assert packing is not None, "open() comes first"
+        packing = self.segment
         if self.windows:
             num_columns = self.num_before + packing.length
             self.note_columns(

@@ -86,7 +86,7 @@ class RecurrentMemory(Memory):
         return (state,) if self.begun is None else (state, rows_begun(self.begun, packing))
 
     def close(self, packing: SegmentPacking) -> None:
-        if self.new is not None:
+        if self.new is not None and self.state is not None:
             self.load(self.value(packing), self.state)
 
     def detach(self) -> None:

@@ -13,6 +13,7 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling.memory.counter_memory import CounterMemory
 from transformers_xl.modeling.memory.layer_memory import Memory, Shape
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
@@ -64,7 +65,7 @@ class MemoryTokens(nn.Module):
         super().__init__()
         self.start = nn.Parameter(torch.empty(num_tokens, width))
 
-    def init_weights(self, config: MemoryConfig) -> None:
+    def init_weights(self, config: MemoryConfig | SegmentMemoryConfig) -> None:
         init.normal_(self.start, mean=0.0, std=config.memory_initializer_range)
 
     def forward(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
@@ -179,7 +180,7 @@ def moved(group: OpenRows, sources: list[int]) -> OpenRows | None:
 def select_rows(cache: Cache, places: list[int], batch: int) -> Cache:
     """A cache of transformers that has `batch` rows, and keeps these, in this order; one may come several times."""
     if places != list(range(batch)):
-        cache.reorder_cache(torch.tensor(places))  # the one method by which all its layers select
+        cache.reorder_cache(torch.LongTensor(places))  # the one method by which all its layers select
     return cache
 
 

@@ -1,6 +1,6 @@
 """The window of Transformer-XL: what a layer's attention read of the last tokens. https://arxiv.org/abs/1901.02860, 3.2."""
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
@@ -65,10 +65,17 @@ class BlockWindowMemory(WindowMemory):
         return self.window if self.starts_with_zeros else 0
 
 
+class HasWindow(Protocol):
+    """What a layer remembers: at least `inputs`, those of its attention."""
+
+    @property
+    def inputs(self) -> WindowMemory: ...
+
+
 class AttentionMemory(NamedTuple):
     """What a Transformer-XL layer remembers: `inputs`, those of its attention."""
 
     inputs: WindowMemory
 
 
-__all__ = ["AttentionMemory", "BlockWindowMemory", "WindowMemory"]
+__all__ = ["AttentionMemory", "BlockWindowMemory", "HasWindow", "WindowMemory"]

@@ -13,6 +13,7 @@ a mask stays. Its speed has not been measured here.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -80,6 +81,7 @@ def _attend(
     by_column, far_visible = None, None
     if far is not None:
         num_far, far_visible = far.key.shape[2], far.key_mask.visible
+        assert far.key_mask.distance is not None, "`behind_the_window` reads these"
         by_column = position_scores_at(position_query, positions, far.key_mask.distance)
         key, value = torch.cat([far.key, key], dim=2), torch.cat([far.value, value], dim=2)
 
@@ -101,7 +103,7 @@ def _attend(
         sees = sees_columns(length, num_keys, num_far, window, visible, far_visible)
         mask = create_block_mask(sees, len(query), None, length, num_far + num_keys, query.device)
     is_plain = query.device.type == "cpu" or torch.compiler.is_compiling()  # who compiles the model compiles this, too
-    attend = flex_attention if is_plain else compiled_flex_attention()
+    attend: Any = flex_attention if is_plain else compiled_flex_attention()
     wide_query, wide_key, wide_value = (widened_heads(each) for each in (query + content_bias[:, None], key, value))
     attn_output = attend(wide_query, wide_key, wide_value, add_position, mask, scaling)
     return attn_output[..., : value.shape[-1]].transpose(1, 2).contiguous()

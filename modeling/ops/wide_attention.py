@@ -76,6 +76,7 @@ class _Columns(NamedTuple):
     @classmethod
     def of(cls, far: FarColumns, positions: torch.Tensor) -> Self:
         """Far columns; the last row of `positions` `(H, P, D)` is the distance -1."""
+        assert far.key_mask.distance is not None, "`behind_the_window` reads these"
         rows = positions.shape[1] - 1 - far.key_mask.min_distance
         index = table_rows(far.key_mask.distance, positions.shape[1]).clamp(max=rows - 1)
         return cls(far.key, far.value, positions.narrow(1, 0, rows), far.key_mask.visible, index)

@@ -166,13 +166,14 @@ def visible_positions(
 
     A token sees itself, what came before it in its document and, with a `window`, of that only the last `window` positions.
     """
-    windowed = window is not None and num_keys > window
-    if length == 1 and not windowed and rows.valid is None and rows.document_ids is None:
+    if window is not None and num_keys <= window:
+        window = None  # it hides nothing
+    if length == 1 and window is None and rows.valid is None and rows.document_ids is None:
         return None
     columns = torch.arange(num_keys, device=device)
     distance = columns[num_keys - length :, None] - columns
     visible = distance >= 0
-    if windowed:
+    if window is not None:
         visible = visible & (distance < window)
     visible = visible[None, None]
     if rows.valid is not None:

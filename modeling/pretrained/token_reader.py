@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
@@ -82,7 +82,7 @@ class BaseCall:
         kwargs: what else it is to be told, or asked for.
     """
 
-    def __init__(self, backbone: nn.Module, run: RunBackbone, num_said: int, kwargs: dict[str, Any]):
+    def __init__(self, backbone: PreTrainedModel, run: RunBackbone, num_said: int, kwargs: dict[str, Any]):
         if kwargs.get("output_attentions"):
             raise ValueError(
                 "`output_attentions`=True has no meaning for `kind`='tokens', whose segments are read one by one: ask "
@@ -115,7 +115,7 @@ class BaseCall:
     def output(self, fields: PerToken) -> ModelOutput:
         """The base's output, of what it said of the tokens."""
         said, rest = fields[0].contiguous(), iter(fields[1:])  # transformers' losses view it
-        hidden_states = tuple(next(rest) if shown else None for shown in self.shown) or None
+        hidden_states: Any = tuple(next(rest) if shown else None for shown in self.shown) or None
         if self.has_logits:
             return CausalLMOutput(logits=said, hidden_states=hidden_states)
         return BaseModelOutput(last_hidden_state=said, hidden_states=hidden_states)
@@ -144,7 +144,12 @@ class TokenReader(MemoryReader):
     ) -> ModelOutput:
         packing = memory.open(inputs_embeds, segment_mask, document_ids)
         kept = kwargs.pop("logits_to_keep", 0)
-        base = BaseCall(backbone, run, kept if isinstance(kept, int) and kept > 0 else packing.length, kwargs)
+        base = BaseCall(
+            cast(PreTrainedModel, backbone),
+            run,
+            kept if isinstance(kept, int) and kept > 0 else packing.length,
+            kwargs,
+        )
         reads_something = segment_mask is None or bool(segment_mask.any())
         reads_on = memory.is_cache and document_ids is None and reads_something
         fields = (self.read_on if reads_on else self.read_again)(base, inputs_embeds, packing, memory.own)

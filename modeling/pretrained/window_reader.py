@@ -133,7 +133,7 @@ class WindowReader(MemoryReader):
         Raises:
             ValueError: the base has fewer.
         """
-        table = table_of_positions(self.config.text_config)
+        table = table_of_positions(self.config.base_config)
         if table is None:
             return max(LAST_POSITION, 2 * wanted)
         if wanted > table:
