@@ -171,16 +171,19 @@ def check_memory(
     model: Any,  # a `MemoryModel`: its file imports this one
     batch: int,
     past_key_values: Cache | None,
-    mems: tuple[torch.Tensor, ...] | None,
+    mems: tuple[torch.Tensor, ...] | MemoryCache | None,
     mems_mask: torch.Tensor | None,
 ) -> None:
     """Check that the memory, in either form, is one of this base model and batch, and that it can be used now."""
     if past_key_values is not None:
         _check_cache(model, batch, past_key_values)
-    if mems is None and mems_mask is not None:
-        raise ValueError("`mems_mask` says which of `mems` are real: pass both, as the last output gave them.")
-    if mems is not None:
+    check_one_form(mems, past_key_values)
+    if isinstance(mems, MemoryCache):
+        _check_cache(model, batch, mems)
+    elif mems is not None:
         _check_mems(model.config, model.layout, batch, mems, mems_mask)
+    elif mems_mask is not None:
+        raise ValueError("`mems_mask` says which of `mems` are real: pass both, as the last output gave them.")
 
 
 def check_checkpointing(model: PreTrainedModel) -> None:

@@ -206,8 +206,8 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         rows: int,
         static: bool,
     ) -> MemoryCache:
+        check_memory(self.model, rows, None, mems, mems_mask)
         if not isinstance(mems, MemoryCache):
-            check_memory(self.model, rows, None, mems, mems_mask)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             with torch.no_grad():
                 return self.model.make_cache(mems, mems_mask, like, static)
@@ -215,7 +215,6 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             raise ValueError(
                 "`mems` was made with another `cache_implementation`: continue with the one it was made with."
             )
-        check_memory(self.model, rows, mems, None, None)
         return mems.copy(mems_mask)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:

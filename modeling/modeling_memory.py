@@ -19,7 +19,6 @@ from transformers_xl.modeling.checks import (
     check_inputs,
     check_keywords,
     check_memory,
-    check_one_form,
     drop_packing,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
@@ -210,19 +209,18 @@ class MemoryModel(MemoryPreTrainedModel):
             Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
         """
         check_keywords(kwargs := drop_packing(kwargs, position_ids), self.extra_arguments)
-        has_cache = past_key_values is not None
         given = (input_ids, inputs_embeds, attention_mask, reset, position_ids)
-        batch, length = check_inputs(self.config, *given, has_cache)
-        check_one_form(mems, past_key_values)
+        batch, length = check_inputs(self.config, *given, has_cache=past_key_values is not None)
+        check_memory(self, batch, past_key_values, mems, mems_mask)
         if isinstance(mems, MemoryCache):
             past_key_values, mems, mems_mask = mems.copy(mems_mask), None, None
-        check_memory(self, batch, past_key_values, mems, mems_mask)
         if inputs_embeds is None:
             check_ids(input_ids, self.config.vocab_size)
             inputs_embeds = self.embed_tokens(input_ids)
 
         use_cache = use_cache and self.config.mem_len > 0
-        cache = self.make_cache(mems, mems_mask, inputs_embeds) if use_cache and not has_cache else past_key_values
+        makes_cache = use_cache and past_key_values is None
+        cache = self.make_cache(mems, mems_mask, inputs_embeds) if makes_cache else past_key_values
         if cache is not None:
             check_checkpointing(self)
         memory = self.build_memory(mems, mems_mask, inputs_embeds) if cache is None else cache.memory

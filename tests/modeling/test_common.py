@@ -416,8 +416,8 @@ def test_a_cache_given_as_mems_is_copied(model_type):
     first = model(ids, use_cache=True)
     before = [rows.clone() for rows in held_by(first.past_key_values)]
     expected = result_of(model(after, mems=model(ids).mems))
-    for _ in range(2):
-        output = model(after, mems=first.past_key_values)
+    for use_cache in (None, True):
+        output = model(after, mems=first.past_key_values, use_cache=use_cache)
         torch.testing.assert_close(result_of(output), expected, **EXACT)
         assert output.mems is None
         assert output.past_key_values is not first.past_key_values
