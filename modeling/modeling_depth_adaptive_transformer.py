@@ -284,8 +284,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if logits is not None or self.exit_classifiers is None:
             return super().token_losses(outputs, targets, logits)
         layers = range(1, self.config.num_hidden_layers + 1)
-        assert outputs.exit_layers is not None, "`run_layers` says them"
-        left = [targets.where(outputs.exit_layers == number, -100) for number in layers]
+        exit_layers = cast(torch.Tensor, outputs.exit_layers)
+        left = [targets.where(exit_layers == number, -100) for number in layers]
         states = outputs.last_hidden_state
         classifiers = map(self.classifier, layers)
         losses = [linear_cross_entropy(each, states, here) for each, here in zip(classifiers, left, strict=True)]
