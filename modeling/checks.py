@@ -248,3 +248,9 @@ def _check_mems(
             f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool, of shape "
             f"({batch}, {columns})."
         )
+    looks = mems_mask.device.type == "cpu" and not torch.compiler.is_compiling()  # where looking costs little
+    if looks and bool((mems_mask[:, :-1] & ~mems_mask[:, 1:]).any()):
+        raise ValueError(
+            "`mems_mask` has padding to the right of a real column: a memory ends where its segment begins. Pass the "
+            "`mems_mask` of the last output."
+        )

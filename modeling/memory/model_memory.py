@@ -193,7 +193,8 @@ class ModelMemory:
             return  # all columns of all rows are real
         mask = reset.new_ones(len(reset), held) if self.mask is None else self.mask
         columns = torch.arange(mask.shape[1], device=mask.device)
-        self.mask = torch.where(reset[:, None], columns >= mask.shape[1] - started, mask)
+        mask = torch.where(reset[:, None], columns >= mask.shape[1] - started, mask)
+        self.mask = mask if self.is_static else drop_full_mask(mask)
 
     def rows_with_memory(self, batch: int) -> torch.Tensor | None:
         """Rows (B,) bool that remember something; None when no row does."""

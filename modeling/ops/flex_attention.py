@@ -55,7 +55,7 @@ def flex_relative_attention(
     learns = torch.is_grad_enabled() and any(each.requires_grad for each in (*queries, key, value, positions))
     follows_window = far is not None and far.key_mask.distance is None
     if query.shape[2] == 1 and visible is None and not learns and (far is None or follows_window):
-        return one_token_attention(*queries, key, value, positions, window, scaling, far)
+        return one_token_attention(*queries, key, value, positions, visible, window, scaling, far)
     if far is not None and follows_window:
         key, value = behind_the_window(key, value, far, window)
         far = window = None

@@ -144,8 +144,8 @@ def wide_attention(
     tensors = (*queries, key, value, positions, *(() if far is None else far[:2]))
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     follows_window = far is not None and far.key_mask.distance is None
-    if query.shape[2] == 1 and visible is None and not learns and (far is None or follows_window):
-        return one_token_attention(*queries, key, value, positions, window, scaling, far)
+    if query.shape[2] == 1 and not learns and (far is None or (follows_window and visible is None)):
+        return one_token_attention(*queries, key, value, positions, visible, window, scaling, far)
     if far is not None and follows_window:
         key, value = behind_the_window(key, value, far, window)
         far = window = None
@@ -208,15 +208,17 @@ def one_token_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     positions: torch.Tensor,
+    visible: torch.Tensor | None,
     window: int | None,
     scaling: float,
     far: FarColumns | None = None,
 ) -> torch.Tensor:
-    """Attention `(B, 1, H, D)` of one token that sees its `window`, and all far columns directly behind it: generation,
-    where few operations count more than few operands. Every part of the keys is read where it stands."""
+    """Attention `(B, 1, H, D)` of one token that sees what is `visible` of its `window`, and all far columns directly
+    behind it: generation, where few operations count more than few operands. Keys are read where they stand."""
     batch, heads, _, width = query.shape
     if window is not None and key.shape[2] > window:
         key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
+        visible = None if visible is None else keep_last(visible, window, dim=3)
     num_far, num_near = 0 if far is None else far.key.shape[2], key.shape[2]
     query = query.squeeze(2)
     position_query = (query + position_bias).transpose(0, 1)
@@ -228,7 +230,13 @@ def one_token_attention(
     if far is not None:
         beyond = scores.narrow(-1, 0, num_far)
         beyond.baddbmm_(content_query, far.key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+    if visible is not None:  # a sum over the heads is much faster than a mask over them
+        hidden = scores.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+        scores.view(batch, heads, 1, -1).add_(hidden)
     weights = scores.softmax(dim=-1)
+    sees_nothing = None if visible is None else ~visible.any(dim=-1, keepdim=True)
+    if sees_nothing is not None and (torch.compiler.is_compiling() or bool(sees_nothing.any())):  # padding
+        weights.view(batch, heads, 1, -1).masked_fill_(sees_nothing, 0.0)
     near = weights.narrow(-1, num_far, num_near) if num_far else weights
     attn_output = torch.bmm(near, value.flatten(0, 1))
     if far is not None:

@@ -72,6 +72,8 @@ def pack_rows(
 ) -> PackedRows:
     """Pack `[memory; segment]` of `shape` (B, M, T) to the right.
 
+    A memory is packed already: what is real in it stands at its right. So nothing moves where the segment has no padding.
+
     Args:
         memory_mask: (B, >=M) bool, real columns of the memory, whose last M count; None when all are.
         segment_mask: (B, >=T) bool, real columns of the segment, whose padding stands on the left; None when all are.
@@ -79,7 +81,7 @@ def pack_rows(
     """
     batch, memory_length, length = shape
     order = valid = None
-    given = segment_mask if memory_mask is None else memory_mask
+    given, has_padding = segment_mask if memory_mask is None else memory_mask, segment_mask is not None
     if given is not None:
         full = torch.ones(1, 1, dtype=torch.bool, device=given.device)
         memory_mask = (
@@ -87,7 +89,7 @@ def pack_rows(
         )
         segment_mask = full.expand(batch, length) if segment_mask is None else keep_last(segment_mask, length)
         valid = torch.cat([memory_mask, segment_mask], dim=1)
-        order = right_align(valid)
+        order = right_align(valid) if has_padding else None
         valid = gather_columns(valid, order)
     if document_ids is not None:
         document_ids = gather_columns(
@@ -168,21 +170,20 @@ def visible_positions(
     """
     if window is not None and num_keys <= window:
         window = None  # it hides nothing
-    if length == 1 and window is None and rows.valid is None and rows.document_ids is None:
-        return None
-    columns = torch.arange(num_keys, device=device)
-    distance = columns[num_keys - length :, None] - columns
-    visible = distance >= 0
-    if window is not None:
-        visible = visible & (distance < window)
-    visible = visible[None, None]
+    seen = None  # one token sees all columns up to its own: what is left out for it costs agents a tenth of a step
+    if length > 1 or window is not None:
+        columns = torch.arange(num_keys, device=device)
+        distance = columns[num_keys - length :, None] - columns
+        seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        seen = seen[None, None]
     if rows.valid is not None:
-        visible = visible & rows.valid[:, None, None, :]
+        valid = rows.valid[:, None, None, :]
+        seen = valid.expand(-1, 1, length, -1) if seen is None else seen & valid
     if rows.document_ids is not None:
-        visible = visible & (
-            rows.document_ids[:, None, num_keys - length :, None] == rows.document_ids[:, None, None, :]
-        )
-    return visible
+        documents = rows.document_ids
+        same = documents[:, None, num_keys - length :, None] == documents[:, None, None, :]
+        seen = same if seen is None else seen & same
+    return seen
 
 
 def next_memory_mask(rows: PackedRows, mem_len: int, current: torch.Tensor | None = None) -> torch.Tensor | None:

@@ -87,6 +87,10 @@ def test_mems(model_type):
         ),
         (lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, MEM_LEN)}, ["mems_mask", "float32", "bool"]),
         (lambda memory: {"mems_mask": torch.ones(2, MEM_LEN, dtype=torch.bool)}, ["mems_mask", "mems`"]),
+        (
+            lambda memory: {"mems": memory(), "mems_mask": torch.arange(MEM_LEN).expand(2, -1) != 3},
+            ["mems_mask", "to the right"],
+        ),
     ):
         for use_cache in (None, True):
             assert_refused(names, model, tokens(2, 5), use_cache=use_cache, **make_arguments(memory))

@@ -156,6 +156,19 @@ def test_observations_of_any_number_type_follow_the_model():
         assert torch.equal(model(whole.to(kind)).logits, expected.logits)
 
 
+@torch.no_grad()
+def test_a_step_with_reset_moves_no_keys():
+    """Episodes that begin and rows that remember less than others change what a step sees, not where it stands."""
+    model, values = agent(), seen()
+    cache = model(values[:, : MEM_LEN + 1], use_cache=True).past_key_values
+    model(values[:, :1], past_key_values=cache, reset=torch.tensor([False, True, True]))  # makes room for four
+    for step in range(1, 4):
+        before = cache.layers[0].keys
+        model(values[:, step : step + 1], past_key_values=cache, reset=torch.tensor([False, step == 2, True]))
+        column = before.stride(-2) * before.element_size()
+        assert cache.layers[0].keys.data_ptr() == before.data_ptr() + column
+
+
 def test_tuples_hidden_states_and_attentions():
     model, values = agent(), seen()
     output = model(values, output_hidden_states=True)
