@@ -1,10 +1,12 @@
 """`generate()` with memory: https://arxiv.org/abs/1901.02860, section 3.2, at the cost of one token per token."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from transformers.generation import (
+    CompileConfig,
     GenerateBeamDecoderOnlyOutput,
     GenerateDecoderOnlyOutput,
     GenerationConfig,
@@ -80,6 +82,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
     """`GenerationMixin` for a model with memory."""
 
     model: MemoryModel
+    generation_step: Any = None  # what `compile_generation` made
 
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
@@ -151,6 +154,17 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
                 f"`cache_implementation`={kind!r} cannot hold this model's memory: leave it out, or use 'static'. The "
                 f"memory never grows beyond `mem_len`={self.config.mem_len} positions."
             )
+
+    def _valid_auto_compile_criteria(self, model_kwargs: dict, generation_config: GenerationConfig) -> bool:
+        step = None if generation_config.disable_compile else self.generation_step
+        if step is not None and step.fits(model_kwargs.get("past_key_values")):
+            return True
+        return super()._valid_auto_compile_criteria(model_kwargs, generation_config)
+
+    def get_compiled_call(self, compile_config: CompileConfig | None) -> Callable:
+        if self.generation_step is not None and self.device.type == "cpu":
+            return self.generation_step.of(self)
+        return super().get_compiled_call(compile_config)
 
     def generate_batch(self, *args, **kwargs):
         raise ValueError(

@@ -9,7 +9,7 @@ from transformers import Cache
 from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.ops.rolling_buffer import mark_static_address
+from transformers_xl.modeling.ops.rolling_buffer import Tensors, mark_static_address
 
 
 class MemoryCacheLayer:
@@ -124,6 +124,13 @@ class MemoryCache(Cache):
             self.num_tokens.add_(length)
         else:
             self.num_tokens += length
+
+    def take(self, mask: torch.Tensor, keys: Tensors, values: Tensors) -> None:
+        """Continue from tensors of a static cache that one more token made: [`~exporting.as_tensors`] names them."""
+        self.memory.mask = mask
+        for window, *columns in zip(self.memory.windows, keys, values, strict=True):
+            window.buffer.tensors = tuple(columns)  # type: ignore[union-attr]  # a cache has buffers
+        self.num_tokens += 1
 
     def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply `function` to every tensor that has a row per batch element."""

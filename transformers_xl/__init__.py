@@ -26,6 +26,7 @@ _NAMES = {
     "RelativeAttentionConfig": "transformers_xl.configuration.configuration_relative_attention",
     "WordTokenizer": "transformers_xl.tokenization.tokenization_words",
     "add_memory": "transformers_xl.modeling.modeling_segment_memory",
+    "compile_generation": "transformers_xl.experiments.compiled_generation",
 }
 
 

@@ -21,8 +21,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers.utils import is_triton_available
 
 from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.relative_attention import position_scores_at
-from transformers_xl.modeling.ops.wide_attention import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.window import keep_last
 
 HAS_TRITON = is_triton_available()  # what compiled FlexAttention is written in

@@ -47,6 +47,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.relative_attention import relative_shift, table_rows
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import keep_last
@@ -54,6 +55,7 @@ from transformers_xl.modeling.ops.window import keep_last
 # Scores of a piece: they are made, normalised and used while they are still in the processor's cache. Without gradients,
 # a head with at least ONE_HEAD of them is a piece, and every head is worked on in the same buffer.
 PIECE, ONE_HEAD = 2**19, 2**16
+READ_BLOCK = 64  # shortest block of queries that is read at once, where nothing learns
 BLOCK = 32  # shortest block of queries that is worked on apart from the others
 
 
@@ -100,6 +102,15 @@ class _Columns(NamedTuple):
         )
         rows = piece.heads, piece.rows, keys
         return type(self)(self.key[rows], self.value[rows], positions, visible, index)
+
+    def block(self, queries: slice, keys: slice | None = None) -> Self:
+        """What some queries see of some of its columns, of all where none are named."""
+        visible, index = (None if each is None else each[:, :, queries] for each in (self.visible, self.table_index))
+        if keys is None:
+            return self._replace(visible=visible, table_index=index)
+        key, value = self.key[:, :, keys], self.value[:, :, keys]
+        positions = keep_last(self.positions, key.shape[2] + 1)
+        return type(self)(key, value, positions, None if visible is None else visible[..., keys])
 
     def zeros(self) -> Self:
         """Where gradients are summed."""
@@ -158,28 +169,40 @@ def wide_attention(
     return _without_gradients(queries, columns, window, scaling)
 
 
-def behind_the_window(
-    key: torch.Tensor, value: torch.Tensor, far: FarColumns, window: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values that one token sees: the `far` ones directly behind those of its window."""
-    near = key.shape[2] if window is None else window
-    return (
-        torch.cat([far.key, keep_last(key, near, dim=2)], dim=2),
-        torch.cat([far.value, keep_last(value, near, dim=2)], dim=2),
-    )
-
-
 def _without_gradients(queries: Tensors, columns: list[_Columns], window: int | None, scaling: float) -> torch.Tensor:
-    """Some rows, or a row's heads one after the other in one space; keys and values are read as they lie."""
+    """Some queries after the other, each block with the keys that its window reaches: a long text costs no more of either
+    than its length times the window."""
     query, content_bias, position_bias = queries
     (batch, num_heads, length, _), num_keys = query.shape, columns[0].key.shape[2]
     attn_output = query.new_empty(batch, length, num_heads, columns[0].value.shape[3])
     content_query, position_query = ((query + bias[:, None]) * scaling for bias in (content_bias, position_bias))
+    block = length if window is None else max(window, READ_BLOCK)
+    for start in range(0, length, block):
+        stop = min(start + block, length)
+        last = num_keys - length + stop
+        some = slice(start, stop), slice(0 if window is None else max(0, last - (stop - start) - window + 1), last)
+        parts = [columns[0].block(*some), *(far.block(some[0]) for far in columns[1:])]
+        terms = (each[:, :, some[0]] for each in (content_query, position_query))
+        _read_block(attn_output[:, some[0]], *terms, parts, window)
+    return attn_output
+
+
+def _read_block(
+    attn_output: torch.Tensor,
+    content_query: torch.Tensor,
+    position_query: torch.Tensor,
+    columns: list[_Columns],
+    window: int | None,
+) -> None:
+    """Fill `attn_output` `(B, T, H, D)`: some rows, or a row's heads one after the other in one space; keys and values are
+    read as they lie."""
+    (batch, num_heads, length, _), num_keys = content_query.shape, columns[0].key.shape[2]
     one_head = length * num_keys >= ONE_HEAD
     heads = 1 if one_head else num_heads
     rows = 1 if one_head else max(1, PIECE // (length * num_keys * num_heads))
     # an exported graph takes no memory for its results
-    space = None if torch.compiler.is_compiling() else query.new_empty(min(rows, batch), heads, length, num_keys + 1)
+    compiling = torch.compiler.is_compiling()
+    space = None if compiling else content_query.new_empty(min(rows, batch), heads, length, num_keys + 1)
     for row in range(0, batch, rows):
         for head in range(0, num_heads, heads):
             some = slice(row, row + rows), slice(head, head + heads)
@@ -189,7 +212,6 @@ def _without_gradients(queries: Tensors, columns: list[_Columns], window: int | 
             wides = [wide, *(position_query[some] @ far.positions.mT for far in parts[1:])]
             weights = _weights(wides, content_query[some], parts, window, in_place=True)
             attn_output[some[0], :, some[1]] = _attended(weights, parts).transpose(1, 2)
-    return attn_output
 
 
 def _some_rows(columns: _Columns, rows: slice, heads: slice) -> _Columns:
@@ -199,49 +221,6 @@ def _some_rows(columns: _Columns, rows: slice, heads: slice) -> _Columns:
     if index is not None and index.shape[0] > 1:
         index = index[rows]
     return _Columns(key[rows, heads], value[rows, heads], positions[heads], visible, index)
-
-
-def one_token_attention(
-    query: torch.Tensor,
-    content_bias: torch.Tensor,
-    position_bias: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    visible: torch.Tensor | None,
-    window: int | None,
-    scaling: float,
-    far: FarColumns | None = None,
-) -> torch.Tensor:
-    """Attention `(B, 1, H, D)` of one token that sees what is `visible` of its `window`, and all far columns directly
-    behind it: generation, where few operations count more than few operands. Keys are read where they stand."""
-    batch, heads, _, width = query.shape
-    if window is not None and key.shape[2] > window:
-        key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
-        visible = None if visible is None else keep_last(visible, window, dim=3)
-    num_far, num_near = 0 if far is None else far.key.shape[2], key.shape[2]
-    query = query.squeeze(2)
-    position_query = (query + position_bias).transpose(0, 1)
-    near_and_far = positions.narrow(1, positions.shape[1] - 1 - num_near - num_far, num_near + num_far)
-    scores = torch.bmm(position_query, near_and_far.mT).transpose(0, 1).reshape(batch * heads, 1, -1)
-    content_query = (query + content_bias).reshape(batch * heads, 1, width)
-    near = scores.narrow(-1, num_far, num_near) if num_far else scores
-    near.baddbmm_(content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
-    if far is not None:
-        beyond = scores.narrow(-1, 0, num_far)
-        beyond.baddbmm_(content_query, far.key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
-    if visible is not None:  # a sum over the heads is much faster than a mask over them
-        hidden = scores.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
-        scores.view(batch, heads, 1, -1).add_(hidden)
-    weights = scores.softmax(dim=-1)
-    sees_nothing = None if visible is None else ~visible.any(dim=-1, keepdim=True)
-    if sees_nothing is not None and (torch.compiler.is_compiling() or bool(sees_nothing.any())):  # padding
-        weights.view(batch, heads, 1, -1).masked_fill_(sees_nothing, 0.0)
-    near = weights.narrow(-1, num_far, num_near) if num_far else weights
-    attn_output = torch.bmm(near, value.flatten(0, 1))
-    if far is not None:
-        attn_output.baddbmm_(weights.narrow(-1, 0, num_far), far.value.flatten(0, 1))
-    return attn_output.view(batch, 1, heads, -1)
 
 
 class _WideAttention(torch.autograd.Function):

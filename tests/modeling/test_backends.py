@@ -55,6 +55,7 @@ def set_sizes(monkeypatch, one_head: int, piece: int, block: int) -> None:
     monkeypatch.setattr(wide_attention, "ONE_HEAD", one_head)
     monkeypatch.setattr(wide_attention, "PIECE", piece)
     monkeypatch.setattr(wide_attention, "BLOCK", block)
+    monkeypatch.setattr(wide_attention, "READ_BLOCK", block)
 
 
 @pytest.mark.parametrize(

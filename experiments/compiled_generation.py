@@ -1,0 +1,133 @@
+"""A token of generation as machine code: AOTInductor compiles one step, `generate()` runs it.
+
+A step is a function of values (`modeling.exporting`), so that one graph of fixed shapes serves a text of any length. What
+is compiled has no weights in it: it reads those of the model, and follows them when they change.
+"""
+
+import hashlib
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from transformers_xl.files.atomic_write import atomic_write
+from transformers_xl.modeling.exporting import ExportableStep, as_tensors, export_step, step_memory
+from transformers_xl.modeling.memory_cache import MemoryCache
+
+
+def compile_generation(
+    model: PreTrainedModel, batch: int = 1, folder: str | os.PathLike | None = None
+) -> "GenerationStep":
+    """Compile the step that reads one token, and let `model.generate()` use it.
+
+    ```python
+    model = AutoModelForCausalLM.from_pretrained("my-model").eval()
+    compile_generation(model)  # half a minute; two seconds where it was compiled before
+    model.generate(**inputs, max_new_tokens=10_000)
+    ```
+
+    `generate()` keeps the memory in tensors of fixed shape from now on (`generation_config.cache_implementation` is
+    "static"), reads the prompt as before, and each further token by the compiled step. Another number of rows, beams and
+    assisted decoding run as before.
+
+    Args:
+        model: a language model on the CPU, in evaluation mode, whose only memory is that of its attention (see
+            [`export_step`]).
+        batch: rows of the batches to come.
+        folder: where compiled steps are kept, by graph, types, processor and version of torch;
+            `~/.cache/transformers-xl/steps` when not given. What lies there is run: give no folder that others write.
+
+    Raises:
+        ValueError: the model is in training mode, on another device, or remembers more than its attention does.
+        RuntimeError: there is no C++ compiler.
+    """
+    if model.device.type != "cpu":
+        raise ValueError(
+            f"`model` is on {model.device}: this compiles for the CPU. On a GPU, `generate(cache_implementation='static')` "
+            "compiles by itself."
+        )
+    program = export_step(model, batch)
+    path = (default_folder() if folder is None else Path(folder)) / f"{_name_of(program)}.pt2"
+    if not path.is_file():
+        options = {"aot_inductor.package_constants_in_so": False}
+        with atomic_write(path) as new, torch.no_grad():
+            torch._inductor.aoti_compile_and_package(program, package_path=str(new), inductor_configs=options)
+    step = GenerationStep(torch._inductor.aoti_load_package(str(path)), program, batch)
+    model.generation_step = step  # type: ignore[assignment]  # a place for it: `MemoryGenerationMixin`
+    assert model.generation_config is not None  # it is a language model
+    model.generation_config.cache_implementation = "static"
+    return step
+
+
+class GenerationStep:
+    """A compiled step of `batch` rows. `generate()` asks whether it `fits`, and calls what `of` returns."""
+
+    def __init__(self, package: Any, program: ExportedProgram, batch: int):
+        self.package, self.batch = package, batch
+        self.made_by_export = dict(program.constants)  # tensors that stand in the model's code, no weights
+        self.weights: dict[str, torch.Tensor] = {}  # the package reads them where they are
+
+    def fits(self, cache: Any) -> bool:
+        """Whether it can read a token into this cache."""
+        return isinstance(cache, MemoryCache) and cache.static and cache.batch_size in (-1, self.batch)
+
+    def of(self, model: PreTrainedModel) -> partial:
+        """The step with the weights that the model has now: call it as the model, for the rest of a `generate()`."""
+        step = ExportableStep(model, step_memory(model, self.batch))
+        own = [
+            *step.named_parameters(remove_duplicate=False),
+            *step.named_buffers(remove_duplicate=False),
+        ]  # also tied ones
+        weights = self.made_by_export | dict(own)
+        self.weights = {name: weights[name] for name in self.package.get_constant_fqns()}
+        self.package.load_constants(self.weights, check_full_update=True, user_managed=True)
+        return partial(self.read, model)
+
+    def read(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        past_key_values: MemoryCache | None = None,
+        **inputs: Any,
+    ) -> ModelOutput:
+        """The model's output for `input_ids` `(batch, 1)`; what is no such token is read by the model itself."""
+        cache = past_key_values
+        shown = inputs.get("output_hidden_states") or inputs.get("output_attentions")
+        is_token = input_ids is not None and tuple(input_ids.shape) == (self.batch, 1)
+        if not is_token or shown or not self.fits(cache) or cache is None or not cache.is_initialized:
+            return model(input_ids=input_ids, past_key_values=cache, **inputs)
+        before = as_tensors(cache)
+        logits, after = self.package(input_ids, before)
+        if cache.ended is not None and bool(cache.ended.any()):
+            after = _without_rows(before, after, cache.ended)
+        cache.take(after["mask"], after["keys"], after["values"])
+        return model.output_class(logits=logits[:, None], past_key_values=cache)
+
+
+def default_folder() -> Path:
+    """Where compiled steps are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "transformers-xl" / "steps"
+
+
+def _name_of(program: ExportedProgram) -> str:
+    """What a compiled step depends on: the graph with its shapes and types, torch, and what the processor can do."""
+    parts = (str(program), torch.__version__, torch.backends.cpu.get_cpu_capability())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _without_rows(before: dict, after: dict, ended: torch.Tensor) -> dict:
+    """The memory `after` a token, of which the rows in `ended` `(batch,)` bool took nothing in."""
+    rows = ended[:, None, None, None]
+    columns = {
+        name: tuple(torch.where(rows, *pair) for pair in zip(before[name], after[name], strict=True))
+        for name in ("keys", "values")
+    }
+    return columns | {"mask": torch.where(ended[:, None], before["mask"], after["mask"])}
+
+
+__all__ = ["GenerationStep", "compile_generation"]

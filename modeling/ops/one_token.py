@@ -1,0 +1,66 @@
+"""Relative attention of one token, without gradients: what generation and agents call at every step.
+
+score[j] = ((q + u) . k_j + (q + v) . r_j) / sqrt(d)         Dai et al., 2019, https://arxiv.org/abs/1901.02860, 3.3
+"""
+
+import torch
+
+from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.window import keep_last
+
+
+def one_token_attention(
+    query: torch.Tensor,
+    content_bias: torch.Tensor,
+    position_bias: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    visible: torch.Tensor | None,
+    window: int | None,
+    scaling: float,
+    far: FarColumns | None = None,
+) -> torch.Tensor:
+    """Attention `(B, 1, H, D)` of one token that sees what is `visible` of its `window`, and all far columns directly
+    behind it: generation, where few operations count more than few operands. Keys are read where they stand."""
+    batch, heads, _, width = query.shape
+    if window is not None and key.shape[2] > window:
+        key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
+        visible = None if visible is None else keep_last(visible, window, dim=3)
+    num_far, num_near = 0 if far is None else far.key.shape[2], key.shape[2]
+    query = query.squeeze(2)
+    position_query = (query + position_bias).transpose(0, 1)
+    near_and_far = positions.narrow(1, positions.shape[1] - 1 - num_near - num_far, num_near + num_far)
+    scores = torch.bmm(position_query, near_and_far.mT).transpose(0, 1).reshape(batch * heads, 1, -1)
+    content_query = (query + content_bias).reshape(batch * heads, 1, width)
+    near = scores.narrow(-1, num_far, num_near) if num_far else scores
+    near.baddbmm_(content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+    if far is not None:
+        beyond = scores.narrow(-1, 0, num_far)
+        beyond.baddbmm_(content_query, far.key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+    if visible is not None:  # a sum over the heads is much faster than a mask over them
+        hidden = scores.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+        scores.view(batch, heads, 1, -1).add_(hidden)
+    weights = scores.softmax(dim=-1)
+    sees_nothing = None if visible is None else ~visible.any(dim=-1, keepdim=True)
+    if sees_nothing is not None and (torch.compiler.is_compiling() or bool(sees_nothing.any())):  # padding
+        weights.view(batch, heads, 1, -1).masked_fill_(sees_nothing, 0.0)
+    near = weights.narrow(-1, num_far, num_near) if num_far else weights
+    attn_output = torch.bmm(near, value.flatten(0, 1))
+    if far is not None:
+        attn_output.baddbmm_(weights.narrow(-1, 0, num_far), far.value.flatten(0, 1))
+    return attn_output.view(batch, 1, heads, -1)
+
+
+def behind_the_window(
+    key: torch.Tensor, value: torch.Tensor, far: FarColumns, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values that one token sees: the `far` ones directly behind those of its window."""
+    near = key.shape[2] if window is None else window
+    return (
+        torch.cat([far.key, keep_last(key, near, dim=2)], dim=2),
+        torch.cat([far.value, keep_last(value, near, dim=2)], dim=2),
+    )
+
+
+__all__ = ["behind_the_window", "one_token_attention"]
