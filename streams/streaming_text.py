@@ -154,9 +154,9 @@ class StreamingText(IterableDataset):
             reset = begins[lane] and len(row) > 0
             beginning = self.beginning if reset or (len(row) > 0 and not self.memory) else NOTHING
             stop = self.segment_length - len(beginning)
-            options = {"beginning": beginning, "begins_text": reset}
             here, targets = row[:stop], row[1 : stop + 1]
-            items.append(segment_item(here, targets, self.segment_length, reset, self.pad_token_id, **options))
+            cut = (self.segment_length, reset, self.pad_token_id)
+            items.append(segment_item(here, targets, *cut, beginning=beginning, begins_text=reset))
             tokens[lane] = row[stop:]
             begins[lane] = self.documents and len(tokens[lane]) == 0
         return items

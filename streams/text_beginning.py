@@ -7,6 +7,8 @@ and predict badly where it is missing. It stands wherever a model has read nothi
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 PROBES = ("a", "1", ".")  # any text of at least one token
 
 
@@ -39,7 +41,7 @@ def begun(ids: Sequence[int], beginning: Sequence[int]) -> list[int]:
     return [*beginning, *without_beginning(ids, beginning)]
 
 
-def without_beginning(ids: Any, beginning: Sequence[int]) -> Any:
+def without_beginning(ids: Any, beginning: Sequence[int] | np.ndarray) -> Any:
     """The ids, a list or an array, without `beginning` where they begin with it."""
     size = len(beginning)
     return ids[size:] if size and list(ids[:size]) == list(beginning) else ids
