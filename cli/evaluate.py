@@ -79,18 +79,20 @@ def evaluate(
     from transformers_xl.experiments.loading import change_config
     from transformers_xl.experiments.recording import check_claims, evaluation_of, record_evaluations, text_of_files
     from transformers_xl.streams.files import read_predicted
+    from transformers_xl.streams.text_beginning import beginning_of
 
     claims = check_claims(dataset, dataset_revision, task_id)
     change_config(model.config, changed)
     ids, counts = read_predicted(text, tokenizer, not as_json)
-    scores = score_ways(model, ids, segment_length, batch_size, counts, not as_json, overlap)
+    options: dict[str, Any] = {"progress": not as_json, "beginning": beginning_of(tokenizer)}
+    scores = score_ways(model, ids, segment_length, batch_size, counts, overlap=overlap, **options)
     if moving_window:
-        score = score_moving_window(model, ids, segment_length, num_bytes=counts.bytes, progress=not as_json)
+        score = score_moving_window(model, ids, segment_length, num_bytes=counts.bytes, **options)
         scores["moving window"] = counted(score, counts)
     if record:
         data = text_of_files(text, len(ids), claims)
-        options = {"batch_size": batch_size, "segment_length": segment_length, "overlap": overlap or None}
-        command = _command(text, options | changed, claims, moving_window)
+        given = {"batch_size": batch_size, "segment_length": segment_length, "overlap": overlap or None}
+        command = _command(text, given | changed, claims, moving_window)
         # a window that moves by one token shares all others with the one before
         shared = (segment_length or model.config.segment_length) - 1
         read = dict.fromkeys(scores, (batch_size, overlap)) | {"moving window": (1, shared)}

@@ -91,7 +91,13 @@ def generate(
 
 
 def _encoded(model: Any, tokenizer: Any, prompt: str) -> Any:
-    return tokenizer(prompt, add_special_tokens=False, return_tensors="pt").to(model.device)
+    import torch
+
+    from transformers_xl.streams.text_beginning import beginning_of, begun
+
+    ids = begun(tokenizer(prompt, add_special_tokens=False)["input_ids"], beginning_of(tokenizer))
+    inputs = torch.tensor([ids], device=model.device)
+    return {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
 
 
 __all__ = ["generate"]

@@ -3,13 +3,16 @@
     bits per byte = nats / ln 2 / bytes
 
 `nats` is the sum of the negative log-likelihoods of the predicted tokens, `bytes` the number of bytes that they stand
-for. Every token of a text is predicted but its first, which nothing precedes.
+for. Every token of a text is predicted once, but its first, which nothing precedes. What its tokenizer begins texts with
+(`beginning`) precedes it: then all are predicted. It is read wherever nothing is remembered, is never predicted, and counts
+no bytes.
 
     perplexity = exp(nats / tokens)    word perplexity = exp(nats / words)    bits per character = nats / ln 2 / characters
 """
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,6 +122,7 @@ def score_text(
     memory: bool = True,
     num_bytes: int | None = None,
     progress: bool = False,
+    beginning: Sequence[int] = (),
 ) -> TextScore:
     """Predict a text in segments.
 
@@ -131,16 +135,19 @@ def score_text(
         segment_length: tokens per segment; `config.segment_length` when not given.
         lanes: batch rows that the text is read in.
         memory: `True`: a segment is read with the memory of those before. `False`: each segment alone.
-        num_bytes: bytes that all tokens but the first stand for; one per token when not given.
+        num_bytes: bytes that the predicted tokens stand for; one per token when not given.
         progress: show a bar on stderr.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them:
+            each lane does, and without `memory` each segment, in which they take a place.
 
     Raises:
         ValueError: `ids` is too short or not one row of integers, or a number is below 1.
     """
     if num_bytes is not None and num_bytes < 1:
-        raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the text after its first token.")
+        raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the predicted tokens.")
     segment_length = model.config.segment_length if segment_length is None else segment_length
-    return score_stream(model, TextStream(ids, segment_length, lanes, keep_tail=True), memory, num_bytes, progress)
+    stream = TextStream(ids, segment_length, lanes, keep_tail=True, beginning=beginning)
+    return score_stream(model, stream, memory, num_bytes, progress)
 
 
 def score_stream(
@@ -151,7 +158,15 @@ def score_stream(
     progress: bool = False,
 ) -> TextScore:
     """Predict a text, or documents, each of which begins without a memory. The stream was made with `keep_tail`; other
-    arguments as in [`score_text`]."""
+    arguments as in [`score_text`].
+
+    Raises:
+        ValueError: the stream is for a model without memory: it begins every segment as a text.
+    """
+    remembers = memory and bool(getattr(model.config, "mem_len", True))
+    stream = stream if remembers else stream.without_memory()
+    if remembers and len(stream.beginning) and not stream.memory:
+        raise ValueError("`stream` was made with `memory`=False, which begins every segment as a text: leave it out.")
     sums = ScoreSums(stream.segment_length, model.device)
     cache = None
     start = time.perf_counter()
@@ -181,6 +196,7 @@ def score_moving_window(
     batch_size: int = 32,
     num_bytes: int | None = None,
     progress: bool = False,
+    beginning: Sequence[int] = (),
 ) -> TextScore:
     """Predict a text by a window that moves one token at a time, each read on its own: Al-Rfou et al., 2018,
     https://arxiv.org/abs/1808.04444, section 3, the evaluation that Dai et al., 2019 compare with.
@@ -193,8 +209,10 @@ def score_moving_window(
         ids: token ids of the text `(tokens,)`.
         window: tokens of context; `config.segment_length` when not given.
         batch_size: windows that are read side by side.
-        num_bytes: bytes that all tokens but the first stand for; one per token when not given.
+        num_bytes: bytes that the predicted tokens stand for; one per token when not given.
         progress: show a bar on stderr.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them:
+            every window does, in which they take a place.
 
     Returns:
         A score with one position, that behind the window.
@@ -206,20 +224,24 @@ def score_moving_window(
     for name, value in (("window", window), ("batch_size", batch_size), ("num_bytes", num_bytes)):
         if value is not None and value < 1:
             raise ValueError(f"`{name}`={value} must be at least 1.")
-    TextStream(ids, 1, keep_tail=True)  # refuses what is no text
+    text = TextStream(ids, window, keep_tail=True, beginning=beginning).ids
+    begin = torch.tensor(list(beginning), dtype=torch.long)
     start_time = time.perf_counter()
-    tokens = torch.as_tensor(ids).long()
+    tokens = torch.cat([begin, torch.from_numpy(text.astype(np.int64))])
+    first = max(0, len(begin) - 1)
     # the first windows are padded on the left, with any token
-    contexts = F.pad(tokens[:-1], (window - 1, 0)).unfold(0, window, 1)
-    attention_mask = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)
+    contexts = F.pad(tokens[:-1], (window - 1, 0)).unfold(0, window, 1)[first:]
+    attention_mask = F.pad(torch.ones(len(tokens) - 1, dtype=torch.long), (window - 1, 0)).unfold(0, window, 1)[first:]
     sums = ScoreSums(1, model.device)
     with evaluating(model), torch.inference_mode():
         starts = range(0, len(contexts), batch_size)
         for start in tqdm(starts, desc="evaluating, moving window", disable=None if progress else True):
             here = slice(start, start + batch_size)
             mask = None if attention_mask[here].all() else attention_mask[here].to(model.device)
-            outputs = model(contexts[here].to(model.device), attention_mask=mask, logits_to_keep=1)
-            targets = tokens[1:][here].to(model.device)
+            rows = contexts[here].clone()
+            rows[attention_mask[here][:, 0].bool(), : len(begin)] = begin  # those that are full
+            outputs = model(rows.to(model.device), attention_mask=mask, logits_to_keep=1)
+            targets = tokens[first + 1 :][here].to(model.device)
             sums.add(outputs.logits, targets[:, None])
     return replace(sums.score(num_bytes), seconds=time.perf_counter() - start_time)
 

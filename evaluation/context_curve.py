@@ -3,7 +3,7 @@
 Dai et al., 2019, https://arxiv.org/abs/1901.02860, section 4.1: a memory may be longer at evaluation than in training.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -55,6 +55,7 @@ def context_curve(
     batch_size: int = 1,
     num_bytes: int | None = None,
     progress: bool = False,
+    beginning: Sequence[int] = (),
 ) -> dict[int, TextScore]:
     """How well a model predicts a text with memories, or contexts, of growing length.
 
@@ -68,8 +69,10 @@ def context_curve(
             as far as the model can run with them.
         segment_length: tokens per segment; see [`curve_segment`] when not given.
         batch_size: lanes or windows that are read side by side; each lane begins without a memory.
-        num_bytes: bytes that all tokens but the first stand for; one per token when not given.
+        num_bytes: bytes that the predicted tokens stand for; one per token when not given.
         progress: show a bar on stderr.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them:
+            every window does, and every lane, in whose segment they take a place.
 
     Returns:
         The score of each length: `score.bits_per_byte` and `score.bits_per_byte_by_position`.
@@ -91,7 +94,7 @@ def context_curve(
             )
         if length > 0 and remembers(model):
             model.config.with_mem_len(length)
-    options: dict[str, Any] = {"num_bytes": num_bytes, "progress": progress}
+    options: dict[str, Any] = {"num_bytes": num_bytes, "progress": progress, "beginning": beginning}
     scores = {}
     for length in lengths:
         if not remembers(model):
@@ -148,6 +151,7 @@ def score_windows(
     batch_size: int = 1,
     num_bytes: int | None = None,
     progress: bool = False,
+    beginning: Sequence[int] = (),
 ) -> TextScore:
     """Predict a text in segments, each read again after the `context` tokens before it: how a model without memory is
     given a context. Arguments are those of [`context_curve`].
@@ -158,26 +162,27 @@ def score_windows(
     for name, value, least in (("context", context, 0), ("batch_size", batch_size, 1), ("num_bytes", num_bytes, 1)):
         if value is not None and value < least:
             raise ValueError(f"`{name}`={value} must be at least {least}.")
-    stream = TextStream(ids, segment_length, keep_tail=True)
+    stream = TextStream(ids, segment_length, keep_tail=True, beginning=beginning, memory=False)
+    begin = torch.from_numpy(stream.beginning)
     text = torch.as_tensor(stream.ids.astype(np.int64))
     sums = ScoreSums(segment_length, model.device)
     with evaluating(model), torch.inference_mode():
-        batches = _windows_of_one_length(len(stream), context, segment_length, batch_size)
+        batches = _windows_of_one_length(len(stream), context, segment_length - len(begin), batch_size)
         for batch in tqdm(batches, desc=f"evaluating, context {context}", disable=None if progress else True):
             windows = []
             for segment in batch:
-                start = segment * segment_length
+                start = int(stream.offsets[segment])
                 before = text[max(0, start - context) : start]
-                windows.append(torch.cat([before, stream[segment]["input_ids"]]))
+                windows.append(torch.cat([begin, before, stream[segment]["input_ids"][len(begin) :]]))
             targets = torch.stack([stream[segment]["shift_labels"] for segment in batch]).to(model.device)
             outputs = model(torch.stack(windows).to(model.device), use_cache=False, logits_to_keep=segment_length)
             sums.add(outputs.logits, targets)
     return sums.score(num_bytes)
 
 
-def _windows_of_one_length(segments: int, context: int, segment_length: int, batch_size: int) -> list[list[int]]:
+def _windows_of_one_length(segments: int, context: int, step: int, batch_size: int) -> list[list[int]]:
     """Segments to read side by side: the first have less text before them, each on its own."""
-    first_full = min(segments, -(-context // segment_length))
+    first_full = min(segments, -(-context // step))
     batches = [[segment] for segment in range(first_full)]
     return batches + [
         list(range(first, min(first + batch_size, segments))) for first in range(first_full, segments, batch_size)

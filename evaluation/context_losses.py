@@ -1,5 +1,7 @@
 """The loss of a token given exactly its c preceding tokens: the text is cut there, not the memory."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from tqdm.auto import tqdm
@@ -8,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
+from transformers_xl.streams.segments import token_row
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -59,6 +62,7 @@ def token_losses_with_context(
     positions: np.ndarray,
     batch_size: int = 32,
     progress: bool = False,
+    beginning: Sequence[int] = (),
 ) -> np.ndarray:
     """Nats of the tokens at `positions`, given exactly their `lengths` preceding tokens and nothing else.
 
@@ -73,6 +77,8 @@ def token_losses_with_context(
         positions: indices into `ids` `(positions,)`, none below the longest context.
         batch_size: windows that are read side by side.
         progress: show a bar on stderr.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them:
+            every window does, before the tokens of its context.
 
     Returns:
         Nats `(lengths, positions)`, float64.
@@ -90,8 +96,8 @@ def token_losses_with_context(
             f"`positions` must lie in {contexts.max()}..{len(text) - 1}: the longest context of `lengths` stands before "
             f"each, and `ids` has {len(text)} tokens."
         )
-    limit = longest_window(model)
-    read = contexts if limit is None else np.minimum(contexts, limit)
+    begin, limit = torch.from_numpy(token_row("beginning", beginning).astype(np.int64)), longest_window(model)
+    read = contexts if limit is None else np.minimum(contexts, limit - len(begin))
     ends, end_of_length = np.unique(read, return_inverse=True)
     starts, window_of_pair = np.unique(places - read[:, None], return_inverse=True)
     window_of_pair = window_of_pair.reshape(len(read), len(places))
@@ -108,14 +114,13 @@ def token_losses_with_context(
             columns = torch.arange(longest[rows[0]] + 1)
             # behind the text's end stands its last token again, which nothing that is asked for sees
             places_read = (torch.from_numpy(starts[rows])[:, None] + columns).clamp(max=len(text) - 1)
-            windows = text[places_read].to(model.device)
-            losses[rows, : len(inside)] = (
-                window_losses(model, windows, torch.from_numpy(inside)).double().cpu().numpy()
-            )
-    found = losses[window_of_pair, end_of_length[:, None]]
-    if not np.isfinite(found).all():
+            windows = torch.cat([begin.expand(len(rows), -1), text[places_read]], dim=1).to(model.device)
+            found = window_losses(model, windows, torch.from_numpy(inside) + len(begin))
+            losses[rows, : len(inside)] = found.double().cpu().numpy()
+    nats = losses[window_of_pair, end_of_length[:, None]]
+    if not np.isfinite(nats).all():
         raise ValueError("The model predicts the text with NaN or infinite nats: its weights are unusable.")
-    return found
+    return nats
 
 
 def window_losses(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1805.04623: the far part of the context is perturbed, the 
 the model made of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.context_losses import longest_window, token_losses_with_context, window_losses
 from transformers_xl.modeling.evaluating import evaluating
+from transformers_xl.streams.segments import token_row
 from transformers_xl.streams.text_stream import TextStream
 
 # text (tokens,), where a context begins and where its far part ends, a generator -> the far part as the model is given it
@@ -67,6 +68,7 @@ def distant_context(
     batch_size: int = 32,
     seed: int = 0,
     progress: bool = False,
+    beginning: Sequence[int] = (),
 ) -> DistantContext:
     """Predict tokens behind a context whose part further away than each of `distances` is dropped, shuffled, or replaced.
 
@@ -79,6 +81,8 @@ def distant_context(
         batch_size: windows that are read side by side.
         seed: of the perturbations.
         progress: show a bar on stderr.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them:
+            every window does, before the tokens of its context.
 
     Raises:
         ValueError: a distance is not 1 to `context` - 1, the model cannot read so long a context, or as
@@ -86,19 +90,22 @@ def distant_context(
     """
     check_distances(distances, context)
     limit = longest_window(model)
-    if limit is not None and context > limit:
+    if limit is not None and context + len(beginning) > limit:
         raise ValueError(
-            f"`context`={context} is more than the {limit} tokens that this model can read: give at most that."
+            f"`context`={context} is more than the {limit - len(beginning)} tokens of a text that this model can read: "
+            "give at most that."
         )
     lengths = [*distances, context]
-    *dropped, whole = token_losses_with_context(model, ids, lengths, positions, batch_size, progress)
+    *dropped, whole = token_losses_with_context(model, ids, lengths, positions, batch_size, progress, beginning)
     text = TextStream(ids, 1, keep_tail=True).ids.astype(np.int64)
+    begins = np.tile(token_row("beginning", beginning).astype(np.int64), (len(positions), 1))
     perturbed = {"drop": dict(zip(distances, dropped, strict=True))}
     for kind, perturb in PERTURBATIONS.items():
         perturbed[kind] = {}
         for distance in distances:
             generator = np.random.default_rng((seed, distance))
             windows = np.stack([_window(text, place, context, distance, perturb, generator) for place in positions])
+            windows = np.concatenate([begins, windows], axis=1)
             perturbed[kind][distance] = _losses(
                 model, windows, batch_size, f"{kind}, {distance}" if progress else None
             )

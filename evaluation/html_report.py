@@ -1,7 +1,7 @@
 """One page about a model and a text: how well it predicts, what its heads look at, and what its variant has learned."""
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -17,6 +17,7 @@ from transformers_xl.evaluation.plots import png_bytes
 from transformers_xl.evaluation.score_ways import score_table, score_ways
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.streams.text_files import TextCounts
+from transformers_xl.streams.text_stream import TextStream
 
 SHOWN_TOKENS = 32  # in maps of single tokens
 STYLE = (
@@ -52,6 +53,7 @@ def report_sections(
     counts: TextCounts | None = None,
     segment_length: int | None = None,
     progress: bool = False,
+    beginning: Sequence[int] = (),
 ) -> Iterator[Section]:
     """Everything that can be shown of a model of this package on a text, part by part.
 
@@ -59,16 +61,19 @@ def report_sections(
         model: a language model of this package, or an encoder, which predicts nothing.
         tokenizer: what the tokens are spelled with.
         ids: token ids of the text `(tokens,)`.
-        counts: how long the text is without its first token; one byte per token when not given.
+        counts: how long the text is without a first token that nothing predicts; one byte per token when not given.
         segment_length: tokens per segment; `config.segment_length` when not given.
         progress: show bars on stderr.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them;
+            attention is shown with them.
 
     Raises:
         ValueError: the text is too short, or a number cannot be meant.
     """
     model_type = model.config.model_type
     if VARIANTS[model_type].causal:
-        yield _prediction(model, ids, counts, segment_length, progress)
+        yield _prediction(model, ids, counts, segment_length, progress, beginning)
+    ids = _as_read(model, ids, segment_length or model.config.segment_length, beginning)
     try:
         attention_rows(model)
     except ValueError:
@@ -79,10 +84,24 @@ def report_sections(
         yield _LEARNED[model_type](model, tokenizer, ids, segment_length)
 
 
+def _as_read(model, ids: np.ndarray, segment_length: int, beginning: Sequence[int]) -> np.ndarray:
+    """The ids with `beginning` wherever nothing is remembered, so that segments of `segment_length` follow each other."""
+    if not len(beginning):
+        return ids
+    stream = TextStream(ids, segment_length, keep_tail=True, beginning=beginning, memory=bool(model.config.mem_len))
+    items = map(stream.__getitem__, range(len(stream)))
+    return np.concatenate([item["input_ids"][item["attention_mask"].bool()].numpy() for item in items])
+
+
 def _prediction(
-    model, ids: np.ndarray, counts: TextCounts | None, segment_length: int | None, progress: bool
+    model,
+    ids: np.ndarray,
+    counts: TextCounts | None,
+    segment_length: int | None,
+    progress: bool,
+    beginning: Sequence[int],
 ) -> Section:
-    scores = score_ways(model, ids, segment_length, counts=counts, progress=progress)
+    scores = score_ways(model, ids, segment_length, counts=counts, progress=progress, beginning=beginning)
     return Section(
         "bits_per_byte",
         "How well it predicts",

@@ -1,5 +1,6 @@
 """The ways to read a text that a model is scored by, and how such scores are shown."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,10 @@ def score_ways(
     counts: TextCounts | None = None,
     progress: bool = False,
     overlap: int = 0,
+    beginning: Sequence[int] = (),
 ) -> dict[str, TextScore]:
     """The score of a text with memory, and with the memory taken away; a model that has none reads it once, in segments.
-    Arguments as in [`~transformers_xl.evaluation.bits_per_byte.score_text`], with the `counts` of all tokens but the first,
+    Arguments as in [`~transformers_xl.evaluation.bits_per_byte.score_text`], with the `counts` of all predicted tokens,
     and the tokens of a segment that are context from the one before, not predicted again.
 
     Raises:
@@ -34,7 +36,10 @@ def score_ways(
             "with `mem_len=0` and `same_length=False` (--mem-len 0 --no-same-length)."
         )
     segment_length = model.config.segment_length if segment_length is None else segment_length
-    stream = TextStream(ids, segment_length, lanes, keep_tail=True, overlap=overlap)
+    remembers = bool(model.config.mem_len)
+    stream = TextStream(
+        ids, segment_length, lanes, keep_tail=True, overlap=overlap, beginning=beginning, memory=remembers
+    )
     return score_stream_ways(model, stream, counts, progress)
 
 

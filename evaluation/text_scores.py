@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
+from transformers_xl.streams.files import unpredicted_bytes
+from transformers_xl.streams.text_beginning import beginning_of, without_beginning
 from transformers_xl.streams.text_files import count_bytes
 
 
@@ -17,10 +20,11 @@ def score_texts(
     segment_length: int | None = None,
     memory: bool = True,
 ) -> list[TextScore]:
-    """The score of each text, of which all tokens but the first are predicted.
+    """The score of each text, of which all tokens but the first are predicted: of a tokenizer that begins texts with an id
+    of its own, all of the text.
 
     Args:
-        texts: each of at least two tokens.
+        texts: each of at least two tokens, that of the tokenizer included.
         model: a causal language model of this package, or its folder or repository on the Hub.
         tokenizer: its tokenizer; that of the folder or repository when not given.
         segment_length, memory: as in [`~transformers_xl.evaluation.bits_per_byte.score_text`].
@@ -39,12 +43,14 @@ def score_texts(
 
 
 def _score(text: str, model: Any, tokenizer: Any, segment_length: int | None, memory: bool) -> TextScore:
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) < 2:
-        raise ValueError(f"`predictions` holds {text!r}, of {len(ids)} tokens: give texts of at least two.")
-    first = len(tokenizer.decode_bytes(ids[:1])) if hasattr(tokenizer, "decode_bytes") else 0
-    counts = count_bytes(text.encode("utf-8"), first)
-    score = score_text(model, ids, segment_length, memory=memory, num_bytes=counts.bytes)
+    beginning = beginning_of(tokenizer)
+    ids = without_beginning(tokenizer(text, add_special_tokens=False)["input_ids"], beginning)
+    least = 1 if beginning else 2
+    if len(ids) < least:
+        number = {1: "one", 2: "two"}[least]
+        raise ValueError(f"`predictions` holds {text!r}, of {len(ids)} tokens: give texts of at least {number}.")
+    counts = count_bytes(text.encode("utf-8"), unpredicted_bytes([np.array(ids)], tokenizer))
+    score = score_text(model, ids, segment_length, memory=memory, num_bytes=counts.bytes, beginning=beginning)
     return replace(score, characters=counts.characters, words=counts.words)
 
 

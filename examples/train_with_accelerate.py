@@ -25,6 +25,7 @@ from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 from transformers_xl.streams.files import read_held_out
 from transformers_xl.streams.identity import check_identity
+from transformers_xl.streams.text_beginning import beginning_of
 from transformers_xl.streams.text_stream import TextStream
 
 
@@ -102,8 +103,9 @@ def train(
     if lanes % processes:
         raise ValueError(f"`lanes`={lanes} must be a multiple of the {processes} processes.")
     ids, held_out, counts = read_held_out([text], tokenizer, fraction=0.1, progress=False)
-    stream = TextStream(ids, segment_length, lanes)
-    test = TextStream(held_out, segment_length, lanes, keep_tail=True)
+    beginning = beginning_of(tokenizer)  # what a base may expect where a text begins
+    stream = TextStream(ids, segment_length, lanes, beginning=beginning)
+    test = TextStream(held_out, segment_length, lanes, keep_tail=True, beginning=beginning)
     # with generators of their own: a loader that begins, also where a run is resumed, would draw from dropout's
     loaders = [DataLoader(data, lanes // processes, generator=torch.Generator()) for data in (stream, test)]
     set_seed(0)

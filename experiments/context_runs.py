@@ -16,6 +16,7 @@ from transformers_xl.experiments.distant_options import DistantOptions
 from transformers_xl.experiments.loading import load_model
 from transformers_xl.experiments.recl_options import RECLOptions
 from transformers_xl.streams.files import read_ids, read_predicted
+from transformers_xl.streams.text_beginning import beginning_of, without_beginning
 
 
 def measure_context_curve(
@@ -37,8 +38,10 @@ def measure_context_curve(
     asked = sorted(set(lengths or ()))
     readable = [length for length in asked if limit is None or length + segment_length <= limit] or asked
     ids, counts = read_predicted(text, tokenizer, progress)
-    num_bytes = counts.bytes
-    scores = curve.context_curve(model, ids, readable or None, segment_length, batch_size, num_bytes, progress)
+    num_bytes, beginning = counts.bytes, beginning_of(tokenizer)
+    scores = curve.context_curve(
+        model, ids, readable or None, segment_length, batch_size, num_bytes, progress, beginning
+    )
     return {
         "model_type": model.config.model_type,
         "remembers": curve.remembers(model),
@@ -64,7 +67,7 @@ def measure_recl(folders: dict[str, Path], text: list[Path], options: RECLOption
     first_ids = None
     for name, folder in folders.items():
         model, tokenizer = load_model(folder, any_kind=True)
-        ids, _ = read_ids(text, tokenizer, progress=progress)
+        ids, beginning = _text(text, tokenizer, progress)
         first_ids = ids if first_ids is None else first_ids
         if not np.array_equal(ids, first_ids):
             raise ValueError(
@@ -73,7 +76,9 @@ def measure_recl(folders: dict[str, Path], text: list[Path], options: RECLOption
             )
         positions, blocks = spread_positions(len(ids), contexts[-1], options.delta, options.blocks, options.positions)
         windows[name] = longest_window(model)
-        token_losses = token_losses_with_context(model, ids, contexts, positions, options.batch_size, progress)
+        token_losses = token_losses_with_context(
+            model, ids, contexts, positions, options.batch_size, progress, beginning
+        )
         losses[name] = dict(zip(contexts, token_losses, strict=True))
     results = recl(
         losses, options.r, options.c0, options.delta, options.threshold, blocks, options.resamples, options.confidence,
@@ -109,11 +114,11 @@ def measure_distant_context(
     rows = {}
     for name, folder in folders.items():
         model, tokenizer = load_model(folder, any_kind=True)
-        ids, _ = read_ids(text, tokenizer, progress=progress)
+        ids, beginning = _text(text, tokenizer, progress)
         room = max(1, (len(ids) - options.context) // options.positions)
         positions, _ = spread_positions(len(ids), options.context, room, 1, options.positions)
         found = distant_context(
-            model, ids, distances, options.context, positions, options.batch_size, options.seed, progress
+            model, ids, distances, options.context, positions, options.batch_size, options.seed, progress, beginning
         )
         added = {kind: {distance: found.added(kind, distance) for distance in distances} for kind in KINDS}
         rows[name] = {
@@ -127,6 +132,13 @@ def measure_distant_context(
         "distances": distances,
         "models": rows,
     }
+
+
+def _text(text: list[Path], tokenizer: Any, progress: bool) -> tuple[np.ndarray, list[int]]:
+    """The ids of a text, and those that every window of it begins with."""
+    ids, _ = read_ids(text, tokenizer, progress=progress)
+    beginning = beginning_of(tokenizer)
+    return without_beginning(ids, beginning), beginning
 
 
 __all__ = ["measure_context_curve", "measure_distant_context", "measure_recl"]

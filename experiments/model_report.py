@@ -12,6 +12,7 @@ from transformers_xl.experiments.loading import load_model
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.streams.files import read_ids
+from transformers_xl.streams.text_beginning import beginning_of, without_beginning
 from transformers_xl.streams.text_files import TextCounts
 
 
@@ -34,14 +35,21 @@ def write_report(
         ValueError: the folder holds no model of this package, or the text is too short.
     """
     model, tokenizer = load_model(model_dir, encoders=True)
+    beginning = beginning_of(tokenizer)
     ids, size = read_ids(text, tokenizer)
+    ids = without_beginning(ids, beginning)
     if len(ids) < 2:
         raise ValueError(f"`text` has {len(ids)} token: give a text with at least one more, which it can predict.")
     share = min(tokens, len(ids)) / len(ids)
     ids = ids[:tokens]
     is_bytes = hasattr(tokenizer, "decode_bytes")
-    num_bytes = len(tokenizer.decode_bytes(ids[1:].tolist())) if is_bytes else round(size * share)
-    sections = list(report_sections(model, tokenizer, ids, TextCounts(num_bytes), segment_length, progress=True))
+    predicted = ids if beginning else ids[1:]
+    num_bytes = len(tokenizer.decode_bytes(predicted.tolist())) if is_bytes else round(size * share)
+    sections = list(
+        report_sections(
+            model, tokenizer, ids, TextCounts(num_bytes), segment_length, progress=True, beginning=beginning
+        )
+    )
     page = render_page(f"{model.config.model_type}: {model_dir.resolve().name}", _facts(model, text, ids), sections)
     write_text(out, page)
     if pictures is not None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,15 @@ from transformers_xl.files.blaming import blamed
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.streams.document_stream import DocumentStream
 from transformers_xl.streams.documents import dataset_documents, held_out_places, tokenize_dataset
-from transformers_xl.streams.files import read_counted_documents, read_held_out, read_ids, read_predicted
+from transformers_xl.streams.files import (
+    read_counted_documents,
+    read_held_out,
+    read_ids,
+    read_predicted,
+    unpredicted_bytes,
+)
 from transformers_xl.streams.streaming_text import StreamingText
+from transformers_xl.streams.text_beginning import beginning_of
 from transformers_xl.streams.text_files import COMPRESSED, MEMBER, TextCounts
 from transformers_xl.streams.text_stream import TextStream
 
@@ -27,26 +34,29 @@ HELD_OUT_NAMES = ("valid", "validation", "val", "dev")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The text that is held out: one row of token ids `(tokens,)`, or a row for each document; and how long it is without
-    the first token of each row."""
+    """The text that is held out: one row of token ids `(tokens,)`, or a row for each document; how long it is without the
+    tokens that nothing predicts; and the ids that a text begins with."""
 
     rows: list[np.ndarray]
     counts: TextCounts
     documents: bool
+    beginning: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         return sum(map(len, self.rows))
 
     def stream(
-        self, segment_length: int, rows: int, processes: int = 1, overlap: int = 0
+        self, segment_length: int, rows: int, processes: int = 1, overlap: int = 0, memory: bool = True
     ) -> TextStream | DocumentStream:
-        """All of it, read by `processes` with up to `rows` lanes each: fewer where it is short."""
+        """All of it, read by `processes` with up to `rows` lanes each: fewer where it is short. `memory`: whether the model
+        remembers."""
         most = len(self.rows) if self.documents else self.tokens // segment_length
         lanes = max(1, min(rows, most // processes)) * processes
+        options: dict[str, Any] = {"counts": self.counts, "beginning": self.beginning, "memory": memory}
         if self.documents:
-            return DocumentStream(self.rows, segment_length, lanes, keep_tail=True, counts=self.counts)
-        return TextStream(self.rows[0], segment_length, lanes, keep_tail=True, overlap=overlap, counts=self.counts)
+            return DocumentStream(self.rows, segment_length, lanes, keep_tail=True, **options)
+        return TextStream(self.rows[0], segment_length, lanes, keep_tail=True, overlap=overlap, **options)
 
 
 @dataclass(frozen=True)
@@ -68,17 +78,18 @@ class RunData:
         """How many there are to learn from; None where that is not known before they are read."""
         return None if self.section.streaming else sum(map(len, self.rows))
 
-    def stream(self, segment_length: int, lanes: int) -> Dataset:
-        """The segments to train on.
+    def stream(self, segment_length: int, lanes: int, memory: bool = True) -> Dataset:
+        """The segments to train on. `memory`: whether the model remembers.
 
         Raises:
             ValueError: the text is too short for its lanes.
         """
         documents = self.section.documents
+        begins: dict[str, Any] = {"beginning": self.held_out.beginning, "memory": memory}
         if self.section.streaming:
-            return StreamingText(self.rows, segment_length, lanes, documents)
+            return StreamingText(self.rows, segment_length, lanes, documents, **begins)
         if documents:
-            return DocumentStream(self.rows, segment_length, lanes)
+            return DocumentStream(self.rows, segment_length, lanes, **begins)
         section = self.section
         return TextStream(
             self.rows[0],
@@ -87,6 +98,7 @@ class RunData:
             overlap=section.overlap,
             vary_lengths=section.vary_lengths,
             roll=section.roll,
+            **begins,
         )
 
 
@@ -140,6 +152,7 @@ class _Reader:
         default = None if hasattr(tokenizer, "encode_bytes") else str(Path(HF_HOME) / "transformers_xl")
         # a byte is its own token: to keep them would cost more than to read them
         self.cache = default if section.cache_dir is None else section.cache_dir or None
+        self.beginning = beginning_of(tokenizer)
         self.names, self.eval_names = (_names(paths) for paths in (section.path, section.eval_path))
 
     def of_text(self) -> RunData:
@@ -150,7 +163,7 @@ class _Reader:
             held_out, counts = read_predicted(section.eval_path, self.tokenizer, **options)
         else:
             ids, held_out, counts = read_held_out(section.path, self.tokenizer, section.eval_fraction, **options)
-        return self._data([ids], HeldOut([held_out], counts, False))
+        return self._data([ids], HeldOut([held_out], counts, False, self.beginning))
 
     def of_documents(self) -> RunData:
         section = self.section
@@ -216,11 +229,10 @@ class _Reader:
 
     def _held_out(self, rows: list[np.ndarray], counts: np.ndarray) -> HeldOut:
         rows = rows if self.section.documents else [np.concatenate(rows)]
-        first = 0  # bytes that nothing predicts
-        if hasattr(self.tokenizer, "decode_bytes"):
-            first = sum(len(self.tokenizer.decode_bytes(row[:1].tolist())) for row in rows)
+        first = unpredicted_bytes(rows, self.tokenizer)
         size, characters, words = counts.sum(0).tolist()
-        return HeldOut(rows, TextCounts(size - first, characters - first, words), self.section.documents)
+        found = TextCounts(size - first, characters - first, words)
+        return HeldOut(rows, found, self.section.documents, self.beginning)
 
     def _data(self, rows: Any, held_out: HeldOut) -> RunData:
         shared = not self.eval_names or (self.eval_names == self.names and self.section.eval_split is None)

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import transformers
+from tokenizers.processors import TemplateProcessing
 from transformers.utils.import_utils import is_serve_available
 
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.experiments.loading import check_language_model, config_of, import_models, load_model
 from transformers_xl.hub.installing import pip_install
+from transformers_xl.streams.text_beginning import beginning_of
 
 
 def build_server(model: str) -> type:
@@ -66,10 +68,26 @@ def server_of(model: str) -> type:
 
         return app
 
+    load_processor = model_manager.ModelManager._load_processor
+
+    def load_open_ended(*args, **kwargs):
+        return open_ended(load_processor(*args, **kwargs))
+
+    setattr(model_manager.ModelManager, "_load_processor", load_open_ended)  # noqa: B010
     server.build_server = build
     entry = {"id": model, "object": "model", "created": 0, "owned_by": "transformers-xl"}
     setattr(model_manager.ModelManager, "get_gen_models", staticmethod(lambda *_: [entry]))  # noqa: B010
     return library.Serve
+
+
+def open_ended(tokenizer):
+    """The tokenizer, which begins texts as before and ends none: the server gives it prompts, whose text goes on."""
+    beginning = beginning_of(tokenizer)
+    if tokenizer("")["input_ids"] != beginning:
+        tokens = tokenizer.convert_ids_to_tokens(beginning)
+        special = list(zip(tokens, beginning, strict=True))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=[*tokens, "$A"], special_tokens=special)
+    return tokenizer
 
 
 __all__ = ["build_server"]

@@ -72,14 +72,15 @@ class TrainingRun:
         self.model = run_model(config, self.tokenizer, trust_remote_code)
         length = self.model.config.segment_length
         lanes = self.args.per_device_train_batch_size * self.state.num_processes
-        self.stream = self.data.stream(length * _segments_of_call(self.model.config), lanes)
+        remembers = bool(self.model.config.mem_len)
+        self.stream = self.data.stream(length * _segments_of_call(self.model.config), lanes, remembers)
         if section.overlap and self.model.config.mem_len:
             raise ValueError(
                 f"`data.overlap`={section.overlap} would be read twice by a model with memory: leave it out, or set "
                 "`model.mem_len=0` and `model.same_length=False`."
             )
         self.held_out = self.data.held_out.stream(
-            length, self.args.per_device_eval_batch_size, self.state.num_processes, section.overlap
+            length, self.args.per_device_eval_batch_size, self.state.num_processes, section.overlap, remembers
         )
         self.args.per_device_eval_batch_size = self.held_out.lanes // self.state.num_processes
         self.step, self.max_steps, self.was_stopped, self.print_log = 0, 0, False, print_log

@@ -89,7 +89,7 @@ def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
     if task == "text-generation" and variant.memory != "none":
         lines += [
             'first = model(**tokenizer("What came before, ", return_tensors="pt"))',
-            'inputs = tokenizer("and what follows", return_tensors="pt")',
+            'inputs = tokenizer("and what follows", add_special_tokens=False, return_tensors="pt")',
             "text = model.generate(**inputs, mems=first.mems, max_new_tokens=100)",
         ]
     without = "Without the package, leave out the first line and add `trust_remote_code=True`: the code is here."

@@ -8,6 +8,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from transformers_xl.streams.text_beginning import beginning_of, begun
+
 ANSWER = "[[answer]]"  # stands where the template puts an earlier answer
 
 
@@ -37,7 +39,7 @@ class Conversation:
 
     With a chat template only the new turn is rendered, between the end of the last answer and the begin of the next, so
     that the model reads token for token what it would read of the whole conversation. Without one a turn is a line of the
-    text.
+    text, of which the first begins with what the tokenizer begins texts with; a template brings that itself.
 
     Args:
         model: a causal language model that remembers.
@@ -71,7 +73,8 @@ class Conversation:
         """The ids that stand between the last token of the answer before, which is `unread`, and the next answer."""
         tokenizer, message = self.tokenizer, {"role": "user", "content": text}
         if tokenizer.chat_template is None:
-            return self.ids_of(f"{text}\n")
+            ids = self.ids_of(f"{text}\n")
+            return begun(ids, beginning_of(tokenizer)) if self.mems is None else ids
         if self.mems is None:
             return self.ids_of(self.rendered([message]))
         before = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}]

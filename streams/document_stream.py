@@ -2,7 +2,7 @@
 
 import heapq
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,15 @@ import torch
 from torch.utils.data import Dataset
 
 from transformers_xl.streams.identity import digest_of
-from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+from transformers_xl.streams.segments import (
+    NOTHING,
+    beginning_identity,
+    beginning_row,
+    check_sizes,
+    segment_item,
+    token_row,
+)
+from transformers_xl.streams.text_beginning import without_beginning
 from transformers_xl.streams.text_files import TextCounts
 
 
@@ -19,7 +27,7 @@ class DocumentStream(Dataset):
 
     A document begins at the start of a segment, with `reset`, and continues in its lane; its last segment is padded on the
     right. Nothing is predicted across documents: the last token of each has no target, and its first is the target of
-    none. Let the tokenizer append an end of text if the model should learn to stop.
+    none, or of `beginning`. Let the tokenizer append an end of text if the model should learn to stop.
 
     Each document goes to the shortest lane, the longest documents first; within a lane they keep their order. Lanes are
     about equally long, and depend only on the documents, `lanes` and `segment_length`. The order of items is that of
@@ -35,6 +43,10 @@ class DocumentStream(Dataset):
             that has ended gives segments of padding, without `reset`.
         pad_token_id: what the padding is filled with; it is masked everywhere.
         counts: length of the text of all predicted tokens; `MemoryTrainer.evaluate` computes bits per byte from it.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them:
+            every document is read after them. They take a place in its segment, and are no targets; a document that begins
+            with them already gets no second.
+        memory: `False`, for a model that remembers nothing: every segment is read alone, and begins with `beginning`.
 
     Raises:
         ValueError: a document is not one row of integers, there are fewer documents than lanes, or a number is below 1.
@@ -48,10 +60,14 @@ class DocumentStream(Dataset):
         keep_tail: bool = False,
         pad_token_id: int = 0,
         counts: TextCounts | None = None,
+        beginning: Sequence[int] | np.ndarray = (),
+        memory: bool = True,
     ):
         check_sizes(segment_length, lanes)
+        self.beginning = beginning_row(beginning, segment_length)
+        self.memory = memory
         rows = (token_row(f"documents[{index}]", document) for index, document in enumerate(documents))
-        self.documents = [row for row in rows if len(row)]
+        self.documents = [row for row in (without_beginning(row, self.beginning) for row in rows) if len(row)]
         if len(self.documents) < lanes:
             raise ValueError(
                 f"`lanes`={lanes} is more than the {len(self.documents)} documents that are not empty: use fewer lanes, or "
@@ -62,7 +78,10 @@ class DocumentStream(Dataset):
         self.keep_tail = keep_tail
         self.pad_token_id = pad_token_id
         self.counts = counts
-        sizes = [-(-len(document) // segment_length) for document in self.documents]
+        # tokens of a document in its first segment, and in each that follows
+        self.first = segment_length - len(self.beginning)
+        self.step = segment_length if memory else self.first
+        sizes = [self._segments(len(document)) for document in self.documents]
         self.lane_documents = _deal(sizes, lanes)
         # in each lane, the segment behind the last one of each document
         self.lane_ends = [np.cumsum([sizes[index] for index in lane]) for lane in self.lane_documents]
@@ -76,6 +95,21 @@ class DocumentStream(Dataset):
                 stacklevel=2,
             )
 
+    def _segments(self, tokens: int) -> int:
+        """How many segments a document of so many tokens fills."""
+        return 1 - (min(0, self.first - tokens) // self.step)
+
+    def _begin(self, segment: int) -> int:
+        """The first token of the segment of a document, counted from 0."""
+        return self.first + (segment - 1) * self.step if segment else 0
+
+    def without_memory(self) -> "DocumentStream":
+        """The same documents for a model that remembers nothing: each segment begins with `beginning`."""
+        if not self.memory or not len(self.beginning):
+            return self
+        options = (self.keep_tail, self.pad_token_id, self.counts, self.beginning)
+        return DocumentStream(self.documents, self.segment_length, self.lanes, *options, memory=False)
+
     @cached_property
     def left_out(self) -> int:
         """Tokens behind the end of the shortest lane, which a stream without `keep_tail` does not read."""
@@ -83,8 +117,8 @@ class DocumentStream(Dataset):
         for documents, ends in zip(self.lane_documents, self.lane_ends, strict=True):
             for index, end in zip(documents, ends.tolist(), strict=True):
                 size = len(self.documents[index])
-                begin = end - -(-size // self.segment_length)
-                unread += max(0, size - max(0, self.segments - begin) * self.segment_length)
+                begin = end - self._segments(size)
+                unread += max(0, size - self._begin(max(0, self.segments - begin)))
         return unread
 
     def __len__(self) -> int:
@@ -101,10 +135,15 @@ class DocumentStream(Dataset):
             return segment_item(nothing, nothing, self.segment_length, False, self.pad_token_id)
         begin = int(ends[place - 1]) if place else 0
         document = self.documents[self.lane_documents[lane][place]]
-        start = (segment - begin) * self.segment_length
-        stop = start + self.segment_length
+        start, stop = self._begin(segment - begin), self._begin(segment - begin + 1)
         return segment_item(
-            document[start:stop], document[start + 1 : stop + 1], self.segment_length, start == 0, self.pad_token_id
+            document[start:stop],
+            document[start + 1 : stop + 1],
+            self.segment_length,
+            start == 0,
+            self.pad_token_id,
+            beginning=self.beginning if start == 0 or not self.memory else NOTHING,
+            begins_text=start == 0,
         )
 
     @cached_property
@@ -112,7 +151,7 @@ class DocumentStream(Dataset):
         """What must be the same for a run to resume: `text` (a SHA-256 of all ids, read once), `lanes`, `segment_length`,
         `documents` (their number, and the beginning of a SHA-256 of their lengths) and `keep_tail`."""
         lengths = np.array([len(document) for document in self.documents])
-        return {
+        return beginning_identity(self.beginning, self.memory) | {
             "text": digest_of(self.documents),
             "lanes": self.lanes,
             "segment_length": self.segment_length,

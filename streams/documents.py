@@ -45,7 +45,8 @@ def tokenize_dataset(
 
     Args:
         dataset: rows with a text each.
-        tokenizer: a tokenizer of this package or of transformers; no special tokens are added.
+        tokenizer: a tokenizer of this package or of transformers; no special tokens are added, a stream has `beginning` for
+            those.
         column: the column of texts.
         append_eos: end every row with the tokenizer's `eos_token_id`.
         num_proc: number of processes, for a `Dataset`.

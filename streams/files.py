@@ -13,6 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from transformers_xl.streams.documents import check_end_of_text, without_empty
+from transformers_xl.streams.text_beginning import beginning_of
 from transformers_xl.streams.text_files import TextCounts, TextFile, count_bytes, count_text
 from transformers_xl.streams.token_cache import cached_arrays, file_digest, tokenizer_digest
 
@@ -24,7 +25,8 @@ def read_ids(
     progress: bool = True,
     cache_dir: str | PathLike | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Read files and tokenise them, joined in the order given, without special tokens.
+    """Read files and tokenise them, joined in the order given, without special tokens: a stream puts its `beginning` where
+    a text begins.
 
     Files are read in chunks of about `chunk_bytes` bytes, cut at the ends of lines. A tokenizer with `encode_bytes` takes
     any bytes; any other gets the text, which must be UTF-8.
@@ -67,12 +69,19 @@ def read_ids(
 def read_predicted(
     paths: Iterable[str | PathLike], tokenizer, progress: bool = True, cache_dir: str | PathLike | None = None
 ) -> tuple[np.ndarray, TextCounts]:
-    """As [`read_ids`], but the counts are those of all tokens but the first, which nothing predicts; of a tokenizer without
-    `decode_bytes`, of all."""
+    """As [`read_ids`], but the counts are those of all tokens but the first, if nothing predicts it: see
+    [`unpredicted_bytes`]."""
     paths = list(paths)
     ids, _ = read_ids(paths, tokenizer, progress=progress, cache_dir=cache_dir)
-    first = len(tokenizer.decode_bytes(ids[:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
-    return ids, count_text(paths, first)
+    return ids, count_text(paths, unpredicted_bytes([ids], tokenizer))
+
+
+def unpredicted_bytes(rows: Iterable[np.ndarray], tokenizer) -> int:
+    """Bytes of the first token of each text, which nothing predicts. None where the tokenizer begins texts with an id of
+    its own, which predicts it, or where it has no `decode_bytes`, which could tell."""
+    if not hasattr(tokenizer, "decode_bytes") or beginning_of(tokenizer):
+        return 0
+    return sum(len(tokenizer.decode_bytes(list(map(int, row[:1])))) for row in rows)
 
 
 def read_documents(
@@ -156,7 +165,7 @@ def read_held_out(
     of a line. Both parts are tokenised as texts of their own.
 
     Returns:
-        The ids to learn from, those that are held out, and the counts of the latter, without the first token.
+        The ids to learn from, those that are held out, and the counts of the latter, as of [`read_predicted`].
 
     Raises:
         ValueError: as [`read_ids`]; `fraction` is not between 0 and 1, or one of the parts is empty.
@@ -175,10 +184,12 @@ def read_held_out(
                 f"`fraction`={fraction} of a text of {len(text)} bytes leaves a part empty: use a longer text."
             )
         parts = [_encode_lines(tokenizer, part, files[0], progress) for part in (text[:cut], text[cut:])]
-        first = len(tokenizer.decode_bytes(parts[1][:1].tolist())) if hasattr(tokenizer, "decode_bytes") else 0
-        return {"ids": parts[0], "held_out": parts[1], "counts": np.array(count_bytes(text[cut:], first))}
+        counts = count_bytes(text[cut:], unpredicted_bytes(parts[1:], tokenizer))
+        return {"ids": parts[0], "held_out": parts[1], "counts": np.array(counts)}
 
-    key = partial(_key, files, tokenizer, kind="held out", fraction=fraction)
+    # the ids have no beginning, but it says whether their first token counts
+    begins = {"beginning": beginning} if (beginning := beginning_of(tokenizer)) else {}
+    key = partial(_key, files, tokenizer, kind="held out", fraction=fraction, **begins)
     arrays = _cached(cache_dir, key, make)
     return arrays["ids"], arrays["held_out"], TextCounts(*arrays["counts"].tolist())
 
@@ -292,4 +303,5 @@ __all__ = [
     "read_ids",
     "read_predicted",
     "split_held_out",
+    "unpredicted_bytes",
 ]

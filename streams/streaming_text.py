@@ -1,7 +1,7 @@
 """A stream of a text that is too long to hold, or has no end: read as it is needed, with a position to come back to."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,9 +10,16 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from transformers_xl.streams.identity import check_identity
-from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+from transformers_xl.streams.segments import (
+    NOTHING,
+    beginning_identity,
+    beginning_row,
+    check_sizes,
+    segment_item,
+    token_row,
+)
+from transformers_xl.streams.text_beginning import without_beginning
 
-NOTHING = np.empty(0, dtype=np.int64)
 KEPT_STATES = 16
 
 
@@ -42,6 +49,10 @@ class StreamingText(IterableDataset):
             fill its row. `True`, for evaluation: every token is read once, and a lane that has ended gives padding.
         pad_token_id: what the padding is filled with; it is masked everywhere.
         column: the column of token ids where `source` gives dictionaries.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them,
+            read at every reset. They take a place in the segment, and are no targets; a text that begins with them already
+            gets no second.
+        memory: `False`, for a model that remembers nothing: every segment is read alone, and begins with `beginning`.
 
     Raises:
         ValueError: `source` is an iterator, which can be read only once; a document is not one row of integers; a number is
@@ -57,8 +68,12 @@ class StreamingText(IterableDataset):
         keep_tail: bool = False,
         pad_token_id: int = 0,
         column: str = "input_ids",
+        beginning: Sequence[int] | np.ndarray = (),
+        memory: bool = True,
     ):
         check_sizes(segment_length, lanes)
+        self.beginning = beginning_row(beginning, segment_length)
+        self.memory = memory
         if iter(source) is source:
             raise ValueError(
                 f"`source` is a {type(source).__name__} that can be read only once: give a list, a "
@@ -78,7 +93,7 @@ class StreamingText(IterableDataset):
     @property
     def identity(self) -> dict[str, int | str]:
         """What must be the same for a run to resume. The `text` of a stream is not known before it has been read."""
-        return {
+        return beginning_identity(self.beginning, self.memory) | {
             "text": "streamed",
             "lanes": self.lanes,
             "segment_length": self.segment_length,
@@ -120,6 +135,8 @@ class StreamingText(IterableDataset):
                 while len(tokens[lane]) < needed and (row := next(rows, None)) is not None:
                     taken += 1
                     document = token_row("source", row[self.column] if isinstance(row, Mapping) else row)
+                    if begins[lane] and len(tokens[lane]) == 0:
+                        document = without_beginning(document, self.beginning)
                     tokens[lane] = np.concatenate([tokens[lane], document.astype(np.int64)])
             lengths = [len(row) for row in tokens]
             if max(lengths) == 0 or (not self.keep_tail and min(lengths) < needed):
@@ -134,10 +151,13 @@ class StreamingText(IterableDataset):
         """The next segment of every lane, which leaves its `tokens`; `begins`: whether what is left begins a text."""
         items = []
         for lane, row in enumerate(tokens):
-            here, targets = row[: self.segment_length], row[1 : self.segment_length + 1]
             reset = begins[lane] and len(row) > 0
-            items.append(segment_item(here, targets, self.segment_length, reset, self.pad_token_id))
-            tokens[lane] = row[self.segment_length :]
+            beginning = self.beginning if reset or (len(row) > 0 and not self.memory) else NOTHING
+            stop = self.segment_length - len(beginning)
+            here, targets = row[:stop], row[1 : stop + 1]
+            cut = (self.segment_length, reset, self.pad_token_id)
+            items.append(segment_item(here, targets, *cut, beginning=beginning, begins_text=reset))
+            tokens[lane] = row[stop:]
             begins[lane] = self.documents and len(tokens[lane]) == 0
         return items
 

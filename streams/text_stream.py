@@ -4,6 +4,7 @@ Transformer-XL (Dai et al., 2019, https://arxiv.org/abs/1901.02860) trains on co
 batch row continuing where it stopped in the step before (`LMOrderedIterator` in the original code).
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +12,15 @@ import torch
 from torch.utils.data import Dataset
 
 from transformers_xl.streams.identity import digest_of
-from transformers_xl.streams.segments import check_sizes, segment_item, token_row
+from transformers_xl.streams.segments import (
+    NOTHING,
+    beginning_identity,
+    beginning_row,
+    check_sizes,
+    segment_item,
+    token_row,
+)
+from transformers_xl.streams.text_beginning import without_beginning
 from transformers_xl.streams.text_files import TextCounts
 
 
@@ -48,10 +57,15 @@ class TextStream(Dataset):
             https://arxiv.org/abs/1708.02182, section 5). Lengths are the same in every epoch.
         roll: every lane begins at a random place in every epoch, and wraps around (`--roll` of NVIDIA's Transformer-XL).
         seed: seed of the lengths and of the places.
+        beginning: ids that a text begins with, as [`~transformers_xl.streams.text_beginning.beginning_of`] gives them.
+            They are read at every reset, also where a lane begins in mid-text, take a place in the segment, and are
+            no targets; `ids` that begin with them already get no second.
+        memory: `False`, for a model that remembers nothing: every segment is read alone, and begins with `beginning`.
 
     Raises:
         ValueError: `ids` is not one row of integers, or too short for its lanes; a number is below 1; `overlap` leaves
-            nothing new, or is combined with an option that needs consecutive segments.
+            nothing new, or is combined with an option that needs consecutive segments; `beginning` leaves no
+            room in a segment.
     """
 
     def __init__(
@@ -67,18 +81,14 @@ class TextStream(Dataset):
         vary_lengths: bool = False,
         roll: bool = False,
         seed: int = 0,
+        beginning: Sequence[int] | np.ndarray = (),
+        memory: bool = True,
     ):
-        ids = token_row("ids", ids)
         check_sizes(segment_length, lanes)
         _check_cut(segment_length, keep_tail, overlap, vary_lengths, roll)
-        # every lane needs a token and a target in evaluation, a full segment and the target behind it in training
-        needed = lanes + 1 if keep_tail else lanes * segment_length + 1
-        if len(ids) < needed:
-            raise ValueError(
-                f"`ids` has {len(ids)} tokens, too short for `lanes`={lanes} of `segment_length`={segment_length}: "
-                f"at least {needed} are needed. Use a longer text, fewer lanes or shorter segments."
-            )
-        self.ids = ids
+        self.beginning = beginning_row(beginning, segment_length, overlap)
+        self.memory = memory
+        self.ids = without_beginning(token_row("ids", ids), self.beginning)
         self.segment_length = segment_length
         self.lanes = lanes
         self.keep_tail = keep_tail
@@ -89,26 +99,58 @@ class TextStream(Dataset):
         self.roll = roll
         self.seed = seed
         self.epoch = 0
-        step = segment_length - overlap
+        self._check_length()
         if keep_tail:
-            self.starts = np.linspace(0, len(ids), lanes + 1).astype(np.int64)
-            more = -(-max(0, int(np.diff(self.starts).max()) - segment_length) // step)
-            lengths = np.array([segment_length] + [step] * more)
+            self.starts = np.linspace(0, len(self.ids), lanes + 1).astype(np.int64)
+            lengths = self._lengths(int(np.diff(self.starts).max()), whole=False)
         else:
-            lengths = self._lengths((len(ids) - 1) // lanes, step)
+            lengths = self._lengths((len(self.ids) - 1) // lanes)
             self.starts = np.arange(lanes + 1) * lengths.sum()
         self.segments = len(lengths)
         self.offsets = np.concatenate([[0], np.cumsum(lengths)])  # of the segments' new tokens in their lane
 
-    def _lengths(self, tokens: int, step: int) -> np.ndarray:
-        """New tokens of each segment, of which `tokens` hold as many as there are whole ones."""
+    def _check_length(self) -> None:
+        # every lane needs a token and a target in evaluation, a full segment and the target behind it in training
+        first = self.segment_length - len(self.beginning)
+        needed = self.lanes + (not len(self.beginning)) if self.keep_tail else self.lanes * first + 1
+        if len(self.ids) < needed:
+            raise ValueError(
+                f"`ids` has {len(self.ids)} tokens, too short for `lanes`={self.lanes} of `segment_length`="
+                f"{self.segment_length}: at least {needed} are needed. Use a longer text, fewer lanes or shorter segments."
+            )
+
+    def _lengths(self, tokens: int, whole: bool = True) -> np.ndarray:
+        """New tokens of each segment: as many segments as `tokens` fill, or, not `whole`, as hold all of them."""
+        first = self.segment_length - len(self.beginning)
         if not self.vary_lengths:
-            return np.array([self.segment_length] + [step] * ((tokens - self.segment_length) // step))
+            step = (self.segment_length if self.memory else first) - self.overlap
+            more = (tokens - first) // step if whole else -(-max(0, tokens - first) // step)
+            return np.array([first] + [step] * more)
         random, longest = np.random.default_rng(self.seed), self.segment_length
-        least = min(5, longest)
-        means = np.where(random.random(tokens // least) < 0.95, longest, longest / 2)
+        least = min(len(self.beginning) + 5, longest)
+        means = np.where(random.random(tokens // (least - len(self.beginning))) < 0.95, longest, longest / 2)
         lengths = np.clip(random.normal(means, 5).astype(np.int64), least, longest)
+        lengths[: 1 if self.memory else None] -= len(self.beginning)
         return lengths[: int(np.searchsorted(np.cumsum(lengths), tokens, side="right"))]
+
+    def without_memory(self) -> "TextStream":
+        """The same text for a model that remembers nothing: each segment begins with `beginning`."""
+        if not self.memory or not len(self.beginning):
+            return self
+        return TextStream(
+            self.ids,
+            self.segment_length,
+            self.lanes,
+            keep_tail=self.keep_tail,
+            pad_token_id=self.pad_token_id,
+            counts=self.counts,
+            overlap=self.overlap,
+            vary_lengths=self.vary_lengths,
+            roll=self.roll,
+            seed=self.seed,
+            beginning=self.beginning,
+            memory=False,
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Begin every lane at the places of this epoch, with `roll`. Accelerate's loaders call it."""
@@ -130,8 +172,17 @@ class TextStream(Dataset):
             columns = (columns + self._place(lane, int(length))) % length
         columns += self.starts[lane]
         targets = self.ids[columns[columns + 1 < len(self.ids)] + 1]
+        begins = segment == 0 or not self.memory
         return segment_item(
-            self.ids[columns], targets, stop - begin, segment == 0, self.pad_token_id, self.keep_tail, context
+            self.ids[columns],
+            targets,
+            int(stop - begin) + begins * len(self.beginning),
+            segment == 0,
+            self.pad_token_id,
+            self.keep_tail,
+            context,
+            self.beginning if begins and len(columns) else NOTHING,
+            begins_text=segment == 0 and int(columns[0]) == 0,
         )
 
     def _place(self, lane: int, length: int) -> int:
@@ -145,6 +196,7 @@ class TextStream(Dataset):
         cut: dict[str, int | str] = {"overlap": self.overlap, "vary_lengths": self.vary_lengths, "roll": self.roll}
         if self.vary_lengths or self.roll:
             cut["seed"] = self.seed
+        cut |= beginning_identity(self.beginning, self.memory)
         return {name: value for name, value in cut.items() if value} | {
             "text": digest_of([self.ids]),
             "lanes": self.lanes,

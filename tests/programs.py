@@ -16,6 +16,6 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 DRIVER = shutil.which("chromedriver")
 
 
-def run(*arguments: object) -> Result:
-    """`transformers-xl` with `arguments`."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def run(*arguments: object, typed: str | None = None) -> Result:
+    """`transformers-xl` with `arguments`, and what is `typed` on its standard input."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=typed)

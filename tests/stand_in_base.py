@@ -3,16 +3,17 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEXT = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 20
 CARD = "---\nlicense: {license}\nlanguage: en\n---\n\n# A base\n"
 
 
-def save_base(folder: Path, license: str = "apache-2.0", **fields) -> Path:
-    """Write a base with random weights to `folder`; `fields` are of its config."""
-    tokenizer = base_tokenizer()
+def save_base(folder: Path, license: str = "apache-2.0", adds: str = "$A", **fields) -> Path:
+    """Write a base with random weights to `folder`, whose tokenizer `adds` ids to a text; `fields` are of its config."""
+    tokenizer = base_tokenizer(adds)
+    fields = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id} | fields
     model = base_model(len(tokenizer), **fields)
     model.generation_config.repetition_penalty = 1.1
     model.save_pretrained(folder)
@@ -37,18 +38,22 @@ def base_model(vocab_size: int, **fields) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **(sizes | fields)))
 
 
-def base_tokenizer() -> PreTrainedTokenizerFast:
-    """Pairs of bytes, learned from [`TEXT`]."""
+def base_tokenizer(adds: str = "$A") -> PreTrainedTokenizerFast:
+    """Pairs of bytes, learned from [`TEXT`]; `adds`: what it makes of a text `$A`, such as `<s> $A </s>`, as ids that are
+    no padding."""
+    special_tokens = ["<s>", "</s>"] if adds == "$A" else ["<pad>", "<s>", "</s>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=280,
-        special_tokens=["<s>", "</s>"],
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
+    if adds != "$A":
+        tokenizer.post_processor = processors.TemplateProcessing(single=adds, special_tokens=[("<s>", 1), ("</s>", 2)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
     fast.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     return fast

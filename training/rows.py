@@ -38,6 +38,16 @@ def check_dataset(name: str, dataset: Any, batch_size: int, args: TrainingArgume
         )
 
 
+def check_beginnings(name: str, dataset: Any, model: Any) -> None:
+    """Raise a `ValueError` where texts of a stream would begin where `model` remembers, or not begin where it does not."""
+    beginning, mem_len = getattr(dataset, "beginning", ()), getattr(model.config, "mem_len", None)
+    if len(beginning) and mem_len is not None and dataset.memory != bool(mem_len):
+        raise ValueError(
+            f"`{name}` was made with `memory`={dataset.memory}, but the model has `mem_len`={mem_len}: give "
+            f"`memory={bool(mem_len)}`, so that `beginning` stands where nothing is remembered, and only there."
+        )
+
+
 def stream_of(dataset: Any, args: TrainingArguments) -> dict[str, int | str]:
     """What a memory and a position in `dataset` depend on: a checkpoint resumes with these values only."""
     fields: dict[str, int | str] = dict(getattr(dataset, "identity", None) or {})
@@ -47,4 +57,4 @@ def stream_of(dataset: Any, args: TrainingArguments) -> dict[str, int | str]:
     return fields | {name: getattr(args, name) for name in names}
 
 
-__all__ = ["check_dataset", "datasets_of", "stream_of"]
+__all__ = ["check_beginnings", "check_dataset", "datasets_of", "stream_of"]

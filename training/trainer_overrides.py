@@ -19,7 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length, rotate
 from transformers_xl.training.callbacks import CheckpointCallback
 from transformers_xl.training.checkpoints import check_whole, publish, remove_unfinished, unfinished, write_manifest
 from transformers_xl.training.memory_state import Memory, load_memory, memory_file, save_memory
-from transformers_xl.training.rows import check_dataset, stream_of
+from transformers_xl.training.rows import check_beginnings, check_dataset, stream_of
 
 
 class TrainerOverrides(Trainer):
@@ -41,7 +41,9 @@ class TrainerOverrides(Trainer):
     ) -> DataLoader:
         """Why: evaluation reads every batch, and transformers never drops the last one of an iterable dataset."""
         # again: a search may have changed the batch size, and `evaluate` and `predict` bring datasets of their own
-        check_dataset("train_dataset" if is_training else "eval_dataset", dataset, batch_size, self.args, is_training)
+        name = "train_dataset" if is_training else "eval_dataset"
+        check_dataset(name, dataset, batch_size, self.args, is_training)
+        check_beginnings(name, dataset, self.accelerator.unwrap_model(self.model))
         drop_last = self.args.dataloader_drop_last
         if isinstance(dataset, IterableDataset):
             loader = DataLoader(

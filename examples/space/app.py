@@ -23,6 +23,7 @@ from transformers_xl.evaluation.attention_maps import attention_atlas, attention
 from transformers_xl.evaluation.attention_plots import draw_atlas
 from transformers_xl.modeling.auto import VARIANTS, register
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.streams.text_beginning import beginning_of, begun
 
 QUICKSTART = Path("build/quickstart/model")  # where `make quickstart` leaves it
 BEGINNING = "The import statement"
@@ -67,6 +68,7 @@ class Writer:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         self.model, self.tokenizer = model.eval(), tokenizer
         self.trained = model.config.mem_len
+        self.first = beginning_of(tokenizer)  # what a model that has read nothing expects
         try:
             attention_rows(model)
             self.no_picture = ""
@@ -93,6 +95,7 @@ class Writer:
         ids = self.tokenizer(beginning, add_special_tokens=False)["input_ids"]
         if not ids:
             raise ValueError("The beginning is empty: write at least one character.")
+        ids = begun(ids, self.first)
         return Story(ids, len(ids))
 
     def remember(self, story: Story, mem_len: int) -> Story:
@@ -104,7 +107,7 @@ class Writer:
         self.model.resize_memory(mem_len)
         if story.memory is not None and story.mem_len == mem_len:
             return story
-        past = torch.tensor([story.ids[-1 - self.reach(mem_len) : -1]], device=self.model.device)
+        past = torch.tensor([begun(story.ids[-1 - self.reach(mem_len) : -1], self.first)], device=self.model.device)
         memory = None
         with torch.no_grad():
             for segment in past.split(self.model.config.segment_length, dim=1) if past.numel() else ():

@@ -71,3 +71,23 @@ def test_training_is_the_loop_by_hand(tmp_path, kind: str):
     by_hand(expected, lanes, steps)
     for ours, theirs in zip(trained.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_texts_begin_where_the_model_remembers_nothing(tmp_path, memory: bool):
+    arguments = MemoryTrainingArguments(
+        str(tmp_path), max_steps=1, per_device_train_batch_size=LANES, report_to="none", save_strategy="no",
+        disable_tqdm=True, dataloader_pin_memory=False, use_cpu=True,
+    )  # fmt: skip
+    config = small_model().config
+    fields = {} if memory else {"mem_len": 0, "same_length": False}
+    model = TransformerXLForCausalLM(TransformerXLConfig.from_dict(config.to_dict() | fields))
+    for stream_class in (DocumentStream, StreamingText):
+        right, wrong = (
+            stream_class(documents() * 2, SEGMENT, LANES, beginning=[1], memory=each) for each in (memory, not memory)
+        )
+        MemoryTrainer(model, arguments, train_dataset=right).train()
+        with pytest.raises(
+            ValueError, match=f"`train_dataset` was made with `memory`={not memory}, but the model has"
+        ):
+            MemoryTrainer(model, arguments, train_dataset=wrong).train()

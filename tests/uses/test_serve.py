@@ -13,11 +13,14 @@ import torch
 from forked import fork_server, run_program
 from optional_packages import needs
 from patience import PATIENCE
+from stand_in_base import base_tokenizer
 from tiny import tiny_model
 from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.cli.main import app
+from transformers_xl.experiments.serving import open_ended
+from transformers_xl.streams.text_beginning import beginning_of
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -158,3 +161,11 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path):
         assert result.exit_code == 2, result.output
         assert message in result.output
         assert result.output.startswith("Error: ")
+
+
+@pytest.mark.parametrize("adds", ["$A", "<s> $A", "$A </s>", "<s> $A </s>"])
+def test_a_prompt_has_no_end(adds: str):
+    tokenizer = base_tokenizer(adds)
+    plain = tokenizer("It was", add_special_tokens=False)["input_ids"]
+    served = open_ended(base_tokenizer(adds))
+    assert served("It was")["input_ids"] == beginning_of(tokenizer) + plain
