@@ -46,6 +46,7 @@ class SegmentMemoryPreTrainedModel(MemoryPreTrainedModel):
     config: SegmentMemoryConfig  # type: ignore[assignment]  # its fields describe no architecture
     base_model_prefix = "backbone"
     _can_record_outputs = {}
+    _keep_in_fp32_modules_strict = ["memory_tokens"]  # when loaded; see `ScaledMemoryTokens`
     _can_compile_fullgraph = False
 
     @torch.no_grad()

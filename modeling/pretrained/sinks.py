@@ -31,7 +31,7 @@ class SinkPlan(NamedTuple):
     """What a call does with the sinks of all layers.
 
     Args:
-        num_columns: K N columns in front of the window; 0 if the sinks of all tokens are still in their windows.
+        num_columns: K N columns in front of the window; 0 if the sinks of all tokens are still in their windows, or hidden.
         columns: `(B, N)`, indices in the segment of the sinks that it brings; None: all sinks are from earlier calls.
         are_new: `(B, N)` bool, which sinks the segment brings; None as above.
         shift: `(B, K)`, how many positions each copy has moved from where the sinks were read; None: none has moved.
@@ -81,6 +81,10 @@ class SinkPlan(NamedTuple):
         return self._replace(
             num_columns=min(self.num_columns, num_sinks), shift=None, copies=torch.zeros_like(self.copies)
         )
+
+    def hidden(self) -> "SinkPlan":
+        """The plan for a layer whose tokens do not see the sinks, and which remembers them."""
+        return self._replace(num_columns=0)
 
 
 def farthest(num_sinks: int, mem_len: int) -> int:
