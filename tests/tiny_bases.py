@@ -87,8 +87,11 @@ FIELDS: dict[str, dict] = {
 
 def tiny_base_config(family: str, **fields):
     """The configuration of a small model of this family."""
-    name = family.partition("/")[0]
-    return AutoConfig.for_model(name, **(SIZES | FIELDS.get(family, {}) | fields))
+    fields = SIZES | FIELDS.get(family, {}) | fields
+    if "layer_types" in fields:  # the last layer stays the last
+        count = fields["num_hidden_layers"]
+        fields["layer_types"] = [*fields["layer_types"] * count][-count:]
+    return AutoConfig.for_model(family.partition("/")[0], **fields)
 
 
 @functools.cache

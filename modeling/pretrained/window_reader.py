@@ -127,13 +127,14 @@ class WindowReader(MemoryReader):
     def places(self, backbone: nn.Module, memory: ModelMemory, packing: SegmentPacking) -> Places:
         """The positions of the tokens. When they would become too large, the window is moved back to the first positions:
         its keys are rotated as if they had been read there."""
-        if self.config.num_sinks > 0 and packing.document_ids is not None:
-            raise ValueError(
-                f"`reset` of shape (batch, length), and `position_ids` that start again, need `num_sinks`=0: with "
-                f"`num_sinks`={self.config.num_sinks} every document has its own sinks. Start each document with a new "
-                "call, and pass `reset` of shape (batch,)."
-            )
         places = Places.of(memory.own.next_position.read(), packing)
+        if self.config.num_sinks > 0 and (longest := places.longest_begun()) > self.config.mem_len:
+            raise ValueError(
+                f"A document of {longest} tokens begins inside a call (`reset` of shape (batch, length), or `position_ids` "
+                f"that start again). With `num_sinks`={self.config.num_sinks} it may have `mem_len`={self.config.mem_len} "
+                "there: begin it with a new call and `reset` of shape (batch,), set a longer `mem_len`, or add the memory "
+                "with `num_sinks`=0."
+            )
         memory_of = self.config.num_sinks, self.config.mem_len
         if places.highest + packing.length <= self.last_position(farthest(*memory_of) + packing.length):
             return places
@@ -245,7 +246,7 @@ class LayerView(NamedTuple):
         """Which keys a query sees, as transformers' masks ask."""
         if self.plan is None or self.num_columns == 0:
             return nearest_of_document(self.window, document_ids)
-        shown = (self.num_columns, self.num_before, places.position_ids, self.plan.copies)
+        shown = (self.num_columns, self.num_before, places.position_ids, self.plan.copies, document_ids)
         return nearest_and_sinks(self.window, num_sinks, *shown)
 
 

@@ -151,9 +151,9 @@ def _warnings_propagate():
 
 @pytest.mark.usefixtures("_warnings_propagate")
 def test_a_window_longer_than_the_training_is_warned_of(caplog):
-    add_memory(tiny_base("llama"), mem_len=256)
+    add_memory(tiny_base("llama"), mem_len=256, num_sinks=0)
     assert "mem_len" not in caplog.text
-    model = add_memory(tiny_base("llama"), mem_len=257)
+    model = add_memory(tiny_base("llama"), mem_len=257, num_sinks=0)
     assert "`mem_len`=257 reaches further than what the base was trained for" in caplog.text
     caplog.clear()
     model.resize_memory(300)
@@ -162,6 +162,7 @@ def test_a_window_longer_than_the_training_is_warned_of(caplog):
     assert "num_sinks" not in caplog.text
     add_memory(tiny_base("llama"), mem_len=222, num_sinks=4)
     assert "`mem_len`=222 with `num_sinks`=4 reaches" in caplog.text
+    assert "It does not with `mem_len` up to 221." in caplog.text
 
 
 @pytest.mark.usefixtures("_warnings_propagate")
@@ -196,7 +197,7 @@ def test_fields_that_cannot_be_meant_are_refused(fields, words):
 
 
 def test_a_table_of_positions_ends():
-    model = add_memory(tiny_base("gptj", n_positions=32, max_position_embeddings=32), mem_len=20)
+    model = add_memory(tiny_base("gptj", n_positions=32, max_position_embeddings=32), mem_len=20, num_sinks=0)
     assert model(tokens(1, 13)).logits.shape[1] == 13
     with pytest.raises(ValueError, match="need 33 positions, and the base has the angles of 32"):
         model(tokens(1, 14))
