@@ -20,7 +20,8 @@ SIZES = {
     "eos_token_id": 2,
 }
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+OWN_WINDOW = 5
+MIXED = {"sliding_window": OWN_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 DEEPSEEK = {
     "num_key_value_heads": 4,

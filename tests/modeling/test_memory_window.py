@@ -116,12 +116,35 @@ def test_sinks_of_padded_and_fresh_rows_are_those_of_rows_alone():
         torch.testing.assert_close(ours[row], alone[0, -16:], atol=1e-5, rtol=1e-5)
 
 
-def test_documents_inside_a_call_need_a_memory_without_sinks():
-    model = add_memory(tiny_base("llama"), mem_len=6, num_sinks=3)
-    reset = torch.zeros(1, 8, dtype=torch.bool)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("use_cache", [None, True])
+@torch.no_grad()
+def test_documents_inside_a_call_have_their_own_sinks(family, use_cache):
+    """One ends far from its sinks in the call in which the next one begins. A row has padding inside."""
+    model, ids = add_memory(tiny_base(family), mem_len=WINDOW, num_sinks=3), tokens(2, 54)
+    mask, reset = torch.ones_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+    begins = [(0, 9, 46, 54), (0, 2, 7, 41, 54)]
+    for row, starts in enumerate(begins):
+        reset[row, starts[1:-1]] = True
+    mask[1, 14:16] = mask[1, 30:34] = mask[1, 50:] = 0
+    for lengths in ([12, 12, 30], [10, 1, 1, 12, 30]):
+        ours, _ = read(model, ids, lengths, use_cache=use_cache, attention_mask=mask, reset=reset)
+        for row, starts in enumerate(begins):
+            for columns in itertools.starmap(slice, itertools.pairwise(starts)):
+                real = mask[row, columns].bool()
+                alone = model(ids[row, columns][real][None]).logits[0]
+                torch.testing.assert_close(ours[row, columns][real], alone, atol=1e-5, rtol=0)
+
+
+def test_a_document_inside_a_call_that_leaves_its_sinks_is_refused():
+    model, reset = add_memory(tiny_base("llama"), mem_len=6, num_sinks=3), torch.zeros(1, 11, dtype=torch.bool)
     reset[0, 4] = True
-    with pytest.raises(ValueError, match="`num_sinks`=3 every document"):
-        model(tokens(1, 8), reset=reset)
+    model(tokens(1, 10), reset=reset[:, :10])
+    with pytest.raises(
+        ValueError, match="A document of 7 tokens begins inside.*`num_sinks`=3 it may have `mem_len`=6"
+    ):
+        model(tokens(1, 11), reset=reset)
+    add_memory(tiny_base("llama"), mem_len=6, num_sinks=0)(tokens(1, 11), reset=reset)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +241,10 @@ def test_a_quarter_of_a_million_tokens():
     """The numbers at the end are those of the last tokens alone: positions move back 7 times, and no error grows."""
     torch.manual_seed(0)
     base = tiny_base("llama").float()
-    model, ids = add_memory(base, mem_len=64, num_sinks=0), torch.randint(3, 37, (1, 2**18), generator=torch.Generator())
+    model, ids = (
+        add_memory(base, mem_len=64, num_sinks=0),
+        torch.randint(3, 37, (1, 2**18), generator=torch.Generator()),
+    )
     cache = None
     for piece in ids.split(2**9, dim=1):
         output = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=16)
