@@ -135,7 +135,9 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
         )
     kind, mem_len = memory["kind"], memory.get("mem_len")
     # the default of `num_sinks` follows from it; what cannot be is refused with the other fields
-    known = {"mem_len": mem_len} if kind == "window" and isinstance(mem_len, int) and mem_len > 0 else {}
+    known: dict[str, Any] = (
+        {"mem_len": mem_len} if kind == "window" and isinstance(mem_len, int) and mem_len > 0 else {}
+    )
     return Base(SegmentMemoryConfig(text_config=config, kind=kind, **known), is_wrapped_now=True)
 
 

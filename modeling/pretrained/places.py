@@ -13,8 +13,7 @@ class Places(NamedTuple):
     """Where the tokens of a segment stand.
 
     `position_ids` (B, T); `before` (B,), the position of a row's next token before the segment, `after` (B,) behind it;
-    `lowest` and `highest` of `before`. Where documents begin inside: `document_ids` (B, T), 0 for that of the memory, and
-    `num_first` (B,), how many tokens that one has in the segment.
+    `lowest` and `highest` of `before`; `documents`, if some may begin inside.
     """
 
     position_ids: torch.Tensor
@@ -22,9 +21,7 @@ class Places(NamedTuple):
     after: torch.Tensor
     lowest: int
     highest: int
-    document_ids: torch.Tensor | None = None
-    num_first: torch.Tensor | None = None
-    num_read: torch.Tensor | None = None
+    documents: "Documents | None" = None
 
     @classmethod
     def of(cls, before: torch.Tensor, packing: SegmentPacking) -> "Places":
@@ -45,17 +42,25 @@ class Places(NamedTuple):
             start = torch.where(document_ids > 0, first, start)
         position_ids = (count - 1 - start).clamp(min=0)
         after = torch.where(valid.any(dim=1), position_ids[:, -1] + 1, before)
-        places = cls(position_ids, before, after, lowest, highest)
-        if document_ids is None:
-            return places
-        num_first = (valid * (document_ids == 0)).sum(dim=1)
-        return places._replace(document_ids=document_ids, num_first=num_first, num_read=count[:, -1])
+        documents = None
+        if document_ids is not None:
+            documents = Documents(document_ids, (valid * (document_ids == 0)).sum(dim=1), count[:, -1])
+        return cls(position_ids, before, after, lowest, highest, documents)
 
     def longest_begun(self) -> int:
         """How many tokens the longest document has that begins inside the segment."""
-        if self.document_ids is None:
+        if self.documents is None:
             return 0
-        return int((self.position_ids + 1).masked_fill(self.document_ids == 0, 0).max())
+        return int((self.position_ids + 1).masked_fill(self.documents.ids == 0, 0).max())
+
+
+class Documents(NamedTuple):
+    """Documents of a segment: `ids` (B, T), 0 for that of the memory; `num_first` (B,), how many tokens that one has in the
+    segment, of the `num_read` (B,) that a row has."""
+
+    ids: torch.Tensor
+    num_first: torch.Tensor
+    num_read: torch.Tensor
 
 
 def nearest_of_document(mem_len: int, document_ids: torch.Tensor | None, num_columns: int = 0) -> Callable[..., Any]:

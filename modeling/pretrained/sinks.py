@@ -106,13 +106,13 @@ class SinkPlan(NamedTuple):
 def new_sinks(places: Places, num_sinks: int) -> tuple[NewSinks | None, NewSinks | None]:
     """What a segment brings to the document of the memory, and to the one that it ends with."""
     length, before, after = places.position_ids.shape[1], places.before, places.after
-    if places.document_ids is None:
+    if places.documents is None:
         # padding stands on the left
         new = NewSinks.of(num_sinks, length, length - (after - before), before, after)
         return (new, new) if places.lowest < num_sinks else (None, None)
-    begin = length - places.num_read
-    seen = NewSinks.of(num_sinks, length, begin, before, before + places.num_first)
-    begun = places.num_first < places.num_read
+    _, num_first, num_read = places.documents
+    begin, begun = length - num_read, num_first < num_read
+    seen = NewSinks.of(num_sinks, length, begin, before, before + num_first)
     # the newest document fills the last columns
     start = torch.where(begun, length - after, begin)
     return seen, NewSinks.of(num_sinks, length, start, before.masked_fill(begun, 0), after)

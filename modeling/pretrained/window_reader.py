@@ -93,7 +93,7 @@ class WindowReader(MemoryReader):
         rotations: list[Any] = [None] * len(views)
         if plan is not None and plan.shift is not None:
             rotations = self.measured(backbone)
-        layers = [
+        layers: list[Any] = [
             BackboneLayer(reader_of(layer, view.plan, rotation), view.num_before, own is not None)
             for layer, view, rotation, own in zip(
                 memory.layers, views, rotations, own_windows(self.config.base_config), strict=True
