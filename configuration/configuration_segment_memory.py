@@ -42,7 +42,7 @@ def _of_base(name: str) -> Any:
 
 def own_windows(base: PreTrainedConfig) -> list[int | None]:
     """Positions that a token sees in each layer of a base without memory, itself included; None: all before it."""
-    own = getattr(base, "sliding_window", None)
+    own = getattr(base, "sliding_window", None) or None
     types = getattr(base, "layer_types", None) or ["sliding_attention"] * base.num_hidden_layers
     return [own if each == "sliding_attention" else None for each in types]
 
@@ -122,7 +122,8 @@ class SegmentMemoryConfig(ConfigWithCode):
     def _base_needs_no_sinks(self) -> bool:
         """Whether the base was trained with sinks of its own, or to see no more than this window."""
         windows = own_windows(self.base_config)
-        return self.base_config.model_type in WITH_SINKS or all(0 < (own or 0) <= self.mem_len for own in windows)
+        sees_no_more = all(own is not None and own <= self.sliding_window for own in windows)
+        return sees_no_more or self.base_config.model_type in WITH_SINKS
 
     @classmethod
     def _objection(cls, name: str) -> str | None:
