@@ -327,7 +327,7 @@ def add_memory(
     it with the model.
 
     ```python
-    model = add_memory("HuggingFaceTB/SmolLM2-135M", kind="window", mem_len=1024, num_sinks=4)
+    model = add_memory("HuggingFaceTB/SmolLM2-135M", kind="window", mem_len=1024)
     output = model(ids)
     output = model(more_ids, mems=output.mems)
     model.save_pretrained("mine")  # `model.backbone.save_pretrained` writes the base as it was
