@@ -7,6 +7,7 @@ what counts, so that ratios hold on a machine that is not quiet.
 
     python benchmarks/bench_add_memory.py            # 13 minutes on one core
     python benchmarks/bench_add_memory.py --kinds tokens
+    python benchmarks/bench_add_memory.py --kinds mixed       # bytes alone, of layers as those of Gemma 3 270M
 
 Writes `results/add_memory.json`.
 """
@@ -22,7 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma3TextConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from transformers_xl import add_memory
 from transformers_xl.files.processor import processor
@@ -152,7 +160,7 @@ def bytes_kept(model: SegmentMemoryForCausalLM) -> dict[int, int]:
 
 def cost_of_window() -> dict[str, Any]:
     """Behind a prompt that fills the window, and a segment behind a full window."""
-    base, model = models(WINDOW, mem_len=WINDOW)
+    base, model = models(WINDOW, mem_len=WINDOW, num_sinks=0)
     prompt = torch.randint(1, 4096, (1, PROMPT))
     assert torch.equal(token(base, prompt, 8)(), token(model, prompt, 8)())
     return {
@@ -184,7 +192,25 @@ def cost_of_tokens() -> dict[str, Any]:
     return MEMORY_TOKENS | {"generated_token": generated, "training_step": training_in_segments(base, model)}
 
 
-COSTS = {"window": cost_of_window, "sinks": cost_of_sinks, "tokens": cost_of_tokens}
+@torch.no_grad()
+def cost_of_mixed_layers() -> dict[str, Any]:
+    """Bytes of `mems` behind a full memory, of layers as those of Gemma 3 270M, 15 of 18 with a window of 512; and if all
+    had none. Keys and values have the model's sizes, what else there is does not matter."""
+    layers = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1} | layers
+    found: dict[str, Any] = {"model": sizes, "dtype": "bfloat16"}
+    for mem_len in (1024, 8192):
+        for name, types in (("kept", {}), ("if_all_were_full", {"layer_types": ["full_attention"] * 18})):
+            config = Gemma3TextConfig(**sizes, **types)
+            base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+            model, mems = add_memory(base, mem_len=mem_len, num_sinks=SINKS), None
+            for _ in range(mem_len // 512):
+                mems = model(torch.ones(1, 512, dtype=torch.long), mems=mems, logits_to_keep=1).mems
+            found[f"bytes_{name}_{mem_len}"] = sum(each.nbytes for each in mems)
+    return found
+
+
+COSTS = {"window": cost_of_window, "sinks": cost_of_sinks, "tokens": cost_of_tokens, "mixed": cost_of_mixed_layers}
 
 
 def main() -> None:

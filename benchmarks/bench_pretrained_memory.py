@@ -101,13 +101,14 @@ class Arm:
     grows_to: int | None = None
 
 
+WINDOW = {"kind": "window", "num_sinks": 0}
 TOKEN_MEMORY = {"kind": "tokens", "num_memory_tokens": 8, "segment_length": CONTEXT}
 ARMS = {
     "no memory, segments of 128": Arm(),
     "no memory, segments of 512": Arm(call=512),
-    "window of 128": Arm(memory={"kind": "window", "mem_len": 128}),
-    "window of 256": Arm(memory={"kind": "window", "mem_len": 256}),
-    "window growing to 512": Arm(memory={"kind": "window", "mem_len": 128}, grows_to=512),
+    "window of 128": Arm(memory=WINDOW | {"mem_len": 128}),
+    "window of 256": Arm(memory=WINDOW | {"mem_len": 256}),
+    "window growing to 512": Arm(memory=WINDOW | {"mem_len": 128}, grows_to=512),
     "8 tokens, through 1 segment": Arm(memory=TOKEN_MEMORY | {"bptt_segments": 1}),
     "8 tokens, through 4 segments": Arm(call=512, memory=TOKEN_MEMORY | {"bptt_segments": 4}),
 }

@@ -25,7 +25,10 @@ def add_memory(
     ] = None,
     num_sinks: Annotated[
         int | None,
-        Option(help="Window: first tokens of a text that stay visible (attention sinks).", show_default="0"),
+        Option(
+            help="Window: first tokens of a text that stay visible (attention sinks).",
+            show_default="4; 0 if the base has learned sinks, or sees no more than mem_len in any layer",
+        ),
     ] = None,
     num_memory_tokens: Annotated[
         int | None, Option(help="Tokens: vectors that are read and written.", show_default="16")

@@ -20,9 +20,12 @@ UNKNOWN = "is not a field of SegmentMemoryConfig"
 
 # the fields that a kind of memory has; those of the other kind are refused
 FIELDS_OF_KIND: dict[str, dict[str, float]] = {
-    "window": {"num_sinks": 0},
+    "window": {"num_sinks": 4},
     "tokens": {"num_memory_tokens": 16, "bptt_segments": 2, "memory_scale": 1.0, "memory_initializer_range": 0.02},
 }
+
+# bases with learned sinks: a logit of each head beside those of the keys
+WITH_SINKS = frozenset({"deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4"})
 
 
 def _of_base(name: str) -> Any:
@@ -35,6 +38,13 @@ def _of_base(name: str) -> Any:
         setattr(self.text_config, name, value)
 
     return property(get, put, doc=f"`{name}` of the base.")
+
+
+def own_windows(base: PreTrainedConfig) -> list[int | None]:
+    """Positions that a token sees in each layer of a base without memory, itself included; None: all before it."""
+    own = getattr(base, "sliding_window", None) or None
+    types = getattr(base, "layer_types", None) or ["sliding_attention"] * base.num_hidden_layers
+    return [own if each == "sliding_attention" else None for each in types]
 
 
 @strict
@@ -53,7 +63,8 @@ class SegmentMemoryConfig(ConfigWithCode):
             for, predictions get worse until it is fine-tuned. Tokens: always `num_memory_tokens`.
         num_sinks (`int`, *optional*):
             Window only: first tokens of a text that every later token sees in addition to the window
-            (https://arxiv.org/abs/2309.17453); 0 when not given.
+            (https://arxiv.org/abs/2309.17453). When not given: 4, and 0 for a base that was trained with learned sinks, or
+            to see no more than `mem_len` positions in any layer; in a saved config: 0.
         num_memory_tokens (`int`, *optional*):
             Tokens only: vectors that are read and written; 16 when not given.
         bptt_segments (`int`, *optional*):
@@ -89,6 +100,7 @@ class SegmentMemoryConfig(ConfigWithCode):
         self._check_keywords(kwargs)
         if self.kind not in FIELDS_OF_KIND:
             raise ValueError(f"`kind`={self.kind!r} must be one of {tuple(FIELDS_OF_KIND)}.")
+        are_sinks_given = self.num_sinks is not None
         for kind, fields in FIELDS_OF_KIND.items():
             for name, default in fields.items():
                 if kind == self.kind and getattr(self, name) is None:
@@ -104,6 +116,14 @@ class SegmentMemoryConfig(ConfigWithCode):
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
         self.validate_architecture()
         super().__post_init__(**kwargs)
+        if self.kind == "window" and not are_sinks_given and self._base_needs_no_sinks():
+            self.num_sinks = 0
+
+    def _base_needs_no_sinks(self) -> bool:
+        """Whether the base was trained with sinks of its own, or to see no more than this window."""
+        windows = own_windows(self.base_config)
+        sees_no_more = all(own is not None and own <= self.sliding_window for own in windows)
+        return sees_no_more or self.base_config.model_type in WITH_SINKS
 
     @classmethod
     def _objection(cls, name: str) -> str | None:
@@ -146,6 +166,8 @@ class SegmentMemoryConfig(ConfigWithCode):
         if own.get("kind", config_dict.get("kind")) != config_dict.get("kind"):
             foreign |= set(FIELDS)
         kept = {name: value for name, value in config_dict.items() if name not in foreign}
+        if kept.get("kind") == "window" and kept.get("num_sinks") is None:
+            kept["num_sinks"] = 0  # there were none by default, once
         return super().from_dict(kept | own, **kwargs)
 
     def validate_architecture(self) -> None:
@@ -220,8 +242,10 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     @property
     def layer_windows(self) -> list[int]:
-        """Positions that a token sees in each layer, itself included; a base whose layers see less sees less."""
-        return [self.sliding_window] * self.num_hidden_layers if self.kind == "window" else []
+        """Positions that a token sees in each layer, itself included: no more than the layer sees in the base."""
+        if self.kind != "window":
+            return []
+        return [min(self.sliding_window, own or self.sliding_window) for own in own_windows(self.base_config)]
 
     @property
     def layer_reaches(self) -> list[int]:
@@ -231,7 +255,7 @@ class SegmentMemoryConfig(ConfigWithCode):
     @property
     def layer_mem_lens(self) -> list[int]:
         """Positions that each layer remembers."""
-        return [self.sliding_window - 1] * self.num_hidden_layers if self.kind == "window" else []
+        return [window - 1 for window in self.layer_windows]
 
 
 OF_BASE = {name for name, value in vars(SegmentMemoryConfig).items() if isinstance(value, property) and value.fset}

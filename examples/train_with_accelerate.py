@@ -110,7 +110,7 @@ def train(
     loaders = [DataLoader(data, lanes // processes, generator=torch.Generator()) for data in (stream, test)]
     set_seed(0)
     if base:
-        model = AutoModelForCausalLM.from_pretrained(base).train()
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).train()
     else:
         sizes = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "mem_len": 2 * segment_length}
         model = TransformerXLForCausalLM(TransformerXLConfig(vocab_size=len(tokenizer), dropout=dropout, **sizes))

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from transformers_xl.experiments.fitting import BYTES_OF_WEIGHT, check_memory
@@ -38,7 +39,11 @@ def write_with_memory(
 
 
 def load_with_memory(
-    base: str, memory: dict[str, Any], trust_remote_code: bool = False, bytes_each: int = BYTES_OF_WEIGHT
+    base: str,
+    memory: dict[str, Any],
+    trust_remote_code: bool = False,
+    bytes_each: int = BYTES_OF_WEIGHT,
+    dtype: torch.dtype | str = "auto",
 ) -> PreTrainedModel:
     """The model `base` with a memory around it.
 
@@ -47,6 +52,7 @@ def load_with_memory(
         memory: `kind`, and what else [`SegmentMemoryConfig`] has beside `text_config`.
         trust_remote_code: run the code that the base brings.
         bytes_each: what a parameter takes in the use that is made of it, at the least.
+        dtype: type of the weights; "auto": that of the file.
 
     Raises:
         ValueError: the base is no language model, is one of this package, brings code that is not trusted, cannot have
@@ -63,7 +69,7 @@ def load_with_memory(
         with blamed(Path(base)):
             check_weights(Path(base), config, AutoModelForCausalLM)
     check_memory(lambda: AutoModelForCausalLM.from_config(config), bytes_each)
-    return add_memory(AutoModelForCausalLM.from_pretrained(base, config=config), **memory)
+    return add_memory(AutoModelForCausalLM.from_pretrained(base, config=config, dtype=dtype), **memory)
 
 
 __all__ = ["load_with_memory", "write_with_memory"]

@@ -79,10 +79,13 @@ def load_weights(folder: Path, any_kind: bool = False, encoders: bool = False):
 
 
 def _load_adapted(folder: Path, base: str):
-    """The model `base`, with the adapters in a folder merged into its weights."""
+    """The model `base` in float32, with the adapters in a folder merged into its weights."""
+    import torch
     from peft import PeftModel
 
     model = load_weights(Path(base)) if Path(base).is_dir() else _of_hub(base)
+    # in half precision, what adapters add to a weight would mostly be rounded away
+    model = model.to(dtype=torch.promote_types(model.dtype, torch.float32))
     with blamed(folder):
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.training_args import OptimizerNames
@@ -82,7 +83,7 @@ def run_model(config: RunConfig, tokenizer: Any, trust_remote_code: bool = False
     else:
         _check_adapters(section.base, config.lora)
         fields = memory_fields(config.memory)
-        model = load_with_memory(section.base, fields, trust_remote_code, _bytes_each(config))
+        model = load_with_memory(section.base, fields, trust_remote_code, _bytes_each(config), _dtype(config))
     _check_vocabulary(model.config.vocab_size, tokenizer)
     return _with_adapters(model, config.lora) if config.lora.r else model
 
@@ -129,6 +130,12 @@ def _bytes_each(config: RunConfig) -> int:
     return BYTES_WITH_ADAM if is_adam else BYTES_WITH_GRADIENT
 
 
+def _dtype(config: RunConfig) -> torch.dtype | str:
+    """The type in which weights of a base are loaded: float32 where they are trained. Adapters are float32 themselves; what
+    they are merged into has to hold what they learned."""
+    return "auto" if config.lora.r and not config.lora.merge else torch.float32
+
+
 def _suggested_cutoffs(tokenizer: Any, clusters: int, div_val: int) -> list[int]:
     if not hasattr(tokenizer, "suggest_cutoffs"):
         raise ValueError(
@@ -148,7 +155,9 @@ def _base_model(run: RunConfig) -> Any:
         with blamed(Path(base)):
             check_weights(Path(base), config, AutoModelForCausalLM)
     check_memory(lambda: AutoModelForCausalLM.from_config(config), _bytes_each(run))
-    loaded: Any = AutoModelForCausalLM.from_pretrained(base, config=config, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        base, config=config, dtype=_dtype(run), output_loading_info=True
+    )
     model, info = loaded
     wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})
     if wrong:

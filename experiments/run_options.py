@@ -133,7 +133,12 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
             f"`model.base`={name!r} is a {config.model_type!r}, which has no segment memory: choose one with "
             f"`memory.kind`, {' or '.join(map(repr, RECIPES_OF_KIND))} (docs/pretrained.md)."
         )
-    return Base(SegmentMemoryConfig(text_config=config, kind=memory["kind"]), is_wrapped_now=True)
+    kind, mem_len = memory["kind"], memory.get("mem_len")
+    # the default of `num_sinks` follows from it; what cannot be is refused with the other fields
+    known: dict[str, Any] = (
+        {"mem_len": mem_len} if kind == "window" and isinstance(mem_len, int) and mem_len > 0 else {}
+    )
+    return Base(SegmentMemoryConfig(text_config=config, kind=kind, **known), is_wrapped_now=True)
 
 
 def _check_learned(memory: dict[str, Any], config: SegmentMemoryConfig, name: str) -> None:

@@ -46,6 +46,7 @@ class SegmentMemoryPreTrainedModel(MemoryPreTrainedModel):
     config: SegmentMemoryConfig  # type: ignore[assignment]  # its fields describe no architecture
     base_model_prefix = "backbone"
     _can_record_outputs = {}
+    _keep_in_fp32_modules_strict = ["memory_tokens"]  # when loaded; see `ScaledMemoryTokens`
     _can_compile_fullgraph = False
 
     @torch.no_grad()
@@ -326,7 +327,7 @@ def add_memory(
     it with the model.
 
     ```python
-    model = add_memory("HuggingFaceTB/SmolLM2-135M", kind="window", mem_len=1024, num_sinks=4)
+    model = add_memory("HuggingFaceTB/SmolLM2-135M", kind="window", mem_len=1024)
     output = model(ids)
     output = model(more_ids, mems=output.mems)
     model.save_pretrained("mine")  # `model.backbone.save_pretrained` writes the base as it was

@@ -27,7 +27,7 @@ FLOAT32 = {"atol": 1e-5, "rtol": 1e-4}
 # memory around a base: its kind and the family of the base; the second name is that of these tests. A window around every
 # family: tests/modeling/test_memory_window.py
 AROUND_BASES = {
-    "segment_memory": ("window", "llama"),
+    "segment_memory": ("window", "qwen3"),  # one layer has a window of its own, which is narrower
     "segment_memory/tokens": ("tokens", "phi"),
 }
 # read segment by segment between memory tokens: a call has no one row of keys that weights could belong to
@@ -179,7 +179,7 @@ def config_around_base(model_type: str, **fields) -> SegmentMemoryConfig:
     of_memory = {"segment_length": 6, "kind": kind}
     # start and scale so that what is written can be seen
     seen = {"num_memory_tokens": 2, "memory_initializer_range": 1.0, "bptt_segments": 4}
-    of_memory |= seen if kind == "tokens" else {"mem_len": MEM_LEN}
+    of_memory |= seen if kind == "tokens" else {"mem_len": MEM_LEN, "num_sinks": 0}
     of_memory |= {name: value for name, value in fields.items() if name in own or not hasattr(LlamaConfig(), name)}
     of_base = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     of_base |= {name: value for name, value in fields.items() if name not in of_memory}

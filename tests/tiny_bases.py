@@ -20,7 +20,8 @@ SIZES = {
     "eos_token_id": 2,
 }
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+OWN_WINDOW = 5
+MIXED = {"sliding_window": OWN_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 DEEPSEEK = {
     "num_key_value_heads": 4,
@@ -87,8 +88,11 @@ FIELDS: dict[str, dict] = {
 
 def tiny_base_config(family: str, **fields):
     """The configuration of a small model of this family."""
-    name = family.partition("/")[0]
-    return AutoConfig.for_model(name, **(SIZES | FIELDS.get(family, {}) | fields))
+    fields = SIZES | FIELDS.get(family, {}) | fields
+    if "layer_types" in fields:  # the last layer stays the last
+        count = fields["num_hidden_layers"]
+        fields["layer_types"] = [*fields["layer_types"] * count][-count:]
+    return AutoConfig.for_model(family.partition("/")[0], **fields)
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""Optimizers of papers that transformers' `optim` lacks."""
+"""Optimizers of papers that transformers' `optim` lacks, and the weights that an optimizer can step."""
 
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainingArguments
 
 from transformers_xl.hub.installing import pip_install
@@ -16,6 +17,25 @@ def check_optimizer(args: TrainingArguments) -> None:
     if name != "lamb":
         raise ValueError(f"`optimizer`={name!r} is not known: 'lamb' is; others are chosen by `optim`.")
     _lamb()
+
+
+def check_precision(model: nn.Module | None) -> None:
+    """Check that the weights that are trained are float32 at least. In half precision a weight has 8 (bfloat16) or 11
+    significant bits: most steps are less than half of the last one, and change nothing.
+
+    Raises:
+        ValueError: some are not.
+    """
+    weights = [] if model is None else [each for each in model.named_parameters() if each[1].requires_grad]
+    coarse = [(name, weight.dtype) for name, weight in weights if weight.dtype.itemsize < 4]
+    if coarse:
+        name, dtype = coarse[0]
+        raise ValueError(
+            f"`model` would be trained in {dtype} ({len(coarse)} of {len(weights)} weights, such as {name!r}), which "
+            "rounds most steps of an optimizer to nothing: load it with `from_pretrained(..., dtype=torch.float32)`, or "
+            "call `model.float()`. `bf16=True` computes in bfloat16 with these weights. To keep a large base in half "
+            "precision, train adapters (LoRA), whose weights are float32."
+        )
 
 
 def lamb_and_kwargs(args: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -38,4 +58,4 @@ def _lamb() -> type[torch.optim.Optimizer]:
     return Lamb
 
 
-__all__ = ["check_optimizer", "lamb_and_kwargs"]
+__all__ = ["check_optimizer", "check_precision", "lamb_and_kwargs"]

@@ -17,7 +17,7 @@ from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, T
 from transformers_xl.training.label_smoothing import check_smoothing, smoothed_labels
 from transformers_xl.training.memory_state import Memory, match_rows
 from transformers_xl.training.memory_warmup import check_warmups, warmups_of
-from transformers_xl.training.optimizers import check_optimizer, lamb_and_kwargs
+from transformers_xl.training.optimizers import check_optimizer, check_precision, lamb_and_kwargs
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
 from transformers_xl.training.pushing import CheckpointPushes, HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
@@ -40,8 +40,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
     continues as if nothing had happened (docs/training.md).
 
     Raises:
-        ValueError: an argument would break the order of rows or be ignored, or the number of rows in a batch is not that
-            of the memory.
+        ValueError: an argument would break the order of rows or be ignored, the number of rows in a batch is not that of
+            the memory, or weights in half precision would be trained.
     """
 
     def __init__(self, model: nn.Module | None = None, args: TrainingArguments | None = None, **kwargs: Any):
@@ -55,6 +55,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
             check_dataset("eval_dataset", dataset, args.eval_batch_size, args, training=False)
         check_groups(model, args)
         check_optimizer(args)
+        is_trained = kwargs.get("train_dataset") is not None
+        check_precision(model if is_trained else None)
         check_averaging(args)
         check_warmups(model, args)
         check_smoothing(model, args.label_smoothing_factor)
@@ -62,7 +64,9 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         self.memory: dict[str, Memory] = {}
         self.token_sums = TokenSums(args.device)
         super().__init__(model, args, **kwargs)
-        check_smoothing(self.model, args.label_smoothing_factor)  # that of `model_init`
+        # that of `model_init`
+        check_precision(self.model if is_trained else None)
+        check_smoothing(self.model, args.label_smoothing_factor)
         check_prompt_learning(self.model, with_memory=True)
         self.label_smoother = None  # ours knows shifted labels
         self._labels_of_model = self.label_names
@@ -90,6 +94,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is not None:
             return self.optimizer
+        check_precision(self.model if model is None else model)  # again: `bf16_full_eval` casts what it evaluates
         optimizer = super().create_optimizer(model)
         move_groups(optimizer, self.model if model is None else model, self.args)
         return optimizer

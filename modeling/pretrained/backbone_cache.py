@@ -1,48 +1,54 @@
 """What a base takes for its cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
 from transformers_xl.modeling.memory.key_value_memory import KeyValueShape
 
 
-class BackboneCache(Cache):
-    """Hands the keys and values of each layer to what remembers them. It lives as long as one call of the base.
+class BackboneLayer(CacheLayerMixin):
+    """What a layer of the base takes for its cache: hands its keys and values to what remembers them. It lives as long as
+    one call of the base.
 
     Args:
-        layers: of each layer what `update` asks, `(keys, values) -> (keys, values)` of `[memory; segment]`.
+        read: what `update` asks, `(keys, values) -> (keys, values)` of `[memory; segment]`.
         num_before: columns in front of the segment.
+        is_sliding: whether the layer has a window of its own.
     """
 
-    def __init__(self, layers: Sequence[Any], num_before: int):
-        super().__init__(layers=[])
-        self.readers, self.num_before = layers, num_before
+    def __init__(self, read: Callable[[torch.Tensor, torch.Tensor], Any], num_before: int, is_sliding: bool):
+        super().__init__()
+        self.read, self.num_before, self.is_sliding = read, num_before, is_sliding
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing is held here."""
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.readers[layer_idx](key_states, value_states)
+        return self.read(key_states, value_states)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+    def get_seq_length(self) -> int:
         return self.num_before
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.num_before + query_length, 0
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
+    def get_max_length(self) -> int:
         """-1: a text may have any length."""
         return -1
 
 
-class RecordingCache(BackboneCache):
+class RecordingCache(Cache):
     """Notes what the layers of a base hand to a cache: `written`, keys and values of each."""
 
     def __init__(self) -> None:
-        super().__init__([], 0)
+        super().__init__(layers=[])
         self.written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def update(
@@ -79,4 +85,4 @@ def key_value_shapes(written: Sequence[tuple[torch.Tensor, ...]]) -> list[KeyVal
     return [KeyValueShape(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3]) for keys, values in written]
 
 
-__all__ = ["BackboneCache", "RecordingCache", "key_value_shapes", "written_by"]
+__all__ = ["BackboneLayer", "RecordingCache", "key_value_shapes", "written_by"]

@@ -6,11 +6,11 @@ its calls begin: a call has one copy of the sinks for each step that its tokens 
 distance exceeds those of the window by more than the number of sinks and one step.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
-from transformers_xl.modeling.memory.key_value_memory import KeyValueMemory, SinkMemory
+from transformers_xl.modeling.memory.key_value_memory import KeyValueMemory, KeyValueShape, SinkMemory
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.pretrained.places import Places
@@ -27,33 +27,49 @@ class WindowAndSinks(NamedTuple):
 
 
 # B batch, T segment, N sinks, K copies of them, H heads, D head dim
+class NewSinks(NamedTuple):
+    """The sinks that a segment brings: `columns` `(B, N)`, their indices in it; `are_new` `(B, N)` bool, which it does."""
+
+    columns: torch.Tensor
+    are_new: torch.Tensor
+
+    @classmethod
+    def of(cls, num_sinks: int, length: int, begin: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> Self:
+        """Those of documents whose tokens `before` to `after` `(B,)` stand from column `begin` `(B,)` of `length` on."""
+        index = torch.arange(num_sinks, device=before.device)
+        columns = (begin - before)[:, None] + index
+        are_new = (index >= before[:, None]) & (index < after[:, None])
+        return cls(columns.clamp(0, length - 1), are_new)
+
+    def put(self, state: torch.Tensor, shape: KeyValueShape, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The `state` `(B, N, width)` that is remembered, with those of the segment."""
+        new = shape.join(*(gather_columns(each, self.columns, dim=-2) for each in (keys, values)))
+        return torch.where(self.are_new[..., None].to(keys.device), new, state)
+
+
 class SinkPlan(NamedTuple):
     """What a call does with the sinks of all layers.
 
     Args:
-        num_columns: K N columns in front of the window; 0 if the sinks of all tokens are still in their windows.
-        columns: `(B, N)`, indices in the segment of the sinks that it brings; None: all sinks are from earlier calls.
-        are_new: `(B, N)` bool, which sinks the segment brings; None as above.
+        num_columns: K N columns in front of the window; 0 if the sinks of all tokens are still in their windows, or hidden.
+        seen: sinks that the segment brings to the document of the memory; None: all are from earlier calls.
+        kept: those of the document that it ends with, which is another one where documents begin inside.
         shift: `(B, K)`, how many positions each copy has moved from where the sinks were read; None: none has moved.
         copies: `(B, T)`, index of the copy that each token sees.
     """
 
     num_columns: int
-    columns: torch.Tensor | None
-    are_new: torch.Tensor | None
+    seen: NewSinks | None
+    kept: NewSinks | None
     shift: torch.Tensor | None
     copies: torch.Tensor
 
     @classmethod
     def of(cls, places: Places, num_sinks: int, mem_len: int) -> "SinkPlan":
         """The plan for a segment whose tokens are at `places`, with a window of `mem_len`."""
-        columns = are_new = shift = None
+        shift = None
         length = places.position_ids.shape[1]
-        if places.lowest < num_sinks:
-            index = torch.arange(num_sinks, device=places.before.device)
-            first = length - (places.after - places.before)  # padding stands on the left
-            columns = (first[:, None] + index - places.before[:, None]).clamp(0, length - 1)
-            are_new = (index >= places.before[:, None]) & (index < places.after[:, None])
+        seen, kept = new_sinks(places, num_sinks)
         copies = torch.zeros_like(places.position_ids)
         if places.highest + length > mem_len - 1 + num_sinks + STEP:
             first = moved_by(places.before, num_sinks, mem_len)[:, None]
@@ -63,7 +79,7 @@ class SinkPlan(NamedTuple):
             )  # the most that a call can need
             shift = first + STEP * numbers
         num_columns = 0 if places.highest + length <= mem_len else num_sinks * (1 if shift is None else shift.shape[1])
-        return cls(num_columns, columns, are_new, shift, copies)
+        return cls(num_columns, seen, kept, shift, copies)
 
     def alike(self, places: Places, num_sinks: int, mem_len: int) -> int | None:
         """The place of the segment within a step, if it is the same in all rows: then they see the same columns. None: it
@@ -81,6 +97,25 @@ class SinkPlan(NamedTuple):
         return self._replace(
             num_columns=min(self.num_columns, num_sinks), shift=None, copies=torch.zeros_like(self.copies)
         )
+
+    def hidden(self) -> "SinkPlan":
+        """The plan for a layer whose tokens do not see the sinks, and which remembers them."""
+        return self._replace(num_columns=0)
+
+
+def new_sinks(places: Places, num_sinks: int) -> tuple[NewSinks | None, NewSinks | None]:
+    """What a segment brings to the document of the memory, and to the one that it ends with."""
+    length, before, after = places.position_ids.shape[1], places.before, places.after
+    if places.documents is None:
+        # padding stands on the left
+        new = NewSinks.of(num_sinks, length, length - (after - before), before, after)
+        return (new, new) if places.lowest < num_sinks else (None, None)
+    _, num_first, num_read = places.documents
+    begin, begun = length - num_read, num_first < num_read
+    seen = NewSinks.of(num_sinks, length, begin, before, before + num_first)
+    # the newest document fills the last columns
+    start = torch.where(begun, length - after, begin)
+    return seen, NewSinks.of(num_sinks, length, start, before.masked_fill(begun, 0), after)
 
 
 def farthest(num_sinks: int, mem_len: int) -> int:
@@ -103,12 +138,12 @@ class SinkReader:
 
     def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
         """Each `(B, H, K N + C + T, D)`."""
-        window, shape = self.memory.window, self.memory.window.shape
-        state, has_new = self.memory.sinks.read().to(keys), self.plan.columns is not None
-        if self.plan.columns is not None and self.plan.are_new is not None:
-            new = [gather_columns(each, self.plan.columns, dim=-2) for each in (keys, values)]
-            state = torch.where(self.plan.are_new[..., None].to(keys.device), shape.join(*new), state)
-            self.memory.sinks.write(state.detach())
+        window, shape, plan = self.memory.window, self.memory.window.shape, self.plan
+        state, has_new = self.memory.sinks.read().to(keys), plan.seen is not None
+        if plan.seen is not None and plan.kept is not None:
+            before, state = state, plan.seen.put(state, shape, keys, values)
+            kept = state if plan.kept is plan.seen else plan.kept.put(before, shape, keys, values)
+            self.memory.sinks.write(kept.detach())
         both = window.read_and_write(keys, values)
         if self.plan.num_columns == 0:
             return both

@@ -36,9 +36,12 @@ def check_config(config: SegmentMemoryConfig) -> None:
     trained = getattr(base, "max_position_embeddings", None)
     if config.kind == "window" and trained is not None and farthest(config.num_sinks, config.mem_len) >= trained:
         sinks = f" with `num_sinks`={config.num_sinks}" if config.num_sinks else ""
+        longest = trained - farthest(config.num_sinks, 1)
+        instead = f" It does not with `mem_len` up to {longest}." if longest > 0 else ""
         logger.warning(
             f"`mem_len`={config.mem_len}{sinks} reaches further than what the base was trained for "
             f"(`max_position_embeddings`={trained}): its predictions get worse until it is fine-tuned with this window."
+            f"{instead}"
         )
 
 

@@ -13,7 +13,8 @@ read, 1 in the original, since embeddings and hidden states of a trained model d
 Shapes: B batch, T tokens of a call, m memory tokens, S segment length, E width, V words.
 """
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import nn
@@ -43,11 +44,23 @@ PerToken = tuple[torch.Tensor, ...]  # what a call says of its tokens: (B, T, ..
 
 class ScaledMemoryTokens(MemoryTokens):
     """What training adds to the base model: the memory tokens, and the number `scale` `(1,)` that written ones are
-    multiplied by."""
+    multiplied by. They are float32 at least, whatever the base is or is cast to: the steps of a training are too small for
+    half precision, which would round them away."""
 
     def __init__(self, num_tokens: int, width: int):
         super().__init__(num_tokens, width)
         self.scale = nn.Parameter(torch.empty(1))
+        self.to(torch.promote_types(self.scale.dtype, torch.float32))
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """What casts and moves the parameters of a module."""
+
+        def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+            applied = fn(tensor)
+            wanted = torch.promote_types(applied.dtype, torch.float32)
+            return applied if applied.dtype == wanted else tensor.to(applied.device, wanted)
+
+        return super()._apply(at_least_float32, recurse)
 
     def init_weights(self, config: SegmentMemoryConfig) -> None:
         super().init_weights(config)

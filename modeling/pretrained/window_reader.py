@@ -8,22 +8,23 @@ however long ago the text began.
 
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import Cache, PreTrainedConfig
 from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import ModelOutput
 
-from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig, own_windows
 from transformers_xl.modeling.memory.key_value_memory import KeyValueMemory, KeyValueShape, SinkMemory
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.position_memory import PositionMemory
 from transformers_xl.modeling.ops.key_mask import KeyMask
 from transformers_xl.modeling.ops.window import SegmentPacking
-from transformers_xl.modeling.pretrained.backbone_cache import BackboneCache, key_value_shapes, written_by
+from transformers_xl.modeling.pretrained.backbone_cache import BackboneLayer, key_value_shapes, written_by
 from transformers_xl.modeling.pretrained.memory_reader import MemoryReader, RunBackbone
 from transformers_xl.modeling.pretrained.places import Places, nearest_and_sinks, nearest_of_document
 from transformers_xl.modeling.pretrained.rotation import LayerRotation, measure_rotations
@@ -62,13 +63,12 @@ class WindowReader(MemoryReader):
     def layer_memories(self, backbone: nn.Module) -> list[LayerMemory]:
         if self.shapes is None:
             self.shapes = key_value_shapes(written_by(backbone, 1, [0]))
-        mem_len, num_sinks = self.config.mem_len, self.config.num_sinks
+        num_sinks = self.config.num_sinks
+        windows = [KeyValueMemory(*each) for each in zip(self.shapes, self.config.layer_windows, strict=True)]
         if num_sinks == 0:
-            return [WindowLayerMemory(KeyValueMemory(shape, mem_len)) for shape in self.shapes]
-        return [
-            WindowAndSinks(KeyValueMemory(shape, mem_len), SinkMemory((num_sinks, shape.width)))
-            for shape in self.shapes
-        ]
+            return [WindowLayerMemory(window) for window in windows]
+        # in layers that do not see them too: a shorter `mem_len` would let them
+        return [WindowAndSinks(window, SinkMemory((num_sinks, window.width))) for window in windows]
 
     def own_memories(self, backbone: nn.Module) -> LayerMemory:
         return WindowPosition(PositionMemory())
@@ -86,19 +86,34 @@ class WindowReader(MemoryReader):
         packing = memory.open(inputs_embeds, segment_mask, document_ids)
         places = self.places(backbone, memory, packing)
         memory.own.next_position.write(places.after)
-        key_mask = KeyMask(order=packing.rows(memory.num_seen).order)
         for window in memory.windows:
-            window.key_mask = key_mask
+            window.key_mask = KeyMask(order=packing.rows(window.num_seen).order)
         plan = self.sink_plan(backbone, places)
-        readers: list[Any] = [layer.window.read_and_write for layer in memory.layers]
-        if plan is not None:
-            rotations = [None] * len(readers) if plan.shift is None else self.measured(backbone)
-            readers = [
-                SinkReader(layer, plan, rotation) for layer, rotation in zip(memory.layers, rotations, strict=True)
-            ]
-        cache = BackboneCache(readers, memory.num_seen + (0 if plan is None else plan.num_columns))
-        mask = self.mask(backbone, inputs_embeds, packing, places, plan, cache)
-        return run(inputs_embeds, mask, places.position_ids, cache, **kwargs)
+        views = self.views(memory, plan)
+        rotations: list[Any] = [None] * len(views)
+        if plan is not None and plan.shift is not None:
+            rotations = self.measured(backbone)
+        layers: list[Any] = [
+            BackboneLayer(reader_of(layer, view.plan, rotation), view.num_before, own is not None)
+            for layer, view, rotation, own in zip(
+                memory.layers, views, rotations, own_windows(self.config.base_config), strict=True
+            )
+        ]
+        mask = self.mask(backbone, inputs_embeds, packing, places, [*zip(views, layers, strict=True)])
+        return run(inputs_embeds, mask, places.position_ids, Cache(layers=layers), **kwargs)
+
+    def views(self, memory: ModelMemory, plan: SinkPlan | None) -> list["LayerView"]:
+        """What tokens see in each layer. A window of the base's own shows all sinks or none: it counts columns, and the
+        copies of the sinks are columns."""
+        reach = farthest(cast(int, self.config.num_sinks), cast(int, self.config.mem_len))
+        plans = [
+            plan if plan is None or own is None or own > reach else plan.hidden()
+            for own in own_windows(self.config.base_config)
+        ]
+        return [
+            LayerView(layer.window.sliding_window, layer.window.num_seen, each)
+            for layer, each in zip(memory.layers, plans, strict=True)
+        ]
 
     def sink_plan(self, backbone: nn.Module, places: Places) -> SinkPlan | None:
         """What a call does with the sinks; None: the model has none."""
@@ -112,13 +127,14 @@ class WindowReader(MemoryReader):
     def places(self, backbone: nn.Module, memory: ModelMemory, packing: SegmentPacking) -> Places:
         """The positions of the tokens. When they would become too large, the window is moved back to the first positions:
         its keys are rotated as if they had been read there."""
-        if self.config.num_sinks > 0 and packing.document_ids is not None:
-            raise ValueError(
-                f"`reset` of shape (batch, length), and `position_ids` that start again, need `num_sinks`=0: with "
-                f"`num_sinks`={self.config.num_sinks} every document has its own sinks. Start each document with a new "
-                "call, and pass `reset` of shape (batch,)."
-            )
         places = Places.of(memory.own.next_position.read(), packing)
+        if self.config.num_sinks > 0 and (longest := places.longest_begun()) > self.config.mem_len:
+            raise ValueError(
+                f"A document of {longest} tokens begins inside a call (`reset` of shape (batch, length), or `position_ids` "
+                f"that start again). With `num_sinks`={self.config.num_sinks} it may have `mem_len`={self.config.mem_len} "
+                "there: begin it with a new call and `reset` of shape (batch,), set a longer `mem_len`, or add the memory "
+                "with `num_sinks`=0."
+            )
         memory_of = self.config.num_sinks, self.config.mem_len
         if places.highest + packing.length <= self.last_position(farthest(*memory_of) + packing.length):
             return places
@@ -155,21 +171,25 @@ class WindowReader(MemoryReader):
         inputs_embeds: torch.Tensor,
         packing: SegmentPacking,
         places: Places,
-        plan: SinkPlan | None,
-        cache: BackboneCache,
+        layers: list[tuple["LayerView", BackboneLayer]],
     ) -> Any:
-        """The attention mask of a segment in the form that the base takes; None: plain causal attention."""
-        before, length, mem_len = cache.num_before, packing.length, self.config.mem_len
-        step = 0 if plan is None else plan.alike(places, self.config.num_sinks, mem_len)
-        if not packing.is_plain or step is None:
-            return self.new_mask(backbone, inputs_embeds, packing, places, plan, cache)
-        if (length == 1 and not self.hides_sinks(backbone.config)) or (before == 0 and length <= mem_len):
+        """The attention mask of a segment in the form that the base takes, which may be one for each type of layer; None:
+        the base makes its own, of causal attention in its own windows."""
+        length, types = packing.length, getattr(backbone.config, "layer_types", None)
+        # those of a type are alike
+        one_of: dict[Any, Any] = {None: layers[0]} if types is None else dict(zip(types, layers, strict=True))
+        views: list[LayerView] = [view for view, _ in one_of.values()]
+        num_sinks, mem_len = cast(int, self.config.num_sinks), cast(int, self.config.mem_len)
+        steps = [0 if view.plan is None else view.plan.alike(places, num_sinks, mem_len) for view in views]
+        if not packing.is_plain or None in steps:
+            return self.new_mask(backbone, inputs_embeds, packing, places, one_of)
+        if length == 1 or (length <= mem_len and not any(view.num_before for view in views)):
             return None
-        attention = backbone.config._attn_implementation
-        columns = 0 if plan is None else plan.num_columns
-        key = (mem_len, before, length, columns, step, inputs_embeds.dtype, inputs_embeds.device, attention)
+        sizes = [(view.window, view.num_before, view.num_columns) for view in views]
+        device, attention = inputs_embeds.device, backbone.config._attn_implementation
+        key = (*sizes, length, *steps, inputs_embeds.dtype, device, attention)
         if key not in self.masks:
-            mask = self.new_mask(backbone, inputs_embeds[:1], packing, places, plan, cache)
+            mask = self.new_mask(backbone, inputs_embeds[:1], packing, places, one_of)
             self.masks = {key: mask} if len(self.masks) >= KEPT_MASKS else self.masks | {key: mask}
         return self.masks[key]
 
@@ -179,44 +199,71 @@ class WindowReader(MemoryReader):
         inputs_embeds: torch.Tensor,
         packing: SegmentPacking,
         places: Places,
-        plan: SinkPlan | None,
-        cache: BackboneCache,
+        one_of: dict[Any, tuple["LayerView", BackboneLayer]],
     ) -> Any:
         """A new mask in the form that the base takes, with as many rows as `inputs_embeds`: one if all rows are alike."""
-        before, num_sinks, mem_len = cache.num_before, self.config.num_sinks, self.config.mem_len
-        columns = 0 if plan is None else plan.num_columns
-        rows = packing.rows(before - columns)
-        valid = torch.ones(len(inputs_embeds), before + packing.length, dtype=torch.bool, device=inputs_embeds.device)
-        if rows.valid is not None:
-            valid[:, columns:] = rows.valid
-        if plan is None or columns == 0:
-            sees = nearest_of_document(mem_len, rows.document_ids)
-        else:
-            sees = nearest_and_sinks(mem_len, num_sinks, columns, before, places.position_ids, plan.copies)
-        return mask_of_base(
-            backbone,
-            config=self.config_of_masks(backbone.config),
-            inputs_embeds=inputs_embeds,
-            attention_mask=valid,
-            past_key_values=cache,
-            position_ids=None,
-            and_mask_function=sees,
-        )
+        masks: dict[Any, Any] = {}
+        for layer_type, (view, layer) in one_of.items():
+            columns, rows = view.num_columns, packing.rows(view.num_seen)
+            shape = len(inputs_embeds), view.num_before + packing.length
+            valid = torch.ones(shape, dtype=torch.bool, device=inputs_embeds.device)
+            if rows.valid is not None:
+                valid[:, columns:] = rows.valid
+            mask = mask_of_base(
+                backbone,
+                config=config_of_masks(backbone.config, layer_type),
+                inputs_embeds=inputs_embeds,
+                attention_mask=valid,
+                past_key_values=Cache(layers=[layer]),
+                position_ids=None,
+                and_mask_function=view.sees(rows.document_ids, places, cast(int, self.config.num_sinks)),
+            )
+            if not isinstance(mask, dict):
+                return mask
+            masks |= mask
+        return masks
 
-    def hides_sinks(self, base: PreTrainedConfig) -> bool:
-        """Whether a window of the base's own is longer than this one and ends before the sinks."""
-        own, mem_len = getattr(base, "sliding_window", None) or 0, cast(int, self.config.mem_len)
-        return mem_len < own <= farthest(cast(int, self.config.num_sinks), mem_len)
 
-    def config_of_masks(self, base: PreTrainedConfig) -> PreTrainedConfig:
-        """The config from which the base makes its masks. A base with a sliding window of its own counts columns, and the
-        copies of the sinks are columns: if its window reaches the sinks, it is set to show all copies, else none."""
-        own = getattr(base, "sliding_window", None)
-        if own is None or own <= self.config.mem_len or self.config.num_sinks == 0:
-            return base
-        changed = copy.copy(base)
-        changed.sliding_window = self.config.mem_len if self.hides_sinks(base) else sys.maxsize
-        return changed
+class LayerView(NamedTuple):
+    """What tokens see in a layer: the `window` nearest positions, themselves included, of `num_seen` columns of the memory
+    and the segment; and the sinks, by `plan`."""
+
+    window: int
+    num_seen: int
+    plan: SinkPlan | None
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of sinks, in front of all others."""
+        return 0 if self.plan is None else self.plan.num_columns
+
+    @property
+    def num_before(self) -> int:
+        """Columns in front of the segment."""
+        return self.num_columns + self.num_seen
+
+    def sees(self, document_ids: torch.Tensor | None, places: Places, num_sinks: int) -> Callable[..., Any]:
+        """Which keys a query sees, as transformers' masks ask."""
+        if self.plan is None or self.num_columns == 0:
+            return nearest_of_document(self.window, document_ids)
+        shown = (self.num_columns, self.num_before, places.position_ids, self.plan.copies, document_ids)
+        return nearest_and_sinks(self.window, num_sinks, *shown)
+
+
+def reader_of(memory: Any, plan: SinkPlan | None, rotation: LayerRotation | None) -> Callable[..., Any]:
+    """What a layer asks for the keys and values of `[sinks; memory; segment]`."""
+    return memory.window.read_and_write if plan is None else SinkReader(memory, plan, rotation)
+
+
+def config_of_masks(base: PreTrainedConfig, layer_type: str | None) -> PreTrainedConfig:
+    """The config from which the base makes the mask of one type of its layers. What its tokens see is said for each, so its
+    own window hides nothing more."""
+    changed = copy.copy(base)
+    if layer_type is not None:
+        changed.layer_types = [layer_type]
+    if getattr(base, "sliding_window", None) is not None:
+        changed.sliding_window = sys.maxsize
+    return changed
 
 
 def mask_of_base(backbone: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from stand_in_base import TEXT, save_base
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from transformers_xl import SegmentMemoryForCausalLM
+from transformers_xl.experiments.loading import load_weights
 from transformers_xl.experiments.run_config import memory_fields
 from transformers_xl.experiments.run_options import read_config
 
@@ -178,6 +179,56 @@ def test_training_in_bf16(base: Path, added: Path, trained: Path, tmp_path: Path
         torch.testing.assert_close(
             ours.state_dict()[name], weight, atol=5e-4, rtol=0
         )  # four steps of 1e-4 at the most
+
+
+def test_a_base_in_bfloat16_is_trained_in_float32(tmp_path: Path):
+    """All of it, or adapters alone around it as it is; both are read again in float32."""
+    needs("peft")
+    base = save_base(tmp_path / "base")
+    LlamaForCausalLM.from_pretrained(base).bfloat16().save_pretrained(base)
+    (tmp_path / "text.txt").write_text(TEXT)
+    added = tmp_path / "added"
+    done(run("add-memory", base, "-o", added, *options("tokens", "--")))
+    assert types_of(added) == {"backbone": {torch.bfloat16}, "reader": {torch.float32}}
+    outputs = {
+        "whole": train(base, tmp_path / "whole", "--model.base", added),
+        "direct": train(base, tmp_path / "direct", "--model.base", base, *options("window")),
+        "merged": train(base, tmp_path / "merged", "--model.base", added, "--lora.r=2", "--lora.merge=true"),
+    }
+    for folder in outputs.values():
+        assert {dtype for types in types_of(folder).values() for dtype in types} == {torch.float32}
+    before, after = (load_file(folder / "model.safetensors") for folder in (added, outputs["whole"]))
+    for name in ("reader.memory_tokens.start", "reader.memory_tokens.scale"):
+        assert (before[name] != after[name]).all()
+    assert all((before[name].float() != after[name]).float().mean() > 0.9 for name in before if "proj" in name)
+    adapters = train(base, tmp_path / "adapters", "--model.base", added, "--lora.r=2")
+    assert {weight.dtype for weight in load_file(adapters / "adapter_model.safetensors").values()} == {torch.float32}
+    loaded = load_weights(adapters)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+    changed = loaded.backbone.model.layers[0].self_attn.q_proj.weight
+    assert (changed != before["backbone.model.layers.0.self_attn.q_proj.weight"].float()).float().mean() > 0.9
+
+
+def types_of(folder: Path) -> dict[str, set[torch.dtype]]:
+    """Those of the weights in a folder, of the base and of what the memory adds."""
+    types: dict[str, set[torch.dtype]] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        types.setdefault(name.partition(".")[0], set()).add(weight.dtype)
+    return types
+
+
+def test_a_window_has_sinks_by_default_and_a_folder_keeps_its_own(base: Path, tmp_path: Path):
+    done(run("add-memory", base, "-o", tmp_path / "window", "--mem-len=16"))
+    config = json.loads((tmp_path / "window" / "config.json").read_text())
+    assert config["num_sinks"] == 4
+    assert "and the first 4 of the text" in (tmp_path / "window" / "README.md").read_text()
+    words = [f"--model.base={base}", "--memory.kind=window", "--memory.mem_len=16"]
+    assert memory_fields(read_config(words).memory)["num_sinks"] == 4
+    assert memory_fields(read_config([*words, "--memory.num_sinks=0"]).memory)["num_sinks"] == 0
+    for saved in ({"num_sinks": 0}, {"num_sinks": None}):  # as by default, once
+        change_config(tmp_path / "window", **saved)
+        of_folder = read_config([f"--model.base={tmp_path / 'window'}"]).memory
+        assert memory_fields(of_folder)["num_sinks"] == load(tmp_path / "window").config.num_sinks == 0
 
 
 @pytest.mark.parametrize(

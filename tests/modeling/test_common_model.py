@@ -379,7 +379,8 @@ def test_bfloat16_stays_bfloat16(model_type, head):
         assert result_of(output).dtype == torch.bfloat16
         types = {state.dtype for state in output.mems or () if state.is_floating_point()}
         assert types == (types_of_memory(model, torch.bfloat16) if types else set())
-        assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+        coarse = {parameter.dtype for name, parameter in model.named_parameters() if "reader." not in name}
+        assert coarse == {torch.bfloat16}  # a memory around a base has its own: test_modeling_segment_memory.py
     if ROWS[model_type].memory != "none" and head in ("model", "causal_lm"):
         cache = model(tokens(2, 10), use_cache=True).past_key_values
         assert {rows.dtype for rows in held_by(cache)} == types_of_memory(model, torch.bfloat16)

@@ -38,7 +38,7 @@ def test_every_token_sees_the_window_however_a_text_is_cut(family):
     """Calls with memory are one call of the base with the mask of a band."""
     base, ids = tiny_base(family), tokens(2, 33)
     expected = read_with_band(base, ids, WINDOW)
-    model = add_memory(base, mem_len=WINDOW)
+    model = add_memory(base, mem_len=WINDOW, num_sinks=0)
     for lengths, use_cache in (([33], None), ([1, 7, 9, 10, 6], None), ([7, 1, 1, 8, 16], True)):
         ours, _ = read(model, ids, lengths, use_cache=use_cache)
         torch.testing.assert_close(ours, expected, **close_to(family))
@@ -50,7 +50,7 @@ def test_every_token_sees_the_window_however_a_text_is_cut(family):
 )  # NaN in float64
 @torch.no_grad()
 def test_rows_with_padding_and_documents_are_rows_alone(family):
-    model, ids = add_memory(tiny_base(family), mem_len=WINDOW), tokens(2, 24)
+    model, ids = add_memory(tiny_base(family), mem_len=WINDOW, num_sinks=0), tokens(2, 24)
     mask, reset = torch.ones(2, 24, dtype=torch.long), torch.zeros(2, 24, dtype=torch.bool)
     mask[0, :5] = mask[0, 14:16] = mask[1, 20:] = 0
     reset[1, 15] = True
@@ -79,7 +79,7 @@ def test_values_are_those_of_the_naive_loop(sinks, use_cache):
 def test_a_window_of_the_base_sees_all_sinks_or_none(own):
     """Wherever a text is cut: it reaches as far as they stand, or it does not."""
     model, ids = add_memory(tiny_base("mistral", sliding_window=own), mem_len=WINDOW, num_sinks=3), tokens(1, 40)
-    other = {12: {"mem_len": WINDOW}, 32: {"mem_len": WINDOW, "num_sinks": 3}}[own]
+    other = {12: {"mem_len": WINDOW, "num_sinks": 0}, 32: {"mem_len": WINDOW, "num_sinks": 3}}[own]
     expected = add_memory(tiny_base("mistral", sliding_window=None), **other)(ids).logits
     for lengths in ([40], [7, 1, 22, 1, 9]):
         torch.testing.assert_close(read(model, ids, lengths)[0], expected, atol=1e-5, rtol=0)
@@ -116,12 +116,35 @@ def test_sinks_of_padded_and_fresh_rows_are_those_of_rows_alone():
         torch.testing.assert_close(ours[row], alone[0, -16:], atol=1e-5, rtol=1e-5)
 
 
-def test_documents_inside_a_call_need_a_memory_without_sinks():
-    model = add_memory(tiny_base("llama"), mem_len=6, num_sinks=3)
-    reset = torch.zeros(1, 8, dtype=torch.bool)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("use_cache", [None, True])
+@torch.no_grad()
+def test_documents_inside_a_call_have_their_own_sinks(family, use_cache):
+    """One ends far from its sinks in the call in which the next one begins. A row has padding inside."""
+    model, ids = add_memory(tiny_base(family), mem_len=WINDOW, num_sinks=3), tokens(2, 54)
+    mask, reset = torch.ones_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+    begins = [(0, 9, 46, 54), (0, 2, 7, 41, 54)]
+    for row, starts in enumerate(begins):
+        reset[row, starts[1:-1]] = True
+    mask[1, 14:16] = mask[1, 30:34] = mask[1, 50:] = 0
+    for lengths in ([12, 12, 30], [10, 1, 1, 12, 30]):
+        ours, _ = read(model, ids, lengths, use_cache=use_cache, attention_mask=mask, reset=reset)
+        for row, starts in enumerate(begins):
+            for columns in itertools.starmap(slice, itertools.pairwise(starts)):
+                real = mask[row, columns].bool()
+                alone = model(ids[row, columns][real][None]).logits[0]
+                torch.testing.assert_close(ours[row, columns][real], alone, atol=1e-5, rtol=0)
+
+
+def test_a_document_inside_a_call_that_leaves_its_sinks_is_refused():
+    model, reset = add_memory(tiny_base("llama"), mem_len=6, num_sinks=3), torch.zeros(1, 11, dtype=torch.bool)
     reset[0, 4] = True
-    with pytest.raises(ValueError, match="`num_sinks`=3 every document"):
-        model(tokens(1, 8), reset=reset)
+    model(tokens(1, 10), reset=reset[:, :10])
+    with pytest.raises(
+        ValueError, match="A document of 7 tokens begins inside.*`num_sinks`=3 it may have `mem_len`=6"
+    ):
+        model(tokens(1, 11), reset=reset)
+    add_memory(tiny_base("llama"), mem_len=6, num_sinks=0)(tokens(1, 11), reset=reset)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +176,7 @@ def test_rotations_are_measured_as_the_base_has_them():
 @torch.no_grad()
 def test_rows_move_back_each_by_its_own(monkeypatch):
     monkeypatch.setattr(window_reader, "LAST_POSITION", 36)
-    model, ids = add_memory(tiny_base("llama"), mem_len=WINDOW), tokens(2, 50)
+    model, ids = add_memory(tiny_base("llama"), mem_len=WINDOW, num_sinks=0), tokens(2, 50)
     first = model(ids[:, :30])
     second = model(ids[:, 30:40], mems=first.mems, reset=torch.tensor([False, True]))
     assert second.mems[-1].tolist() == [WINDOW - 1 + 10, 10]
@@ -182,7 +205,7 @@ def test_gradient_checkpointing_changes_no_number(family, sinks, monkeypatch):
 @torch.no_grad()
 def test_the_memory_is_keys_and_values_as_the_base_made_them():
     base, ids = tiny_base("gpt_neox"), tokens(2, 12)
-    model = add_memory(base, mem_len=WINDOW)
+    model = add_memory(base, mem_len=WINDOW, num_sinks=0)
     layers = base(ids[:, :8], use_cache=True).past_key_values.layers
     mems = model(ids[:, :8]).mems
     for layer, remembered in zip(layers, mems, strict=False):
@@ -202,7 +225,7 @@ def test_a_mask_is_made_once_for_all_calls_of_one_shape(monkeypatch):
         return create_masks_for_generate(*args, **kwargs)
 
     monkeypatch.setattr(window_reader, "create_masks_for_generate", note)
-    model = add_memory(tiny_base("llama"), mem_len=WINDOW)
+    model = add_memory(tiny_base("llama"), mem_len=WINDOW, num_sinks=0)
     read(model, tokens(2, 64), [8] * 8)
     assert len(made) == 1  # the first call is causal, the others see a full window
     made.clear()
@@ -218,7 +241,10 @@ def test_a_quarter_of_a_million_tokens():
     """The numbers at the end are those of the last tokens alone: positions move back 7 times, and no error grows."""
     torch.manual_seed(0)
     base = tiny_base("llama").float()
-    model, ids = add_memory(base, mem_len=64), torch.randint(3, 37, (1, 2**18), generator=torch.Generator())
+    model, ids = (
+        add_memory(base, mem_len=64, num_sinks=0),
+        torch.randint(3, 37, (1, 2**18), generator=torch.Generator()),
+    )
     cache = None
     for piece in ids.split(2**9, dim=1):
         output = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=16)

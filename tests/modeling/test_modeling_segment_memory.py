@@ -2,9 +2,12 @@
 
 import copy
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tiny import tokens
 from tiny_bases import tiny_base, tiny_base_config
 from transformers import (
@@ -17,12 +20,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.configuration.configuration_segment_memory import WITH_SINKS, SegmentMemoryConfig
 from transformers_xl.modeling.modeling_segment_memory import (
     SegmentMemoryForCausalLM,
     SegmentMemoryModel,
     add_memory,
 )
+from transformers_xl.modeling.pretrained import supported_bases
 
 
 def test_the_base_stays_what_it_was():
@@ -98,6 +102,79 @@ def test_a_base_that_brings_code_is_refused_unless_it_is_trusted_now(tmp_path, m
     torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
 
 
+@pytest.mark.parametrize(
+    ("family", "mem_len", "num_sinks"),
+    [
+        ("llama", 8, 4),
+        ("gemma3_text", 8, 4),  # in its full layers
+        ("gpt_oss", 8, 0),  # has learned some
+        ("mistral", 12, 0),  # has seen no more than 12 positions
+        ("mistral", 11, 4),
+    ],
+)
+def test_a_window_has_sinks_unless_the_base_needs_none(family, mem_len, num_sinks, tmp_path):
+    """What is saved says how many; what does not say so has none, as once by default."""
+    model = add_memory(tiny_base(family), mem_len=mem_len)
+    assert model.config.num_sinks == num_sinks
+    model.config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).num_sinks == num_sinks
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved["num_sinks"] == num_sinks
+    path.write_text(json.dumps(saved | {"num_sinks": 0}))
+    assert AutoConfig.from_pretrained(tmp_path).num_sinks == 0
+    del saved["num_sinks"]
+    path.write_text(json.dumps(saved))
+    assert AutoConfig.from_pretrained(tmp_path).num_sinks == 0
+    assert AutoConfig.from_pretrained(tmp_path, num_sinks=3).num_sinks == 3
+
+
+def test_bases_with_learned_sinks_are_those_of_transformers():
+    """In all layers: where only sliding ones have some, the others need those of the memory."""
+    models = Path(transformers.__file__).parent / "models"
+    texts = {file.parent.name: file.read_text(encoding="utf-8") for file in models.glob("*/modeling_*.py")}
+    learned = {
+        name for name, text in texts.items() if re.search(r"self\.sinks = nn\.Parameter\(.*\)$", text, re.MULTILINE)
+    }
+    assert "gpt_oss" in learned
+    assert {name for name in learned if "ForCausalLM(" in texts[name]} <= WITH_SINKS
+
+
+HALF = {torch.bfloat16, torch.float16}
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_what_a_memory_adds_is_float32(dtype, tmp_path):
+    """Around a base in half precision, however it is loaded, made or cast; and nothing of its value is lost."""
+    base, ids = tiny_base("llama").to(dtype), tokens(2, 20)
+    model = add_memory(base, "tokens", num_memory_tokens=3, segment_length=8)
+    model.save_pretrained(tmp_path / "mine")
+    base.save_pretrained(tmp_path / "base")
+    before = model.reader.memory_tokens.start.detach().clone()
+    loaded = [
+        model,
+        AutoModelForCausalLM.from_pretrained(tmp_path / "mine"),
+        *(AutoModelForCausalLM.from_pretrained(tmp_path / "mine", dtype=each) for each in (dtype, "auto")),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "mine", dtype=torch.float32).to(dtype),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "mine", dtype=torch.float32).to("cpu", dtype),
+    ]
+    loaded.append(getattr(loaded[-1], "half" if dtype == torch.float16 else "bfloat16")())
+    assert all(torch.equal(each.reader.memory_tokens.start, before) for each in loaded)
+    made = [
+        add_memory(str(tmp_path / "base"), "tokens", num_memory_tokens=3, segment_length=8),
+        SegmentMemoryForCausalLM.from_pretrained(tmp_path / "base", config=model.config, dtype=dtype),
+        AutoModelForCausalLM.from_config(model.config, dtype=dtype),
+    ]
+    for each in (*loaded, *made):
+        assert {weight.dtype for weight in each.reader.parameters()} == {torch.float32}
+        assert {weight.dtype for weight in each.backbone.parameters()} == {dtype} == {each.dtype}
+    output = model(ids, labels=ids)
+    output.loss.backward()
+    assert output.logits.dtype == dtype
+    assert all(weight.grad.any() and weight.grad.dtype == torch.float32 for weight in model.reader.parameters())
+    assert {weight.dtype for weight in model.double().parameters()} == {torch.float64}
+
+
 def test_what_is_no_plain_base_is_refused():
     model = add_memory(tiny_base("llama"))
     with pytest.raises(ValueError, match="has a memory already"):
@@ -151,9 +228,9 @@ def _warnings_propagate():
 
 @pytest.mark.usefixtures("_warnings_propagate")
 def test_a_window_longer_than_the_training_is_warned_of(caplog):
-    add_memory(tiny_base("llama"), mem_len=256)
+    add_memory(tiny_base("llama"), mem_len=256, num_sinks=0)
     assert "mem_len" not in caplog.text
-    model = add_memory(tiny_base("llama"), mem_len=257)
+    model = add_memory(tiny_base("llama"), mem_len=257, num_sinks=0)
     assert "`mem_len`=257 reaches further than what the base was trained for" in caplog.text
     caplog.clear()
     model.resize_memory(300)
@@ -162,6 +239,7 @@ def test_a_window_longer_than_the_training_is_warned_of(caplog):
     assert "num_sinks" not in caplog.text
     add_memory(tiny_base("llama"), mem_len=222, num_sinks=4)
     assert "`mem_len`=222 with `num_sinks`=4 reaches" in caplog.text
+    assert "It does not with `mem_len` up to 221." in caplog.text
 
 
 @pytest.mark.usefixtures("_warnings_propagate")
@@ -170,6 +248,7 @@ def test_positions_that_were_cast_are_warned_of(caplog, tmp_path):
     model.save_pretrained(tmp_path)
     SegmentMemoryForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)(tokens(1, 4))
     assert "inv_freq" not in caplog.text
+    supported_bases.logger.warning_once.__func__.cache_clear()  # other tests cast too
     model.bfloat16()(tokens(1, 4))
     assert "(`inv_freq`) are torch.bfloat16" in caplog.text
 
@@ -196,7 +275,7 @@ def test_fields_that_cannot_be_meant_are_refused(fields, words):
 
 
 def test_a_table_of_positions_ends():
-    model = add_memory(tiny_base("gptj", n_positions=32, max_position_embeddings=32), mem_len=20)
+    model = add_memory(tiny_base("gptj", n_positions=32, max_position_embeddings=32), mem_len=20, num_sinks=0)
     assert model(tokens(1, 13)).logits.shape[1] == 13
     with pytest.raises(ValueError, match="need 33 positions, and the base has the angles of 32"):
         model(tokens(1, 14))
