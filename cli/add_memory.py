@@ -49,7 +49,7 @@ def add_memory(
     Weights, tokenizer, chat template and generation settings are those of the base. `train --model.base` fine-tunes the
     result, or a plain base with `--memory.kind`.
     """
-    check_output(output, overwrite)
+    check_output(output, overwrite, [Path(base)])
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.experiments.adding_memory import write_with_memory
 

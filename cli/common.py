@@ -9,6 +9,8 @@ import typer
 from typer import Option
 from typer.core import TyperCommand
 
+from transformers_xl.files.output_folder import check_replaceable
+
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
 Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0: always the most likely token.")]
@@ -127,12 +129,29 @@ def show_table(title: str, header: list[str], rows: list[list[str]], as_markdown
     show(table, file_width=1000)
 
 
-def check_output(folder: Path, overwrite: bool) -> None:
-    """Raise a `ValueError` where `folder` cannot be written."""
+def check_output(folder: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """Raise a `ValueError` where `folder` cannot be written, or holds one of the `inputs`, or what no command wrote."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output`={str(folder)!r} is a file: give the name of a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ValueError(f"`output`={str(folder)!r} is not empty: choose another folder, or add --overwrite.")
+    check_inputs("output", folder, inputs)
+    check_replaceable(folder)
+    if (folder / "README.md").is_file():
+        from transformers_xl.hub.cards import written_by_us
+
+        if not written_by_us(folder / "README.md"):
+            raise ValueError(
+                f"`output`={str(folder)!r}: its README.md was written or changed by hand, and --overwrite would delete it: "
+                "move it away, or choose another folder."
+            )
+
+
+def check_inputs(field: str, output: Path, inputs: Iterable[Path]) -> None:
+    """Raise a `ValueError` where an input is `output`, or lies in it: it would be replaced."""
+    for each in inputs:
+        if each.exists() and each.resolve().is_relative_to(output.resolve()):
+            raise ValueError(f"`{field}`={str(output)!r} holds the input {str(each)!r}, which would be replaced: choose another.")
 
 
 __all__ = [
@@ -147,6 +166,7 @@ __all__ = [
     "TopP",
     "TrustRemoteCode",
     "TypicalP",
+    "check_inputs",
     "check_output",
     "check_spelling",
     "generation_options",

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from transformers_xl.cli.common import AsJson, AsMarkdown, show_table
 from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.files.blaming import blamed
+from transformers_xl.files.written import is_untouched
 
 DEFAULT = ComparisonTerms()
 
@@ -79,6 +80,7 @@ def compare(
             f"`WORLD_SIZE`={os.environ['WORLD_SIZE']}: the comparison measures time and memory in one process: start the "
             "command without a launcher."
         )
+    _check_folder(output)
     rates = list(dict.fromkeys(learning_rate or [DEFAULT.learning_rate]))
     terms = ComparisonTerms(
         hidden_size=hidden_size, layers=layers, heads=heads, mem_len=mem_len, dropout=dropout,
@@ -87,6 +89,14 @@ def compare(
     )  # fmt: skip
     _compare(texts, output, variant, seeds, turns if speeds else 0, terms, rates)
     _write_report(output, as_json, as_markdown)
+
+
+def _check_folder(output: Path) -> None:
+    """Raise a `ValueError` where a folder holds other things than a comparison."""
+    if not is_untouched(output) and not any((output / name).is_dir() for name in ("runs", "rates")):
+        raise ValueError(
+            f"`output`={str(output)!r} is not empty and holds no comparison: choose another folder, or that of one."
+        )
 
 
 def _compare(

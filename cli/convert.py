@@ -61,7 +61,7 @@ def convert(
 
     Nothing in the files is executed. The output is written whole or not at all.
     """
-    check_output(output, overwrite)
+    check_output(output, overwrite, [each for each in (source, vocab, config) if each])
     if cluster_order not in (None, "natural", "reversed"):
         raise ValueError(f"`cluster_order`={cluster_order!r} must be 'natural' or 'reversed'.")
     if split not in (None, "moses", "spaces"):

@@ -49,7 +49,7 @@ def prepare(
     if corpus not in (*CORPORA, LOG):
         raise ValueError(f"`corpus`={corpus!r} is not one of {', '.join((*CORPORA, LOG))}.")
     _check_options(corpus, line_feeds, drop_columns, held_out)
-    check_output(output, overwrite)
+    check_output(output, overwrite, [source])
     typer.echo("starting ...", err=True)  # the imports take seconds
     if corpus == LOG:
         _prepare_log(source, output, drop_columns, 0.2 if held_out is None else held_out, as_json, as_markdown)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsJson
+from transformers_xl.cli.common import AsJson, check_inputs
 
 
 def report(
@@ -33,6 +33,7 @@ def report(
         raise ValueError(f"`out`={str(out)!r} is a folder: give the name of a file, for example report.html.")
     if out.exists() and not overwrite:
         raise ValueError(f"`out`={str(out)!r} exists: choose another name, or add --overwrite.")
+    check_inputs("out", out, [*text, *(file for file in model_dir.rglob("*") if file.is_file())])
     if pictures is not None and pictures.exists() and not pictures.is_dir():
         raise ValueError(f"`pictures`={str(pictures)!r} is a file: give the name of a folder.")
     if pictures is not None and pictures.is_dir() and any(pictures.iterdir()) and not overwrite:

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import AsJson, check_output
-from transformers_xl.files.atomic_write import output_folder
+from transformers_xl.files.output_folder import output_folder
 
 tokenizer = typer.Typer(help="Make tokenizers.", no_args_is_help=True)
 
@@ -36,7 +36,7 @@ def train_tokenizer(
     as_json: AsJson = False,
 ) -> None:
     """Make a word tokenizer from text files, and suggest where an adaptive softmax should cut its vocabulary."""
-    check_output(output, overwrite)
+    check_output(output, overwrite, texts)
     for name, value in (("clusters", clusters), ("div_val", div_val)):
         if value < 1:
             raise ValueError(f"`{name}`={value} must be 1 or more.")

@@ -8,9 +8,17 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsMarkdown, TrustRemoteCode, check_output, check_spelling, is_main_process
+from transformers_xl.cli.common import (
+    AsMarkdown,
+    TrustRemoteCode,
+    check_inputs,
+    check_output,
+    check_spelling,
+    is_main_process,
+)
 from transformers_xl.cli.measuring import tell
 from transformers_xl.experiments.loading import import_models
+from transformers_xl.files.output_folder import run_to_resume
 
 SECTIONS = """
 Every field of a run can be given as an option, and in a YAML file under its section:
@@ -77,10 +85,14 @@ def train(
         typer.echo("starting ...", err=True)  # the imports take seconds
     import_models()
     from transformers_xl.evaluation.score_ways import score_table, score_values
+    from transformers_xl.experiments.run_data import input_files
     from transformers_xl.experiments.run_options import read_run
     from transformers_xl.experiments.training_run import TrainingRun
 
-    run_config = read_run(words or [], config or [], recipe, output if resume else None, trust_remote_code)
+    resumed = run_to_resume(output) if resume else None
+    run_config = read_run(words or [], config or [], recipe, resumed, trust_remote_code)
+    if not resume:
+        check_inputs("output", output, input_files(run_config))
     _check_devices(run_config.training.n_gpu)
     command = _command(words or [], output, config or [], recipe, resume)
     run = TrainingRun(run_config, output, command, resume, not as_json, trust_remote_code)

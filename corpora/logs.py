@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from transformers_xl.corpora.paper_corpora import PARTS
-from transformers_xl.files.atomic_write import output_folder
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.digests import sha256
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from transformers_xl.corpora.official_files import file_digest, is_archive, md5, members
 from transformers_xl.corpora.paper_corpora import CORPORA, PARTS, Corpus, LineFeeds, SymbolCorpus
-from transformers_xl.files.atomic_write import output_folder
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 

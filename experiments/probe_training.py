@@ -21,7 +21,7 @@ from transformers_xl.evaluation.probe_tasks import NO_ANSWER, ProbeText, find_ta
 from transformers_xl.experiments.fitting import prepare_for_inference, processes
 from transformers_xl.experiments.probe_models import build_probe_model
 from transformers_xl.experiments.probe_terms import DECAY_SHARE, LANES, PROBE_FILE, WARMUP_STEPS, ProbeTerms
-from transformers_xl.files.atomic_write import output_folder
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.hub.measurements import library_versions
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.bits_per_byte import TextScore
 from transformers_xl.files.digests import sha256
+from transformers_xl.files.written import extend_record
 from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.measurements import (
+    FILE,
     Evaluation,
     Text,
     device_name,
@@ -104,6 +106,7 @@ def record_evaluations(model: PreTrainedModel, folder: Path, evaluations: Iterab
     """Write figures of the weights in `folder` beside those that are known; the card follows, unless somebody has written
     one."""
     known = known_measurements(folder) or measurements_of(model, folder)
+    extend_record(folder, [folder / FILE])
     write_measurements(folder, known.with_evaluations(evaluations))
     readme = folder / "README.md"
     if not readme.exists() or written_by_us(readme):

@@ -10,7 +10,7 @@ import numpy as np
 from huggingface_hub.constants import HF_HOME
 from torch.utils.data import Dataset
 
-from transformers_xl.experiments.run_config import DataSection
+from transformers_xl.experiments.run_config import DataSection, RunConfig
 from transformers_xl.files.blaming import blamed
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.streams.document_stream import DocumentStream
@@ -313,6 +313,13 @@ def _paths(section: DataSection) -> tuple[list[str], list[str]]:
     ]
 
 
+def input_files(run: RunConfig) -> list[Path]:
+    """The files and folders on this machine that a run reads: texts, tokenizer and base."""
+    texts = [file for path in (*run.data.path, *run.data.eval_path) for file in _files_of(path)]
+    named = [name for name in (run.tokenizer.path, run.model.base) if name is not None]
+    return [Path(text.partition(MEMBER)[0]) for text in texts] + [Path(name) for name in named]
+
+
 def _files_of(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
@@ -328,4 +335,4 @@ def _split(file: str) -> str:
     return re.split(r"[-_.]", Path(file).name)[0]
 
 
-__all__ = ["HeldOut", "RunData", "check_paths", "read_data", "text_folder"]
+__all__ = ["HeldOut", "RunData", "check_paths", "input_files", "read_data", "text_folder"]

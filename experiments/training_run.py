@@ -1,14 +1,17 @@
 """The run of `transformers-xl train`: a model is trained on texts, with checkpoints on the way, scored and described."""
 
 import copy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import PrinterCallback
+from accelerate.utils import broadcast_object_list
+from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.utils import logging
 
 from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
 from transformers_xl.evaluation.bits_per_byte import TextScore
@@ -19,17 +22,33 @@ from transformers_xl.experiments.recording import check_claims, evaluation_of, t
 from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
 from transformers_xl.experiments.run_data import check_paths, read_data
 from transformers_xl.experiments.run_model import run_model, run_tokenizer
-from transformers_xl.files.atomic_write import move_files, run_folder, write_text
+from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.blaming import sentence
+from transformers_xl.files.output_folder import run_folder
+from transformers_xl.files.written import extend_record
 from transformers_xl.hub.card_choices import Choices, choices_of_base
-from transformers_xl.hub.cards import write_card
+from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.measurements import measurements_of, write_measurements
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal
 from transformers_xl.training.changed_arguments import ARGUMENTS
 from transformers_xl.training.trainer import MemoryTrainer
 
+logger = logging.get_logger(__name__)
 FINAL = "_final"  # where the trained model is written before its files take their places
+
+
+class ConfigWriter(TrainerCallback):
+    """Writes the config of a run into its folder when the training begins: a run that cannot be resumed so is refused before,
+    and keeps the config that it had."""
+
+    def __init__(self, config: RunConfig, folder: Path):
+        self.config, self.folder = config, folder
+
+    def on_train_begin(self, args, state, control, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            extend_record(self.folder, [self.folder / CONFIG_FILE])
+            write_text(self.folder / CONFIG_FILE, self.config.to_yaml())
 
 
 class TrainingRun:
@@ -95,14 +114,15 @@ class TrainingRun:
             ValueError: another command writes the folder, or there is no checkpoint to resume from.
         """
         if not self.state.is_main_process:
-            self.state.wait_for_everyone()
-            self._fit_and_save()
+            self._fit_and_save(broadcast_object_list([None])[0])
             return {}
-        with run_folder(self.output, self.resume) as folder:
-            write_text(folder / CONFIG_FILE, self.config.to_yaml())
-            self.state.wait_for_everyone()
-            trainer = self._fit_and_save()
-            return {} if self.was_stopped else self._describe(folder, trainer)
+        with run_folder(self.output, self.resume) as run:
+            trainer = self._fit_and_save(broadcast_object_list([run.path])[0])
+            if self.was_stopped:
+                return {}
+            scores = self._describe(run.path, trainer)
+            run.put_in_place(run.path / FINAL)
+            return scores
 
     def _arguments(self) -> MemoryTrainingArguments:
         """Those of the config, with what follows from the run."""
@@ -112,20 +132,23 @@ class TrainingRun:
             args.per_device_train_batch_size = _share("batch_size", lanes, self.state)
         if (lanes := self.config.data.eval_batch_size) is not None:
             args.per_device_eval_batch_size = _share("eval_batch_size", lanes, self.state)
+        if args.push_to_hub and args.hub_model_id is None:
+            args.hub_model_id = self.output.name  # the run may lie in another folder until it has ended
         args.disable_tqdm = args.disable_tqdm or not sys.stderr.isatty()
         args.dataloader_pin_memory = args.dataloader_pin_memory and torch.cuda.is_available()
         return args
 
-    def _fit_and_save(self) -> MemoryTrainer:
-        """What all processes do."""
+    def _fit_and_save(self, folder: Path) -> MemoryTrainer:
+        """What all processes do; the run is in `folder`."""
         stopping = SavingOnSignal()
+        self.args.output_dir = str(folder)
         trainer = MemoryTrainer(
             accelerate_linear_layers(self.model),
             self.args,
             train_dataset=self.stream,
             eval_dataset=self.held_out,
             processing_class=self.tokenizer,
-            callbacks=[stopping],
+            callbacks=[stopping, ConfigWriter(self.config, folder)],
         )
         if not (self.print_log and self.state.is_main_process):
             trainer.remove_callback(PrinterCallback)
@@ -134,7 +157,7 @@ class TrainingRun:
         self.was_stopped = stopping.stopped
         if not self.was_stopped:
             prepare_for_inference(self.model)
-            self._save(trainer, self.output / FINAL)
+            self._save(trainer, folder / FINAL)
         return trainer
 
     def _save(self, trainer: MemoryTrainer, folder: Path) -> None:
@@ -151,11 +174,20 @@ class TrainingRun:
         model, _ = load_model(final)
         scores = score_stream_ways(model, self.held_out, self.held_out.counts, progress=True)
         self._record(final, trainer, model, scores)
-        base = self.config.model.base
-        (final / "README.md").unlink(missing_ok=True)  # PEFT's, which names the folder of the base
-        write_card(final, self.output.name, Choices() if base is None else choices_of_base(base))
-        move_files(final, folder)
+        self._write_card(final, folder / "README.md")
         return scores
+
+    def _write_card(self, final: Path, known: Path) -> None:
+        """A card beside the trained model; `known` is that of the run, where it was resumed: one that somebody has changed is
+        kept, and what was chosen for it."""
+        readme, base = final / "README.md", self.config.model.base
+        readme.unlink(missing_ok=True)  # PEFT's, which names the folder of the base
+        if known.is_file() and not written_by_us(known):
+            logger.warning(f"{known} was changed by hand and is kept: `transformers-xl card --write --overwrite` replaces it.")
+            return
+        if known.is_file():
+            shutil.copyfile(known, readme)
+        write_card(final, self.output.name, Choices() if base is None else choices_of_base(base))
 
     def _record(self, folder: Path, trainer: MemoryTrainer, model: Any, scores: dict[str, TextScore]) -> None:
         data, section, tokenizer = self.data, self.config.data, self.tokenizer

@@ -24,6 +24,7 @@ from huggingface_hub.utils import yaml_dump
 from transformers import AutoConfig
 
 from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.written import extend_record
 from transformers_xl.files.json_files import read_json
 from transformers_xl.hub.adapter_folders import Adapter, read_adapter
 from transformers_xl.hub.card_choices import Choices, load_card, metadata_of
@@ -53,6 +54,8 @@ METRICS = {
     "word_perplexity": "Perplexity per whitespace word",
 }
 EMPTY = "[More Information Needed]"  # in the template of huggingface_hub
+# of files that a card's results are written to, by `_way`
+OF_A_CARD = re.compile(rf"{METRIC}_(with_a_memory_of_\d+|memory_taken_away|no_memory)\w*_segments_of_\d+\w*_lanes\.yaml")
 MARK = re.compile(r"\n<!-- Written by transformers-xl, sha256 of the above: ([0-9a-f]{64}) -->\n\Z")
 
 
@@ -99,12 +102,13 @@ def write_card(
     if readme.exists() and not overwrite and not written_by_us(readme):
         raise ValueError(f"{readme} was written or changed by hand: keep it, or add --overwrite (`overwrite=True`).")
     results = {folder / RESULTS / f"{METRIC}_{_words(entry.notes)}.yaml": entry for entry in result_entries(folder)}
-    for old in (folder / RESULTS).glob(f"{METRIC}_*.yaml"):
-        if old not in results:
-            old.unlink()  # of figures that are no longer there
+    extend_record(folder, [readme, *results])
     for path, entry in results.items():
         write_text(path, yaml_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
     write_text(readme, str(card))
+    for old in (folder / RESULTS).glob("*.yaml"):
+        if old not in results and OF_A_CARD.fullmatch(old.name):
+            old.unlink()  # of figures that are no longer there
     return [readme, *results]
 
 

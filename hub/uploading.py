@@ -12,6 +12,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from transformers_xl.files.json_files import read_json
+from transformers_xl.files.written import RECORD
 from transformers_xl.hub.adapter_folders import ADAPTER, read_adapter
 
 # What may go, not what may not: a pickle can have any name, and a checkpoint also holds the memory of its training.
@@ -96,7 +97,7 @@ def files_below(folder: Path) -> dict[str, Path]:
 def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
     everything = files_below(folder)
     files = {name: path for name, path in everything.items() if _belongs_to_a_model(name)}
-    left_out = [name for name in everything if name not in files]
+    left_out = [name for name in everything if name not in files and name != RECORD]
     if (adapter := read_adapter(folder)) is not None:
         if adapter.base_repository is None:
             raise ValueError(

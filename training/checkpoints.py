@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from transformers_xl.files.atomic_write import replace, write_text
 from transformers_xl.files.digests import sha256
@@ -28,9 +28,13 @@ def unfinished(folder: Path) -> Path:
 
 
 def remove_unfinished(output_dir: Path) -> None:
-    """Remove what a killed process left."""
-    for folder in output_dir.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(folder)
+    """Remove what a killed process left. A checkpoint that was whole, and had not got its name yet, gets it."""
+    for folder in sorted(output_dir.glob(f"{UNFINISHED}{PREFIX_CHECKPOINT_DIR}-*")):
+        place = folder.with_name(folder.name.removeprefix(UNFINISHED))
+        if not place.exists() and not folder.name.endswith(".old") and incompleteness(folder) is None:
+            replace(folder, place)
+        else:
+            shutil.rmtree(folder)
 
 
 def write_manifest(folder: Path, stream: Mapping[str, int | str], obstacle: str | None = None) -> None:

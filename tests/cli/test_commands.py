@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers_xl import ByteTokenizer
 from transformers_xl.cli.common import show_table
 from transformers_xl.cli.main import app
-from transformers_xl.files.atomic_write import output_folder
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.hub.measurements import read_measurements
 
 ROOT = Path(__file__).parent.parent.parent
@@ -256,8 +256,8 @@ def test_errors_are_one_line_and_leave_everything_as_it_was(
 
 def test_overwrite_replaces_the_folder(text_file: Path, tmp_path: Path):
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old.txt").write_text("old")
+    with output_folder(folder) as new:
+        (new / "old.txt").write_text("old")
     result = run("train", text_file, "-o", folder, "--overwrite", *SMALL.split())
     assert result.exit_code == 0, result.output
     assert (folder / "config.json").is_file()

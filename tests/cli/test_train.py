@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.files.output_folder import output_folder
+from transformers_xl.files.written import RECORD
 from transformers_xl.hub import uploading
 from transformers_xl.modeling import modeling_recurrent_memory_transformer
 from transformers_xl.training.arguments import MemoryTrainingArguments
@@ -165,7 +167,7 @@ def test_a_run_that_is_stopped_is_saved_and_resumes_exactly(
     assert "stopped after step 3" in result.output
     assert f"train --resume -o {folder}" in result.output
     assert signal.getsignal(signal.SIGINT) is handler
-    assert {path.name for path in folder.iterdir()} == {"checkpoint-3", "run.yaml"}
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-3", "run.yaml", RECORD}
     assert "add --resume to continue" in refused(*words, "-o", folder)
     assert "training has not ended" in run("evaluate", folder, "--text", text_file).output.replace("\n", " ")
     assert equal(train("--resume", "-o", folder), whole)
@@ -229,8 +231,8 @@ def test_nothing_to_resume(tmp_path: Path):
 
 def test_a_failure_leaves_the_folder_as_it_was(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old.txt").write_text("old")
+    with output_folder(folder) as new:
+        (new / "old.txt").write_text("old")
 
     def fail(self, args, state, control, **kwargs):
         raise ValueError("the disk is full")
@@ -238,7 +240,7 @@ def test_a_failure_leaves_the_folder_as_it_was(text_file: Path, tmp_path: Path, 
     monkeypatch.setattr(SavingOnSignal, "on_step_end", fail)
     assert "the disk is full" in refused(text_file, "-o", folder, "--overwrite", *SMALL.split())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert [path.name for path in folder.iterdir()] == ["old.txt"]
+    assert {path.name for path in folder.iterdir()} == {"old.txt", RECORD}
 
 
 def test_early_stopping_and_the_best_model(text_file: Path, tmp_path: Path):

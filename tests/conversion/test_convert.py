@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from typer.testing import CliRunner
 
 from transformers_xl.cli.main import app
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.modeling.conversion.original import HYPER_PARAMETERS, NOT_IN_WEIGHTS
 
 HF_FOLDER, ORIGINAL = folder_of("legacy_hf_checkpoint"), folder_of("legacy_txl_checkpoint")
@@ -284,8 +285,8 @@ def test_what_is_refused_leaves_nothing_behind(arguments: tuple, message: str, t
 
 
 def test_overwrite(tmp_path: Path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "old.txt").write_text("old")
+    with output_folder(tmp_path / "out") as new:
+        (new / "old.txt").write_text("old")
     code, output = run(ORIGINAL / "model.pt", tmp_path / "out", "--overwrite", "--json")
     assert code == 0, output
     assert json.loads(output[output.index("{") :])["parameters"] > 0

@@ -222,6 +222,9 @@ def test_results_on_a_benchmark_of_the_hub(hub, folder: Path):
     write_measurements(folder, replace(measured, evaluations=()))
     write_card(folder)
     assert not list((folder / ".eval_results").iterdir())  # no figure outlives its source
+    (folder / ".eval_results" / "bits_per_byte_mine.yaml").write_text("- value: 1")
+    write_card(folder)
+    assert [file.name for file in (folder / ".eval_results").iterdir()] == ["bits_per_byte_mine.yaml"]
 
 
 def test_a_compressed_memory_is_among_the_lengths(tmp_path: Path):

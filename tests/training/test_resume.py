@@ -1,6 +1,7 @@
 """A training that goes on from a checkpoint ends as one that was never interrupted, bit for bit."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers_xl import MemoryTrainer
 from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training import resuming, trainer_overrides
-from transformers_xl.training.checkpoints import checkpoints_of, incompleteness
+from transformers_xl.training.checkpoints import checkpoints_of, incompleteness, remove_unfinished, write_manifest
 from transformers_xl.training.memory_state import Memory, load_memory, save_memory
 
 ROOT = Path(__file__).parent.parent.parent
@@ -291,6 +292,55 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
         trainer.train()
     assert json.loads((tmp_path / "checkpoint-1" / "training_args.json").read_text())["learning_rate"] == 0.02
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_a_checkpoint_that_was_whole_but_had_no_name_yet_gets_it(tmp_path):
+    """Of one that was killed while it replaced one of the same step; what else begins so is not ours."""
+    build(tmp_path, max_steps=1, eval_strategy="no").train()
+    os.replace(tmp_path / "checkpoint-1", tmp_path / "_saving-checkpoint-1")
+    (tmp_path / "_saving-notes").mkdir()
+    build(tmp_path, max_steps=1, eval_strategy="no").train(resume_from_checkpoint=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_saving-notes", "checkpoint-1"]
+    for name in ("_saving-checkpoint-1.old", "_saving-checkpoint-2"):
+        (tmp_path / name).mkdir()
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_saving-notes", "checkpoint-1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "renamed", "message"),
+    [
+        ({"global_step": 10**12}, "checkpoint-2", "`global_step`=1000000000000 is not that of the folder, 2"),
+        ({"global_step": 10**12}, "another name", "is above the 6 steps of this training"),
+        ({"global_step": 10**12, "max_steps": 10**13}, f"checkpoint-{10**12}", "is above the 6 steps of this training"),
+        ({"global_step": "2"}, "checkpoint-2", "`global_step`='2' must be a number of steps"),
+        ({"global_step": True}, "checkpoint-2", "`global_step`=True must be"),
+        ({"max_steps": -1}, "checkpoint-2", "`max_steps`=-1 must be"),
+        ({"stateful_callbacks": {}}, "checkpoint-2", r"trainer_state\.json' cannot be read: KeyError"),
+    ],
+)
+def test_a_checkpoint_whose_step_cannot_be_is_refused(tmp_path, whole, changed: dict, renamed: str, message: str):
+    folder = Path(shutil.copytree(whole[0] / "checkpoint-2", tmp_path / renamed))
+    state = json.loads((folder / "trainer_state.json").read_text()) | changed
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    (folder / "checkpoint.json").unlink()
+    trainer = build(tmp_path)
+    write_manifest(folder, trainer.train_dataset.identity)
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=folder)
+    assert trainer.state.global_step in (0, 10**12)
+
+
+def test_a_training_that_has_no_step_left_takes_none(tmp_path):
+    """Neither at the end of an epoch nor in its middle; fewer steps than it has taken are refused."""
+    for steps in (3, 4):
+        build(tmp_path, max_steps=steps, eval_strategy="no").train()
+        again = build(tmp_path, max_steps=steps, eval_strategy="no")
+        again.train(resume_from_checkpoint=True)
+        assert again.state.global_step == steps
+    for fields in ({"max_steps": 3}, {"num_train_epochs": 1}):
+        with pytest.raises(ValueError, match="`global_step`=4 of the checkpoint .* is above the 3 steps"):
+            build(tmp_path, eval_strategy="no", **fields).train(resume_from_checkpoint=True)
 
 
 def test_nothing_to_resume(tmp_path, whole):
