@@ -24,7 +24,7 @@ from transformers_xl.streams.files import (
 )
 from transformers_xl.streams.streaming_text import StreamingText
 from transformers_xl.streams.text_beginning import beginning_of
-from transformers_xl.streams.text_files import COMPRESSED, MEMBER, TextCounts
+from transformers_xl.streams.text_files import COMPRESSED, MEMBER, TextCounts, TextFile
 from transformers_xl.streams.text_stream import TextStream
 
 TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -282,6 +282,9 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
     kinds = {TABLES[_kind(path)] for path in paths}
     if len(kinds) > 1:
         raise ValueError(f"`data.path` mixes files of {' and '.join(sorted(kinds))}: give files of one kind.")
+    for path in paths:
+        if Path(path).suffix == ".zst":  # datasets reads what is there of one that was cut off
+            TextFile(path).check()
     return _load(kinds.pop(), "train", streaming, data_files=paths)
 
 

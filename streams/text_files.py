@@ -2,16 +2,70 @@
 
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from io import BufferedReader, RawIOBase
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
+
+from transformers_xl.files.blaming import blamed
+
+zstandard: Any = None
+with suppress(ImportError):  # of the extra `zstd`
+    import zstandard
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".zip")
 CONTINUATIONS = bytes(range(0x80, 0xC0))  # of UTF-8
 MEMBER = "::"  # corpus.zip::member.txt
+
+
+class BlamedReader(RawIOBase):
+    """What `opened` reads; its errors, of any kind, name the file."""
+
+    def __init__(self, opened: Any, path: Path):
+        self.opened, self.path, self.place = opened, path, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with blamed(self.path):
+            data = self.opened.read(len(buffer))
+        buffer[: len(data)] = data
+        self.place += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.place
+
+    def close(self) -> None:
+        self.opened.close()
+        super().close()
+
+
+class WholeFrames:
+    """A .zst file, frame by frame. The readers of zstandard end silently where a file was cut off, and behind its first
+    frame."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.close = file, file.close
+        self.frame: Any = None  # that is not at its end
+        self.compressed, self.text = b"", memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        while not self.text:
+            self.compressed = self.compressed or self.file.read(1 << 12)  # a few bytes may stand for many
+            if not self.compressed and self.frame is None:
+                return b""
+            if not self.compressed:
+                raise EOFError("it ends in the middle of its data: copy it again.")
+            frame = self.frame or zstandard.ZstdDecompressor().decompressobj()
+            self.text = memoryview(frame.decompress(self.compressed))
+            self.compressed, self.frame = frame.unused_data, None if frame.eof else frame
+        data, self.text = self.text[:size], self.text[size:]
+        return bytes(data)
 
 
 class TextCounts(NamedTuple):
@@ -50,25 +104,35 @@ class TextFile:
         return self.path.suffix in COMPRESSED
 
     def open(self) -> BinaryIO:
-        """The bytes of the text.
+        """The bytes of the text. To read them raises a `ValueError` where the file is damaged, or was cut off.
 
         Raises:
             ValueError: there is no such member, or no package for this kind of compression.
         """
         if self.member:
-            with zipfile.ZipFile(self.path) as archive:
+            with blamed(self.path), zipfile.ZipFile(self.path) as archive:
                 if self.member not in archive.namelist():
                     raise ValueError(
                         f"`paths`: {str(self.path)!r} has no {self.member!r}: its members are {self._listed(archive)}."
                     )
-                return cast(BinaryIO, archive.open(self.member))
+                return self._reader(archive.open(self.member))
         if self.path.suffix == ".zst" and "zstd" not in fsspec.available_compressions():
             raise ValueError(f"`paths`: {str(self.path)!r} needs the package zstandard: `pip install zstandard`.")
-        opened = fsspec.open(str(self.path), "rb", compression="infer").open()
-        return BufferedReader(cast(RawIOBase, opened))  # not all of its readers know lines
+        if self.path.suffix == ".zst" and zstandard is not None:
+            return self._reader(WholeFrames(self.path.open("rb")))
+        return self._reader(fsspec.open(str(self.path), "rb", compression="infer").open())
+
+    def check(self) -> None:
+        """Raise a `ValueError` where the file is damaged, or was cut off: it is read to its end."""
+        with self.open() as stream:
+            while stream.read(1 << 20):
+                pass
+
+    def _reader(self, opened: Any) -> BinaryIO:
+        return BufferedReader(BlamedReader(opened, self.path), 1 << 16)  # not all readers know lines
 
     def _only_member(self) -> str:
-        with zipfile.ZipFile(self.path) as archive:
+        with blamed(self.path), zipfile.ZipFile(self.path) as archive:
             files = [each.filename for each in archive.infolist() if not each.is_dir()]
             if len(files) == 1:
                 return files[0]

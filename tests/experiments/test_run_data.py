@@ -53,6 +53,40 @@ def test_texts_are_decompressed(tmp_path: Path, ending: str):
     assert read.held_out.counts == TextCounts(len(data) - 1, len(TEXT) - 1, 6)
 
 
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".zst", ".zip"])
+def test_a_damaged_text_is_not_read_in_part(tmp_path: Path, ending: str):
+    """Cut off anywhere, or with a byte that is another: with the name of the file."""
+    data, path = np.random.default_rng(0).integers(97, 123, 300_000).astype(np.uint8).tobytes(), tmp_path / f"text{ending}"
+    if ending == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr("text.txt", data)
+    elif ending == ".zst":
+        path.write_bytes(needs("zstandard").ZstdCompressor(write_checksum=True).compress(data))
+    else:
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[ending](data))
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    other = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (whole[:5], whole[:middle], whole[:-9], whole[:-1], other):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"text{ending}' cannot be read"):
+            read_data(section(path, eval_path=[str(path)]), ByteTokenizer(), progress=False)
+
+
+def test_all_frames_of_a_zst_are_read(tmp_path: Path):
+    """Tools that compress in parallel write several; datasets does not see where the last one was cut off."""
+    compress, path = needs("zstandard").compress, tmp_path / "rows.jsonl.zst"
+    lines = [json.dumps({"text": row}).encode() + b"\n" for row in ROWS]
+    frames = b"".join(map(compress, lines))
+    path.write_bytes(frames)
+    assert TextFile(path).open().read() == b"".join(lines)
+    path.write_bytes(b"")
+    assert TextFile(path).open().read() == b""
+    path.write_bytes(frames[:-1])
+    with pytest.raises(ValueError, match=r"rows\.jsonl\.zst' cannot be read: .*ends in the middle"):
+        read_data(section(path, documents=True), ByteTokenizer(), progress=False)
+
+
 def test_members_of_an_archive(tmp_path: Path):
     path = archive(tmp_path, first="a\n", second="b\n")
     assert TextFile(f"{path}::second.txt").open().read() == b"b\n"

@@ -323,9 +323,10 @@ def test_a_checkpoint_whose_step_cannot_be_is_refused(tmp_path, whole, changed: 
     folder = Path(shutil.copytree(whole[0] / "checkpoint-2", tmp_path / renamed))
     state = json.loads((folder / "trainer_state.json").read_text()) | changed
     (folder / "trainer_state.json").write_text(json.dumps(state))
+    stream = json.loads((folder / "checkpoint.json").read_text())["stream"]
     (folder / "checkpoint.json").unlink()
+    write_manifest(folder, stream)
     trainer = build(tmp_path)
-    write_manifest(folder, trainer.train_dataset.identity)
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=folder)
     assert trainer.state.global_step in (0, 10**12)
