@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from transformers_xl.corpora.official_files import check_unpacked
 from transformers_xl.corpora.paper_corpora import PARTS
 from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.digests import sha256
@@ -50,6 +51,7 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
     if not 0 < held_out < 1:
         raise ValueError(f"`held_out`={held_out} must be above 0 and below 1: a share of the text.")
     data = source.read_bytes()
+    check_unpacked(source, source.name, data)
     if b"\0" in data:
         raise ValueError(f"`source`={str(source)!r} is not a text file: unpack it first, or name another file.")
     lines = data.removesuffix(b"\n").split(b"\n")

@@ -3,15 +3,40 @@
 Nothing is unpacked: members are read by name, so that no name in an archive becomes a path.
 """
 
+import bz2
+import gzip
 import hashlib
 import io
+import lzma
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from transformers_xl.hub.installing import pip_install
+
+# how a compressed file or an archive begins; no text begins so
+PACKED = {
+    b"PK\x03\x04": "ZIP", b"PK\x05\x06": "ZIP", b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard", b"7z\xbc\xaf\x27\x1c": "7z",
+}  # fmt: skip
+DECOMPRESSORS: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+
+
+class WholeArchive(tarfile.TarInfo):
+    """A header of a tar archive. One that is damaged, or missing, is an error: for tarfile it is the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> "WholeArchive":
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # not in typeshed: the block of zeros at the end
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
 
 
 def members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -19,12 +44,15 @@ def members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
     archive, or of the names in a folder. Of a parquet file, the lines of its column `text`.
 
     Raises:
-        ValueError: an archive or a parquet file is damaged.
+        ValueError: an archive or a parquet file is damaged, or a file is packed that should be text.
     """
     try:
         for name, data in _files(source, wanted):
+            check_unpacked(source, name, data)
             yield name, _lines_of_parquet(data) if name.endswith(".parquet") else data
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system, which names the file
+            raise
         raise ValueError(f"`source`={str(source)!r} is damaged ({error}): download it again.") from error
 
 
@@ -39,7 +67,7 @@ def _files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
                 if wanted(name := PurePosixPath(entry.filename).name):
                     yield name, archive.read(entry)
     elif is_archive(source):
-        with tarfile.open(source, "r|*") as archive:  # in one pass: a .tar.gz has no index
+        with _tar(source) as archive:
             for member in archive:
                 if member.isfile() and wanted(name := PurePosixPath(member.name).name):
                     stream = archive.extractfile(member)
@@ -47,6 +75,33 @@ def _files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
                     yield name, stream.read()
     elif wanted(source.name):
         yield source.name, source.read_bytes()
+
+
+@contextmanager
+def _tar(source: Path) -> Iterator[tarfile.TarFile]:
+    """An archive that is read in one pass, as a .tar.gz has no index, and to its end, where its checksum stands."""
+    with source.open("rb") as file:
+        packing = _packing(file.read(8))
+    opened: IO[bytes] = DECOMPRESSORS[packing](source) if packing in DECOMPRESSORS else source.open("rb")
+    with opened, tarfile.open(fileobj=opened, mode="r|", tarinfo=WholeArchive) as archive:
+        yield archive
+        while opened.read(1 << 20):
+            pass
+
+
+def _packing(beginning: bytes) -> str | None:
+    return next((name for mark, name in PACKED.items() if beginning.startswith(mark)), None)
+
+
+def check_unpacked(source: Path, name: str, data: bytes) -> None:
+    """Raise a `ValueError` where the file `name`, which should be text, is an archive that is broken, or compressed."""
+    packing = _packing(data)
+    if packing is not None:
+        which = "" if name == source.name else f" holds {name!r}, which"
+        raise ValueError(
+            f"`source`={str(source)!r}{which} is packed ({packing}) and can be read neither as an archive of the corpus nor "
+            "as text: download it again, or unpack it."
+        )
 
 
 def is_archive(source: Path) -> bool:
@@ -77,4 +132,4 @@ def _lines_of_parquet(data: bytes) -> bytes:
     return "".join(f"{row.removesuffix(chr(10))}\n" for row in rows).encode()
 
 
-__all__ = ["file_digest", "is_archive", "md5", "members"]
+__all__ = ["check_unpacked", "file_digest", "is_archive", "md5", "members"]

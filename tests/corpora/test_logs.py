@@ -78,7 +78,10 @@ def test_what_means_nothing_is_refused(arguments, message, tmp_path: Path):
 def test_a_packed_file_is_refused(tmp_path: Path):
     path = tmp_path / "x.log.gz"
     path.write_bytes(b"\x1f\x8b\0\0")
-    with pytest.raises(ValueError, match=r"x\.log\.gz' is not a text file: unpack it first"):
+    with pytest.raises(ValueError, match=r"x\.log\.gz' is packed \(gzip\) .* or unpack it"):
         prepare_log(path, tmp_path / "out")
+    (tmp_path / "zeros.log").write_bytes(b"a\0b\n" * 9)
+    with pytest.raises(ValueError, match=r"zeros\.log' is not a text file: unpack it first"):
+        prepare_log(tmp_path / "zeros.log", tmp_path / "out")
     with pytest.raises(ValueError, match="`drop_columns`=-1 must not be negative"):
         prepare_log(path, tmp_path / "out", drop_columns=-1)

@@ -1,6 +1,9 @@
 """`transformers-xl prepare`: the papers' splits and vocabularies, on stand-ins whose counts are worked out by hand."""
 
+import gzip
+import io
 import json
+import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +174,96 @@ def test_a_damaged_archive_is_refused(tmp_path: Path):
     source.write_bytes(source.read_bytes()[:-60])
     with pytest.raises(ValueError, match="is damaged .*download it again"):
         prepare("ptb", source, tmp_path / "out", check=False, progress=False)
+
+
+PARTS_OF_PTB = {f"ptb.{part}.txt": b"a dog and a cat\n" * 2000 for part in ("train", "valid", "test")}
+
+
+def tar(path: Path, mode: str) -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name, data in PARTS_OF_PTB.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def refused(source: Path, message: str, corpus: str = "ptb") -> None:
+    out = source.parent / "out"
+    result = run("prepare", corpus, source, "-o", out, "--no-check")
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip"])
+def test_a_checksum_of_an_archive_that_is_wrong_is_refused(tmp_path: Path, kind: str):
+    """Of all data, also behind the last file of the corpus; without published checksums too."""
+    if kind == "zip":
+        path = tmp_path / "ptb.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            for name, data in PARTS_OF_PTB.items():
+                archive.writestr(name, data)
+        damaged = path.read_bytes().replace(b"a cat", b"a rat", 1)
+    else:
+        path = tar(tmp_path / f"ptb.tar.{kind}", f"w:{kind}")
+        whole = path.read_bytes()
+        at = {"gz": -8, "bz2": -5, "xz": -20}[kind]  # in the checksum, or the index of checked sizes
+        damaged = whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]
+    assert run("prepare", "ptb", path, "-o", tmp_path / "whole", "--no-check").exit_code == 0
+    path.write_bytes(damaged)
+    refused(path, "is damaged")
+
+
+def test_a_tar_that_ends_too_early_is_refused(tmp_path: Path):
+    path = tar(tmp_path / "ptb.tar", "w")
+    whole = path.read_bytes()
+    second = whole.index(b"ptb.valid.txt")
+    for damaged in (whole[:second], whole[:second] + b"x" + whole[second + 1 :], whole[: second + 100]):
+        path.write_bytes(damaged)
+        refused(path, "is damaged")
+    path.write_bytes(whole)
+    assert run("prepare", "ptb", path, "-o", tmp_path / "whole", "--no-check").exit_code == 0
+
+
+@pytest.mark.parametrize("corpus", ["enwik8", "text8", "log"])
+def test_a_broken_or_compressed_file_is_not_the_text_itself(tmp_path: Path, corpus: str):
+    source = stand_in("enwik8", tmp_path, repeat=50)
+    source.write_bytes(source.read_bytes()[:-30])
+    options = () if corpus == "log" else ("--no-check",)
+    for path, data in ((source, source.read_bytes()), (tmp_path / "enwik8.gz", gzip.compress(b"a b c\n" * 99))):
+        path.write_bytes(data)
+        result = run("prepare", corpus, path, "-o", tmp_path / "out", *options)
+        assert result.exit_code == 2, result.output
+        assert "is packed" in " ".join(result.output.split())
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_no_name_in_an_archive_becomes_a_path(tmp_path: Path, kind: str):
+    """Names with `..`, absolute names, links and devices: files are read by the last part of their names."""
+    inside, path = tmp_path / "deep" / "inside", tmp_path / f"ptb.{kind}"
+    inside.mkdir(parents=True)
+    names = dict(zip(PARTS_OF_PTB, ("../../ptb.train.txt", f"{tmp_path}/ptb.valid.txt", "..\\..\\/ptb.test.txt"), strict=True))
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in PARTS_OF_PTB.items():
+                archive.writestr(names[name], data)
+    else:
+        with tarfile.open(path, "w") as tarred:
+            for name, data in PARTS_OF_PTB.items():
+                link = tarfile.TarInfo(f"x/{name}")
+                link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                tarred.addfile(link)
+                entry = tarfile.TarInfo(names[name])
+                entry.size = len(data)
+                tarred.addfile(entry, io.BytesIO(data))
+    before = sorted(tmp_path.rglob("*"))
+    result = run("prepare", "ptb", path, "-o", inside / "out", "--no-check")
+    assert result.exit_code == 0, result.output
+    assert (inside / "out" / "train.txt").read_bytes() == PARTS_OF_PTB["ptb.train.txt"]
+    assert [each for each in sorted(tmp_path.rglob("*")) if inside / "out" not in (each, *each.parents)] == before
 
 
 def test_arguments_that_mean_nothing_are_refused(tmp_path: Path):
