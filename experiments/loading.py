@@ -83,6 +83,8 @@ def _load_adapted(folder: Path, base: str):
     import torch
     from peft import PeftModel
 
+    for name, (file, _, dtype) in shapes_of(folder).items():
+        check_kind(file, name, dtype)
     model = load_weights(Path(base)) if Path(base).is_dir() else _of_hub(base)
     # in half precision, what adapters add to a weight would mostly be rounded away
     model = model.to(dtype=torch.promote_types(model.dtype, torch.float32))
@@ -224,6 +226,20 @@ def check_json(folder: Path) -> None:
     for name in JSON_FILES:
         if (folder / name).is_file():
             read_json(folder / name)
+    check_shards(folder)
+
+
+def check_shards(folder: Path) -> None:
+    """Raise a `ValueError` where the index of the weights in a folder names a file that is not in it."""
+    from transformers_xl.files.json_files import read_json
+
+    index = folder / "model.safetensors.index.json"
+    shards = read_json(index).get("weight_map") if index.is_file() else {}
+    if not isinstance(shards, dict):
+        raise ValueError(f"{str(index)!r}: `weight_map`={shards!r} must be an object: names of weights and their files.")
+    for name, shard in shards.items():
+        if not isinstance(shard, str) or shard != Path(shard).name or not (folder / shard).is_file():
+            raise ValueError(f"{str(index)!r}: `weight_map` has {name!r} in {shard!r}, which is no file of this folder.")
 
 
 def check_inner_type(folder: Path) -> None:
@@ -247,7 +263,7 @@ def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
     Headers are read, and a model without storage is made: an absurd size costs nothing.
 
     Raises:
-        ValueError: a file is damaged, or `config` asks for other shapes.
+        ValueError: a file is damaged, or `config` asks for other shapes, or for numbers of another kind.
     """
     import torch
 
@@ -262,26 +278,39 @@ def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
     with blamed(folder / "config.json"), torch.device("meta"):
         expected = auto_class.from_config(config).state_dict()
     for name in expected.keys() & shapes.keys():
-        (file, shape), asked = shapes[name], list(expected[name].shape)
+        (file, shape, dtype), asked = shapes[name], list(expected[name].shape)
         if shape != asked:
             raise ValueError(f"{str(file)!r}: {name!r} is of shape {shape}, but config.json asks for {asked}.")
-    return {name: file for name, (file, _) in shapes.items()}
+        if not getattr(config, "quantization_config", None):
+            check_kind(file, name, dtype, expected[name].is_floating_point(), expected[name].is_complex())
+    return {name: file for name, (file, *_) in shapes.items()}
 
 
-def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int]]]:
-    """File and shape of each weight in the files of a folder, of a model or of adapters, from their headers.
+def check_kind(file: Path, name: str, dtype: str, is_float: bool = True, is_complex: bool = False) -> None:
+    """Raise a `ValueError` where a weight is of integers, booleans or complex numbers and is to be of others: transformers
+    would convert it silently. `dtype`: as safetensors spells it, such as "BF16"."""
+    if (is_float and not dtype.startswith(("F", "BF"))) or (is_complex and not dtype.startswith("C")):
+        asked = "complex numbers" if is_complex else "floating-point numbers"
+        raise ValueError(f"{str(file)!r}: the weight {name!r} is of type {dtype}, but the model has {asked} there.")
+
+
+def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int], str]]:
+    """File, shape and type of each weight in the files of a folder, of a model or of adapters, from their headers.
 
     Raises:
-        ValueError: a file is damaged.
+        ValueError: a file is damaged, or not of this folder.
     """
     from safetensors import safe_open
 
     from transformers_xl.hub.adapter_folders import ADAPTER_WEIGHTS
 
-    shapes: dict[str, tuple[Path, list[int]]] = {}
+    check_shards(folder)
+    shapes: dict[str, tuple[Path, list[int], str]] = {}
     for file in sorted([*folder.glob("model*.safetensors"), *folder.glob(ADAPTER_WEIGHTS)]):
         with blamed(file), safe_open(file, framework="np") as weights:
-            shapes |= {name: (file, weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+            for name in weights.keys():  # noqa: SIM118  it is no dictionary
+                weight = weights.get_slice(name)
+                shapes[name] = file, weight.get_shape(), weight.get_dtype()
     return shapes
 
 

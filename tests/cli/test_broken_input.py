@@ -64,6 +64,20 @@ def to_folder(path: Path) -> None:
     path.mkdir()
 
 
+def retype(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    tensors[Q_PROJ] = tensors[Q_PROJ].to(dtype)
+
+
+def index(path: Path, shard: object, moves: bool = True) -> None:
+    """Name `shard` as the place of all weights, and `moves` them there, where that can be done."""
+    weights = path.parent / "model.safetensors"
+    names = list(load_file(weights))
+    if moves and not str(shard).startswith("/"):
+        (path.parent / str(shard)).parent.mkdir(exist_ok=True)
+        weights.rename(path.parent / str(shard))
+    path.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, shard)}))
+
+
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 # what breaks a file: its name, and how; the sentence names this file, or config.json, which asks for other weights
 BROKEN: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -84,6 +98,16 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object]]] = {
         "model.safetensors",
         lambda path: rewrite(path, lambda tensors: tensors[Q_PROJ][0].fill_(torch.nan)),
     ),
+    **{
+        f"weights of {dtype}": ("model.safetensors", lambda path, dtype=dtype: rewrite(path, lambda each: retype(each, dtype)))
+        for dtype in (torch.int8, torch.int64, torch.bool, torch.complex64)
+    },
+    "a shard outside of the folder": ("model.safetensors.index.json", lambda path: index(path, "../model.safetensors")),
+    "a shard of an absolute path": ("model.safetensors.index.json", lambda path: index(path, "/model.safetensors")),
+    "a shard in a folder": ("model.safetensors.index.json", lambda path: index(path, "deep/model.safetensors")),
+    "a shard that is missing": ("model.safetensors.index.json", lambda path: index(path, "model-2.safetensors", False)),
+    "a shard that is a number": ("model.safetensors.index.json", lambda path: index(path, 5, False)),
+    "a map of shards that is a list": ("model.safetensors.index.json", lambda path: path.write_text('{"weight_map": []}')),
     "no config": ("config.json", Path.unlink),
     "a config that is a folder": ("config.json", to_folder),
     "half of the config": ("config.json", cut),
@@ -163,7 +187,10 @@ def test_a_card_of_broken_files(name: str, data: bytes, folders: dict, tmp_path:
     assert (folder / name).read_bytes() == data
 
 
-@pytest.mark.parametrize("case", ["half of the weights", "a config that is a list", "no config", "no weights"])
+@pytest.mark.parametrize(
+    "case",
+    ["half of the weights", "a config that is a list", "no config", "no weights", "a shard outside of the folder"],
+)
 def test_broken_files_are_not_pushed(case: str, broken: Callable):
     folder, name = broken(case)
     assert_one_sentence(run("push", folder, "you/model"), name)
