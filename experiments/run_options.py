@@ -10,12 +10,12 @@ import functools
 import re
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
@@ -31,7 +31,7 @@ from transformers_xl.experiments.run_config import (
     recipe_path,
 )
 from transformers_xl.experiments.section_fields import SECTIONS, section_classes, type_name
-from transformers_xl.files.blaming import blamed
+from transformers_xl.files.yaml_files import load_value, read_yaml
 
 DEFAULT_RECIPE = "small-bytes"
 RECIPES_OF_KIND = {"window": "add-memory-window", "tokens": "add-memory-tokens"}
@@ -41,7 +41,9 @@ CHOICES = (
     *(f"memory.{each.name}" for each in dataclasses.fields(cast(Any, memory_section()))),
 )
 CHANGEABLE = {"mem_len", "num_sinks", "segment_length", "bptt_segments"}  # of a memory that is there
+set_loader(VALUES := "values of a run", load_value, (yaml.YAMLError,))  # of the parser below alone
 AnyConfig = MemoryConfig | SegmentMemoryConfig
+TIME = re.compile(r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.\d*)?")
 Values = dict[str, dict[str, Any]]
 # field -> the field that counts in its place, and the value with which it does not: where the options or a file give the
 # first alone, it is meant
@@ -98,6 +100,7 @@ def read_config(
         shipped.pop("tokenizer", None)  # that of the recipe's own texts
     parser = config_parser(config_class, base.config if base else None)
     layers = dict(zip([recipe, *map(str, files)], [shipped, *given], strict=True))
+    _check_times(config_class, layers, options)
     with _said(config_class):
         run = RunConfig(**vars(parser.instantiate(_merged(parser, layers, options))))
     if base and isinstance(base.config, SegmentMemoryConfig):
@@ -204,6 +207,27 @@ def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence
     return parser.parse_args(list(options), namespace=_effective(found, given), defaults=False)
 
 
+def _check_times(config_class: type[AnyConfig], layers: dict[str, Values], options: Sequence[str]) -> None:
+    """Refuse `1:30` where a number is asked for: jsonargparse reads it as YAML 1.1 does, in sixties, as 90."""
+    classes = section_classes(config_class)
+    types = {f"{name}.{each.name}": each.type for name in classes for each in dataclasses.fields(cast(Any, classes[name]))}
+    given = [
+        (f"{where}: ", f"{section}.{name}", value)
+        for where, layer in layers.items()
+        for section, fields in layer.items()
+        for name, value in fields.items()
+    ]
+    for option in options:
+        name, _, text = option.removeprefix("--").partition("=")
+        with suppress(yaml.YAMLError):  # it is refused where it is read
+            given.append(("", name, load_value(text)))
+    for where, name, value in given:
+        asked = type_name(types[name]) if name in types else "str"
+        for each in value if isinstance(value, list) else [value]:
+            if "str" not in asked and isinstance(each, str) and TIME.fullmatch(each.strip()):
+                raise ValueError(f"{where}`{name}`={each} must be of type {asked}.")
+
+
 @contextmanager
 def _said(config_class: type[AnyConfig]) -> Iterator[None]:
     """Make what jsonargparse says of a value a sentence that names the field, the value, and its type."""
@@ -261,7 +285,7 @@ def config_parser(config_class: type[AnyConfig], base: AnyConfig | None = None) 
 
 @functools.cache
 def _parser_of(config_class: type[AnyConfig]) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False)
+    parser = ArgumentParser(parser_mode=VALUES, exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False)
     for section, section_class in section_classes(config_class).items():
         skipped = set(SET_BY_OPTIONS) if section == "training" else None
         parser.add_class_arguments(section_class, section, skip=skipped)
@@ -310,8 +334,7 @@ def _all_names() -> Iterator[str]:
 
 def _read(file: Path) -> Values:
     """The sections of a YAML file."""
-    with blamed(file):
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    values = read_yaml(file)
     values = {} if values is None else values
     wrong = [name for name in values if not isinstance(values[name], dict)] if isinstance(values, dict) else [values]
     if wrong:
@@ -339,7 +362,7 @@ def _values(options: Sequence[str], names: Sequence[str]) -> Values:
         name, _, value = option.removeprefix("--").partition("=")
         if name in names:
             section, _, key = name.partition(".")
-            values.setdefault(section, {})[key] = yaml.safe_load(value)
+            values.setdefault(section, {})[key] = load_value(value)
     return values
 
 

@@ -110,6 +110,9 @@ def test_python_says_the_same():
         ("--training.seed", "has no value"),
         ("--training.num_train_epochs 1 --training.max_steps 3", "give one of them"),
         ("a.txt --data.path b.txt", "given twice"),
+        ("--training.max_steps 1:00", "^`training.max_steps`=1:00 must be of type int"),
+        ("--training.learning_rate=-1:30.5", "^`training.learning_rate`=-1:30.5 must be of type float"),
+        ("--model.cutoffs [2,1:00]", r"^`model.cutoffs`=1:00 must be of type list\[int\]"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: str, message: str):
@@ -128,11 +131,29 @@ def test_what_cannot_be_meant_is_refused(words: str, message: str):
         ("training: {eval_strategy: no}", "training.eval_strategy"),  # a boolean in YAML
         ("training: !!python/object/apply:os.getcwd []", "run.yaml"),
         ("model: [", "run.yaml"),
+        ("training: {seed: 1, max_steps: 2, seed: 3}", "run.yaml.*'seed' is given twice"),
+        ("model: {<<: {mem_len: 5}, mem_len: 6, mem_len: 7}", "'mem_len' is given twice"),
+        ("training: {seed: 1}\ntraining: {max_steps: 2}", "run.yaml.*'training' is given twice"),
+        ("training: {max_steps: 1:00}", r"run.yaml: `training.max_steps`=1:00 must be of type int"),
+        ("training: {learning_rate: 1:00.5}", r"run.yaml: `training.learning_rate`=1:00.5 must be of type float"),
+        ("model: {cutoffs: [1:00, 2:00]}", r"run.yaml: `model.cutoffs`=1:00 must be of type list\[int\]"),
     ],
 )
 def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, message: str):
     with pytest.raises(ValueError, match=message):
         read_config(files=[written(tmp_path, text)])
+
+
+def test_what_looks_like_a_time_or_a_date_is_text(tmp_path: Path):
+    """In YAML 1.1 it is a number in sixties, or a date; a leading zero would mean octal."""
+    text = "data: {separator: 1:00, revision: 2024-01-01, dataset: a}\ntraining: {max_steps: 010}\n"
+    run = read_config(files=[written(tmp_path, text)])
+    assert (run.data.separator, run.data.revision, run.training.max_steps) == ("1:00", "2024-01-01", 10)
+    again = read_config(files=[written(tmp_path, run.to_yaml(), "again.yaml")])
+    assert again.to_dict() == run.to_dict()
+    options = ["--data.separator=1:00", "--training.lr_scheduler_kwargs={power: 1:00}"]
+    run = read_config(options)
+    assert (run.data.separator, run.training.lr_scheduler_kwargs) == ("1:00", {"power": "1:00"})
 
 
 def test_the_later_of_two_fields_that_exclude_each_other_counts(tmp_path: Path):
