@@ -151,7 +151,9 @@ def check_inputs(field: str, output: Path, inputs: Iterable[Path]) -> None:
     """Raise a `ValueError` where an input is `output`, or lies in it: it would be replaced."""
     for each in inputs:
         if each.exists() and each.resolve().is_relative_to(output.resolve()):
-            raise ValueError(f"`{field}`={str(output)!r} holds the input {str(each)!r}, which would be replaced: choose another.")
+            raise ValueError(
+                f"`{field}`={str(output)!r} holds the input {str(each)!r}, which would be replaced: choose another."
+            )
 
 
 __all__ = [

@@ -76,12 +76,7 @@ def train(
         raise ValueError("`output`=None: name the folder to write, with -o.")
     if is_main_process():
         if not resume:
-            if not overwrite and any(output.glob("checkpoint-*")):
-                raise ValueError(
-                    f"`output`={str(output)!r} is not empty: add --resume to continue its training, or --overwrite to "
-                    "replace it."
-                )
-            check_output(output, overwrite)
+            _check_output(output, overwrite)
         typer.echo("starting ...", err=True)  # the imports take seconds
     import_models()
     from transformers_xl.evaluation.score_ways import score_table, score_values
@@ -106,8 +101,8 @@ def train(
     scores = run.train()
     if run.was_stopped:
         if is_main_process():
-            resumed = shlex.join(["transformers-xl", "train", "--resume", "-o", str(output)])
-            typer.echo(f"stopped after step {run.step:,}, which is saved; to resume: {resumed}", err=True)
+            line = shlex.join(["transformers-xl", "train", "--resume", "-o", str(output)])
+            typer.echo(f"stopped after step {run.step:,}, which is saved; to resume: {line}", err=True)
         sys.exit(130)
     if is_main_process():
         _tell_early_stopping(run)
@@ -115,6 +110,14 @@ def train(
         result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
         tell(result, "held-out text", header, rows, as_json, as_markdown)
         typer.echo(f"wrote {output}", err=as_json)
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if not overwrite and any(output.glob("checkpoint-*")):
+        raise ValueError(
+            f"`output`={str(output)!r} is not empty: add --resume to continue its training, or --overwrite to replace it."
+        )
+    check_output(output, overwrite)
 
 
 def _tell_early_stopping(run: Any) -> None:

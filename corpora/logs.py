@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers_xl.corpora.official_files import check_unpacked
 from transformers_xl.corpora.paper_corpora import PARTS
-from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.digests import sha256
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 

@@ -99,8 +99,8 @@ def check_unpacked(source: Path, name: str, data: bytes) -> None:
     if packing is not None:
         which = "" if name == source.name else f" holds {name!r}, which"
         raise ValueError(
-            f"`source`={str(source)!r}{which} is packed ({packing}) and can be read neither as an archive of the corpus nor "
-            "as text: download it again, or unpack it."
+            f"`source`={str(source)!r}{which} is packed ({packing}) and can be read neither as an archive of the corpus "
+            "nor as text: download it again, or unpack it."
         )
 
 

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from transformers_xl.experiments.fitting import BYTES_OF_WEIGHT, check_memory
 from transformers_xl.experiments.loading import base_config, check_language_model, check_weights, import_models
-from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.blaming import blamed
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.hub.card_choices import choices_of_base
 from transformers_xl.hub.cards import write_card
 from transformers_xl.modeling.modeling_segment_memory import add_memory

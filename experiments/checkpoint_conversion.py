@@ -12,8 +12,8 @@ from transformers import (
 )
 
 from transformers_xl.experiments.loading import import_models
-from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.json_files import read_json
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.modeling.conversion.original import load_original
 from transformers_xl.modeling.conversion.vocabulary import HF_FILES, ORIGINAL_FILES, read_vocabulary
 from transformers_xl.tokenization.tokenization_words import WordTokenizer

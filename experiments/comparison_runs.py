@@ -34,8 +34,8 @@ from transformers_xl.experiments.comparison_terms import ComparisonSettings, Com
 from transformers_xl.experiments.fitting import build_model, fit, prepare_for_inference, read_texts
 from transformers_xl.experiments.learning_curve import LearningCurve
 from transformers_xl.experiments.loading import import_models
-from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.digests import sha256
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.hub.measurements import device_name, library_versions
 from transformers_xl.modeling.auto import Variant
 from transformers_xl.streams.text_stream import TextStream

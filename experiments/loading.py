@@ -236,10 +236,14 @@ def check_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     shards = read_json(index).get("weight_map") if index.is_file() else {}
     if not isinstance(shards, dict):
-        raise ValueError(f"{str(index)!r}: `weight_map`={shards!r} must be an object: names of weights and their files.")
+        raise ValueError(
+            f"{str(index)!r}: `weight_map`={shards!r} must be an object: names of weights and their files."
+        )
     for name, shard in shards.items():
         if not isinstance(shard, str) or shard != Path(shard).name or not (folder / shard).is_file():
-            raise ValueError(f"{str(index)!r}: `weight_map` has {name!r} in {shard!r}, which is no file of this folder.")
+            raise ValueError(
+                f"{str(index)!r}: `weight_map` has {name!r} in {shard!r}, which is no file of this folder."
+            )
 
 
 def check_inner_type(folder: Path) -> None:

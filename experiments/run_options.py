@@ -210,7 +210,9 @@ def _merged(parser: ArgumentParser, layers: dict[str, Values], options: Sequence
 def _check_times(config_class: type[AnyConfig], layers: dict[str, Values], options: Sequence[str]) -> None:
     """Refuse `1:30` where a number is asked for: jsonargparse reads it as YAML 1.1 does, in sixties, as 90."""
     classes = section_classes(config_class)
-    types = {f"{name}.{each.name}": each.type for name in classes for each in dataclasses.fields(cast(Any, classes[name]))}
+    types = {
+        f"{name}.{each.name}": each.type for name in classes for each in dataclasses.fields(cast(Any, classes[name]))
+    }
     given = [
         (f"{where}: ", f"{section}.{name}", value)
         for where, layer in layers.items()
@@ -285,7 +287,9 @@ def config_parser(config_class: type[AnyConfig], base: AnyConfig | None = None) 
 
 @functools.cache
 def _parser_of(config_class: type[AnyConfig]) -> ArgumentParser:
-    parser = ArgumentParser(parser_mode=VALUES, exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False)
+    parser = ArgumentParser(
+        parser_mode=VALUES, exit_on_error=False, default_env=False, allow_abbrev=False, add_help=False
+    )
     for section, section_class in section_classes(config_class).items():
         skipped = set(SET_BY_OPTIONS) if section == "training" else None
         parser.add_class_arguments(section_class, section, skip=skipped)

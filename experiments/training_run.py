@@ -39,8 +39,8 @@ FINAL = "_final"  # where the trained model is written before its files take the
 
 
 class ConfigWriter(TrainerCallback):
-    """Writes the config of a run into its folder when the training begins: a run that cannot be resumed so is refused before,
-    and keeps the config that it had."""
+    """Writes the config of a run into its folder when the training begins: a run that cannot be resumed so is refused
+    before, and keeps the config that it had."""
 
     def __init__(self, config: RunConfig, folder: Path):
         self.config, self.folder = config, folder
@@ -178,12 +178,14 @@ class TrainingRun:
         return scores
 
     def _write_card(self, final: Path, known: Path) -> None:
-        """A card beside the trained model; `known` is that of the run, where it was resumed: one that somebody has changed is
-        kept, and what was chosen for it."""
+        """A card beside the trained model; `known` is that of the run, where it was resumed: one that somebody has changed
+        is kept, and so is what was chosen for it."""
         readme, base = final / "README.md", self.config.model.base
         readme.unlink(missing_ok=True)  # PEFT's, which names the folder of the base
         if known.is_file() and not written_by_us(known):
-            logger.warning(f"{known} was changed by hand and is kept: `transformers-xl card --write --overwrite` replaces it.")
+            logger.warning(
+                f"{known} was changed by hand and is kept: `transformers-xl card --write --overwrite` replaces it."
+            )
             return
         if known.is_file():
             shutil.copyfile(known, readme)

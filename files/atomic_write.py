@@ -12,8 +12,8 @@ WORKSPACE = ".transformers-xl"  # ending of the folders in which something is wr
 
 @contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
-    """A new path, of the same name, to write a file to. It takes the place of `path` when the body ends, and is removed when
-    it fails. The folder of `path` is made if need be. Folders: `files/output_folder.py`.
+    """A new path, of the same name, to write a file to. It takes the place of `path` when the body ends, and is removed
+    when it fails. The folder of `path` is made if need be. Folders: `files/output_folder.py`.
 
     Raises:
         OSError: a folder is there, or the disk refuses.
@@ -36,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 def replace(new: Path, path: Path) -> None:
-    """Move the folder `new` to `path`, beside which it lies. One that is there makes way, and comes back where that fails."""
+    """Move the folder `new` to `path`, beside it. One that is there makes way, and comes back where that fails."""
     old = new.with_name(f"{new.name}.old")
     swaps = path.is_dir()
     if swaps:

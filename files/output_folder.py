@@ -42,8 +42,8 @@ def check_replaceable(folder: Path) -> None:
 
 @contextmanager
 def output_folder(path: Path) -> Iterator[Path]:
-    """A new folder, of the same name, that takes the place of `path` when the body ends, and is removed when it fails. Where
-    `path` is a link, its target is replaced.
+    """A new folder, of the same name, that takes the place of `path` when the body ends, and is removed when it fails.
+    Where `path` is a link, its target is replaced.
 
     Raises:
         ValueError: another command writes `path`.
@@ -114,7 +114,9 @@ def run_folder(path: Path, resume: bool) -> Iterator[RunFolder]:
             )
         folder = run_to_resume(path) if resume else path if is_untouched(path) else new
         if folder == new and not (is_run or is_untouched(new)):
-            raise ValueError(f"{str(new)!r} is where the new run is written, and is taken: move it, or choose another.")
+            raise ValueError(
+                f"{str(new)!r} is where the new run is written, and is taken: move it, or choose another."
+            )
         if folder == new:
             logger.warning(f"The run is {str(new)!r} until it has ended, and takes the place of {str(path)!r} then.")
         folder.mkdir(exist_ok=True)
@@ -220,7 +222,9 @@ def _clear_up(path: Path) -> None:
             which = "The new" if found == new else "The old"
             logger.warning(f"{which} {str(path)!r} is in its place again: a command was killed while it wrote there.")
         if old.is_dir():
-            was_replaced = not (new.is_dir() or _is_run(_unfinished(path), path))  # else somebody made `path` meanwhile
+            was_replaced = not (
+                new.is_dir() or _is_run(_unfinished(path), path)
+            )  # else somebody made `path` meanwhile
             _dispose(old, path) if was_replaced else _keep(old, path, "the new one did not take its place")
         _remove_workspace(left, path)
 

@@ -85,4 +85,13 @@ def remove_written(folder: Path) -> None:
             os.rmdir(root)
 
 
-__all__ = ["RECORD", "extend_record", "files_in", "is_untouched", "not_written", "record_of", "remove_written", "write_record"]
+__all__ = [
+    "RECORD",
+    "extend_record",
+    "files_in",
+    "is_untouched",
+    "not_written",
+    "record_of",
+    "remove_written",
+    "write_record",
+]

@@ -65,7 +65,9 @@ def load_value(text: str) -> Any:
     """
     value = yaml.load(text, Loader=ValueLoader)
     # `{a, b}` and `a:` are no settings
-    return text if isinstance(value, dict) and value and not any(each is not None for each in value.values()) else value
+    return (
+        text if isinstance(value, dict) and value and not any(each is not None for each in value.values()) else value
+    )
 
 
 __all__ = ["load_value", "read_yaml"]

@@ -24,8 +24,8 @@ from huggingface_hub.utils import yaml_dump
 from transformers import AutoConfig
 
 from transformers_xl.files.atomic_write import write_text
-from transformers_xl.files.written import extend_record
 from transformers_xl.files.json_files import read_json
+from transformers_xl.files.written import extend_record
 from transformers_xl.hub.adapter_folders import Adapter, read_adapter
 from transformers_xl.hub.card_choices import Choices, load_card, metadata_of
 from transformers_xl.hub.card_text import card_text, listed, remembers, task_of, unique
@@ -55,7 +55,9 @@ METRICS = {
 }
 EMPTY = "[More Information Needed]"  # in the template of huggingface_hub
 # of files that a card's results are written to, by `_way`
-OF_A_CARD = re.compile(rf"{METRIC}_(with_a_memory_of_\d+|memory_taken_away|no_memory)\w*_segments_of_\d+\w*_lanes\.yaml")
+OF_A_CARD = re.compile(
+    rf"{METRIC}_(with_a_memory_of_\d+|memory_taken_away|no_memory)\w*_segments_of_\d+\w*_lanes\.yaml"
+)
 MARK = re.compile(r"\n<!-- Written by transformers-xl, sha256 of the above: ([0-9a-f]{64}) -->\n\Z")
 
 

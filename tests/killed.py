@@ -1,6 +1,6 @@
 """What is there when a process is killed at a write, or when the disk is full from one on: at each write in turn.
 
-A write is what changes a folder by Python's own calls: a file that is opened to be written, a rename, a removal, a new folder.
+A write is what changes a folder by Python's own calls: a file that is opened to be written, a rename, a removal, a folder.
 As a program: `killed.py NUMBER END FOLDER WORDS...` runs the command of these words.
 """
 
@@ -17,7 +17,8 @@ PATHS = {"open": 1, "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1
 
 
 def end_at(number: int, end: str, folder: Path, outside_workspaces: bool = False) -> None:
-    """From here on this process ends at the write `number` below `folder` (`end`="kill"), or has no room from it on ("full").
+    """From here on this process ends at the write `number` below `folder` (`end`="kill"), or has no room from it on
+    ("full").
 
     `outside_workspaces`: what is written inside of a workspace, which nobody else reads, does not count.
     """
@@ -26,7 +27,9 @@ def end_at(number: int, end: str, folder: Path, outside_workspaces: bool = False
     def watch(event: str, arguments: tuple) -> None:
         if event not in PATHS or (event == "open" and not is_writing(arguments[2])):
             return
-        paths = [os.fsdecode(path) for path in arguments[: PATHS[event]] if isinstance(path, str | bytes | os.PathLike)]
+        paths = [
+            os.fsdecode(path) for path in arguments[: PATHS[event]] if isinstance(path, str | bytes | os.PathLike)
+        ]
         below = [path for path in paths if path.startswith(str(folder)) or not os.path.isabs(path)]
         if not below or (outside_workspaces and all(".transformers-xl/" in path for path in below)):
             return
@@ -43,8 +46,8 @@ def is_writing(flags: int | None) -> bool:
 
 
 def killed_at_each_write(folder: Path, prepare: Callable[[], None], action: Callable[[], None]) -> Iterator[int]:
-    """Let `action` be killed at each write in turn, in a fork of this process, each time behind `prepare`; at last it ends by
-    itself. It may write files alone: a fork has none of the threads of torch."""
+    """Let `action` be killed at each write in turn, in a fork of this process, each time after `prepare`; at last it ends
+    by itself. It may write files alone: a fork has none of the threads of torch."""
     for number in count():
         prepare()
         pid = os.fork()

@@ -152,8 +152,8 @@ def _trainer_state(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{str(file)!r}: `{name}`={state.get(name)!r} must be a number of steps.")
     if named and int(named[1]) != state["global_step"]:
         raise ValueError(
-            f"{str(file)!r}: `global_step`={state['global_step']} is not that of the folder, {named[1]}: resume from another "
-            "checkpoint."
+            f"{str(file)!r}: `global_step`={state['global_step']} is not that of the folder, {named[1]}: resume from "
+            "another checkpoint."
         )
     return state
 

@@ -36,8 +36,8 @@ from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.experiments.fitting import build_model, fit, read_texts
 from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import atomic_write
-from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.digests import sha256
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
 from transformers_xl.streams.text_stream import TextStream

@@ -99,15 +99,27 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda path: rewrite(path, lambda tensors: tensors[Q_PROJ][0].fill_(torch.nan)),
     ),
     **{
-        f"weights of {dtype}": ("model.safetensors", lambda path, dtype=dtype: rewrite(path, lambda each: retype(each, dtype)))
+        f"weights of {dtype}": (
+            "model.safetensors",
+            lambda path, dtype=dtype: rewrite(path, lambda each: retype(each, dtype)),
+        )
         for dtype in (torch.int8, torch.int64, torch.bool, torch.complex64)
     },
-    "a shard outside of the folder": ("model.safetensors.index.json", lambda path: index(path, "../model.safetensors")),
+    "a shard outside of the folder": (
+        "model.safetensors.index.json",
+        lambda path: index(path, "../model.safetensors"),
+    ),
     "a shard of an absolute path": ("model.safetensors.index.json", lambda path: index(path, "/model.safetensors")),
     "a shard in a folder": ("model.safetensors.index.json", lambda path: index(path, "deep/model.safetensors")),
-    "a shard that is missing": ("model.safetensors.index.json", lambda path: index(path, "model-2.safetensors", False)),
+    "a shard that is missing": (
+        "model.safetensors.index.json",
+        lambda path: index(path, "model-2.safetensors", False),
+    ),
     "a shard that is a number": ("model.safetensors.index.json", lambda path: index(path, 5, False)),
-    "a map of shards that is a list": ("model.safetensors.index.json", lambda path: path.write_text('{"weight_map": []}')),
+    "a map of shards that is a list": (
+        "model.safetensors.index.json",
+        lambda path: path.write_text('{"weight_map": []}'),
+    ),
     "no config": ("config.json", Path.unlink),
     "a config that is a folder": ("config.json", to_folder),
     "half of the config": ("config.json", cut),

@@ -177,7 +177,7 @@ def test_the_target_of_a_link_is_replaced_again_and_again(text: Path, base: Path
 
 
 def test_a_training_that_is_killed_leaves_the_model_and_resumes(text: Path, tmp_path: Path, monkeypatch):
-    """Before its first checkpoint, and when it is asked to stop: until the new model is whole, commands read the old one."""
+    """Before its first checkpoint, and when it is asked to stop: commands read the old one until the new one is whole."""
     output = tmp_path / "model"
     words = [text, "-o", output, *SMALL.split()]
     train(*words)
@@ -207,7 +207,9 @@ def test_a_resume_that_is_refused_changes_nothing_and_a_readme_is_kept(text: Pat
     assert "segment_length" in refused("--resume", "-o", output, "--model.segment_length", 4)
     assert content(output) == before
     readme = output / "README.md"
-    readme.write_text(readme.read_text().replace("---\n", "---\nlicense: mit\n", 1))  # metadata: no change of its words
+    readme.write_text(
+        readme.read_text().replace("---\n", "---\nlicense: mit\n", 1)
+    )  # metadata: no change of its words
     train("--resume", "-o", output, "--training.max_steps", 5)
     assert "license: mit" in readme.read_text()
     assert yaml.safe_load((output / "run.yaml").read_text())["training"]["max_steps"] == 5

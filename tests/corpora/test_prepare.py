@@ -245,7 +245,9 @@ def test_no_name_in_an_archive_becomes_a_path(tmp_path: Path, kind: str):
     """Names with `..`, absolute names, links and devices: files are read by the last part of their names."""
     inside, path = tmp_path / "deep" / "inside", tmp_path / f"ptb.{kind}"
     inside.mkdir(parents=True)
-    names = dict(zip(PARTS_OF_PTB, ("../../ptb.train.txt", f"{tmp_path}/ptb.valid.txt", "..\\..\\/ptb.test.txt"), strict=True))
+    names = dict(
+        zip(PARTS_OF_PTB, ("../../ptb.train.txt", f"{tmp_path}/ptb.valid.txt", "..\\..\\/ptb.test.txt"), strict=True)
+    )
     if kind == "zip":
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in PARTS_OF_PTB.items():

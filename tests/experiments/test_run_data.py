@@ -56,7 +56,10 @@ def test_texts_are_decompressed(tmp_path: Path, ending: str):
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".zst", ".zip"])
 def test_a_damaged_text_is_not_read_in_part(tmp_path: Path, ending: str):
     """Cut off anywhere, or with a byte that is another: with the name of the file."""
-    data, path = np.random.default_rng(0).integers(97, 123, 300_000).astype(np.uint8).tobytes(), tmp_path / f"text{ending}"
+    data, path = (
+        np.random.default_rng(0).integers(97, 123, 300_000).astype(np.uint8).tobytes(),
+        tmp_path / f"text{ending}",
+    )
     if ending == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr("text.txt", data)

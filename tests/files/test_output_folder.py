@@ -1,4 +1,4 @@
-"""A folder is replaced when the new one is whole; a command that is killed at any write loses nothing; nothing else is deleted."""
+"""A folder is replaced when the new one is whole, also where a command is killed at any write; nothing else is deleted."""
 
 import os
 import shutil
@@ -120,7 +120,7 @@ class Run:
 @pytest.mark.parametrize("first", ["nothing", "a model", "a finished run"])
 def test_a_run_that_is_killed_at_any_write_loses_nothing(tmp_path: Path, caplog, first: str):
     path, resume, states = tmp_path / "all" / "model", first == "a finished run", []
-    run, old = Run(path, NEW), {name: "old" for name in NEW}
+    run, old = Run(path, NEW), dict.fromkeys(NEW, "old")
 
     def prepare() -> None:
         shutil.rmtree(tmp_path / "all", ignore_errors=True)
@@ -266,8 +266,9 @@ def test_a_folder_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch, 
             if step == "body":
                 raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
-        attempt()
+        with pytest.raises(KeyboardInterrupt):
+            attempt()
     assert content(path) == OLD
     assert os.listdir(tmp_path) == ["model"]

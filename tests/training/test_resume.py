@@ -312,7 +312,11 @@ def test_a_checkpoint_that_was_whole_but_had_no_name_yet_gets_it(tmp_path):
     [
         ({"global_step": 10**12}, "checkpoint-2", "`global_step`=1000000000000 is not that of the folder, 2"),
         ({"global_step": 10**12}, "another name", "is above the 6 steps of this training"),
-        ({"global_step": 10**12, "max_steps": 10**13}, f"checkpoint-{10**12}", "is above the 6 steps of this training"),
+        (
+            {"global_step": 10**12, "max_steps": 10**13},
+            f"checkpoint-{10**12}",
+            "is above the 6 steps of this training",
+        ),
         ({"global_step": "2"}, "checkpoint-2", "`global_step`='2' must be a number of steps"),
         ({"global_step": True}, "checkpoint-2", "`global_step`=True must be"),
         ({"max_steps": -1}, "checkpoint-2", "`max_steps`=-1 must be"),
