@@ -18,7 +18,7 @@ from transformers_xl.cli.common import (
 )
 from transformers_xl.cli.measuring import tell
 from transformers_xl.experiments.loading import import_models
-from transformers_xl.files.output_folder import run_to_resume
+from transformers_xl.files.output_folder import check_new_run, run_to_resume
 
 SECTIONS = """
 Every field of a run can be given as an option, and in a YAML file under its section:
@@ -118,6 +118,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
             f"`output`={str(output)!r} is not empty: add --resume to continue its training, or --overwrite to replace it."
         )
     check_output(output, overwrite)
+    check_new_run(output)
 
 
 def _tell_early_stopping(run: Any) -> None:

@@ -65,6 +65,22 @@ def run_to_resume(path: Path) -> Path:
     return new if _is_run(new, _real(path)) and _has_checkpoint(new) else path
 
 
+def check_new_run(path: Path) -> None:
+    """Raise a `ValueError` where no new run can be written for the output `path`: one is there that has not ended, or
+    another folder has its name."""
+    path, new = _real(path), _unfinished(path)
+    is_run = _is_run(new, path)
+    if is_run and _has_checkpoint(new):
+        raise ValueError(
+            f"{str(new)!r} holds a run that has not ended and is to take the place of {str(path)!r}: resume it with "
+            f"`transformers-xl train --resume -o {path}`, or delete it."
+        )
+    if not (is_untouched(path) or is_run or is_untouched(new)):
+        raise ValueError(
+            f"{str(new)!r} is where the new run is written, and is taken: move it, or choose another output."
+        )
+
+
 @dataclass
 class RunFolder:
     """The folder that a run writes into while it lasts.
@@ -106,17 +122,9 @@ def run_folder(path: Path, resume: bool) -> Iterator[RunFolder]:
     """
     path, new = _real(path), _unfinished(path)
     with _locked(path):
-        is_run = _is_run(new, path)
-        if not resume and is_run and _has_checkpoint(new):
-            raise ValueError(
-                f"{str(new)!r} holds a run that has not ended and is to take the place of {str(path)!r}: resume it with "
-                f"`transformers-xl train --resume -o {path}`, or delete it."
-            )
+        if not resume:
+            check_new_run(path)
         folder = run_to_resume(path) if resume else path if is_untouched(path) else new
-        if folder == new and not (is_run or is_untouched(new)):
-            raise ValueError(
-                f"{str(new)!r} is where the new run is written, and is taken: move it, or choose another."
-            )
         if folder == new:
             logger.warning(f"The run is {str(new)!r} until it has ended, and takes the place of {str(path)!r} then.")
         folder.mkdir(exist_ok=True)
@@ -229,4 +237,4 @@ def _clear_up(path: Path) -> None:
         _remove_workspace(left, path)
 
 
-__all__ = ["RunFolder", "check_replaceable", "output_folder", "run_folder", "run_to_resume"]
+__all__ = ["RunFolder", "check_new_run", "check_replaceable", "output_folder", "run_folder", "run_to_resume"]
