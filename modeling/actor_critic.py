@@ -70,7 +70,7 @@ class MemoryForActorCritic(MemoryHead):
         observations: torch.Tensor | np.ndarray | None = None,
         attention_mask: torch.Tensor | np.ndarray | None = None,
         past_key_values: MemoryCache | None = None,
-        input_ids: torch.LongTensor | np.ndarray | None = None,
+        input_ids: torch.Tensor | np.ndarray | None = None,
         inputs_embeds: torch.Tensor | None = None,
         mems: tuple[torch.Tensor, ...] | None = None,
         mems_mask: torch.Tensor | None = None,
