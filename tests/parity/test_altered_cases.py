@@ -21,7 +21,7 @@ BACKGROUND = ("complex_order_cls", "complex_order_lm")
 WITHOUT_EFFECT = re.compile(
     r"""act_depth.*\.(thresholds) | adaptive_span.*\.adapt_span_cache | gtrxl__.*\.gru_bias | infini.*\.rope_theta
     | longformer_causal.*\.separate_global | macaron.*\.src_len | sha_rnn.*\.max_positions | transformer_xl.*\.tgt_len
-    | transformer_xl.*\.clamp_len | (block_recurrent|memorizing).*\.start_of_sequence | universal.*\.halt_bias
+    | transformer_xl.*\.clamp_len | (block_recurrent|memorizing).*\.start_of_sequence | universal.*\.(halt_bias|use_mask)
     | gtrxl__.*\.(input_dim|head_dim|head_num|mlp_num|layer_num|memory_len|gru_gating|use_embedding_layer|seg_lens|batch)
     | pkm__.*\.params\.(mem_\w*(dropout|learn|init|optimizer|sparse)|optimizer|mem_keys_type|mem_share_values)
     | pkm__.*\.params\.(mem_query_bias|mem_score_normalize|mem_multi_query_net|mem_query_detach_input)

@@ -118,7 +118,8 @@ class ReleasedLayer(nn.Module):
             attention.o_proj = nn.Linear(hyper["total_value_depth"], width, bias=False)
         self.norms = nn.ModuleDict({place: nn.LayerNorm(width, eps=1e-12) for place in (*places, "convolutions")})
         shapes = [weights[f"convolutions.{number}.weight"].shape for number in range(2)]
-        hyper.only_describe(filter_size=shapes[0][0])
+        key_depth = len(weights["attentions.self.q_proj.weight"])
+        hyper.only_describe(filter_size=shapes[0][0], total_key_depth=key_depth)
         self.convolutions = nn.ModuleList(nn.Conv1d(inner, out, size) for out, inner, size in shapes)
 
     def forward(self, states: torch.Tensor, encoded: torch.Tensor | None = None) -> torch.Tensor:
