@@ -32,6 +32,7 @@ from transformers_xl.cli.serve import serve
 from transformers_xl.cli.tokenizer import tokenizer
 from transformers_xl.cli.train import SECTIONS, train
 from transformers_xl.cpu.allocator import keep_freed_memory
+from transformers_xl.cpu.threads import let_waiting_threads_sleep
 
 app = typer.Typer(
     name="transformers-xl",
@@ -49,6 +50,7 @@ def options(
 ) -> None:
     """Options of all commands; [`Commands`] reads them."""
     keep_freed_memory()
+    let_waiting_threads_sleep()
     if not sys.stderr.isatty():  # the bars of what is imported later
         os.environ |= dict.fromkeys(("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"), "1")
 

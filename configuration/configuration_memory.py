@@ -14,6 +14,7 @@ from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS, OTHER_NAMES
 from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, settings_of
+from transformers_xl.configuration.plain_numbers import plain, with_plain_numbers
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
 
 logger = logging.get_logger(__name__)
@@ -138,6 +139,11 @@ class MemoryConfig(ConfigWithCode):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        # below `@strict`, which checks the type of every field that `__init__` sets
+        cls.__init__ = with_plain_numbers(cls.__init__)  # type: ignore[method-assign]
+
     def __post_init__(self, **kwargs: Any):
         for name, value in kwargs.items():
             if (objection := self._objection(name)) is not None:
@@ -199,6 +205,7 @@ class MemoryConfig(ConfigWithCode):
             ValueError: `kwargs` hold a misspelled field or a value that the model cannot run with, or a field of other
                 variants does not hold its default.
         """
+        kwargs = {name: plain(value) for name, value in kwargs.items()}
         for name, value in kwargs.items():
             if (objection := cls._objection(name)) is not None:
                 raise ValueError(f"`{name}`={value!r} {objection}.")

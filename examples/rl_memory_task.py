@@ -137,6 +137,7 @@ def learn(model: MemoryForActorCritic, seed: int, settings: Settings) -> list[tu
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     maker = partial(CueTask, settings.shortest, settings.longest)
     environments = SyncVectorEnv([maker] * settings.environments, autoreset_mode=AutoresetMode.SAME_STEP)
+    # in this mode the observation beside the end of an episode begins the next: `reset` is what ended one step before
     observation = torch.from_numpy(environments.reset(seed=seed * settings.environments)[0])
     reset, memory, success = torch.ones(settings.environments, dtype=torch.bool), {}, []
     for _ in range(settings.updates):

@@ -3,6 +3,9 @@
 The setting is that of Parisotto et al., 2019, https://arxiv.org/abs/1910.06764: an agent that remembers its episode.
 """
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
 from transformers.utils import auto_docstring, can_return_tuple
@@ -11,6 +14,19 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.outputs import MemoryActorCriticOutput
+
+
+def of_environment(name: str, value: Any, device: torch.device) -> torch.Tensor | None:
+    """What an environment gave under this name, an array of numpy or a tensor, as a tensor.
+
+    An array is copied: a vector environment may write its next step into the same one, and backward still reads this one.
+    """
+    if value is None or isinstance(value, torch.Tensor):
+        return value
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"
+        raise ValueError(f"`{name}` is {kind}: give a tensor, or an array of numpy that holds numbers.")
+    return torch.tensor(value, device=device)
 
 
 class MemoryForActorCritic(MemoryHead):
@@ -51,30 +67,38 @@ class MemoryForActorCritic(MemoryHead):
     @auto_docstring
     def forward(
         self,
-        observations: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        observations: torch.Tensor | np.ndarray | None = None,
+        attention_mask: torch.Tensor | np.ndarray | None = None,
         past_key_values: MemoryCache | None = None,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | np.ndarray | None = None,
         inputs_embeds: torch.Tensor | None = None,
         mems: tuple[torch.Tensor, ...] | None = None,
         mems_mask: torch.Tensor | None = None,
-        reset: torch.Tensor | None = None,
+        reset: torch.Tensor | np.ndarray | None = None,
         use_cache: bool | None = None,
         **kwargs,
     ) -> MemoryActorCriticOutput:
         r"""
-        observations (`torch.Tensor` of shape `(batch, steps, observation_size)`, *optional*):
+        observations (`torch.Tensor` or `np.ndarray` of shape `(batch, steps, observation_size)`, *optional*):
             What the environments showed, numbers of any type. Exactly one of `observations`, `input_ids` and
-            `inputs_embeds` is given.
+            `inputs_embeds` is given. `input_ids`, `reset` and `attention_mask` may be arrays of numpy too.
         mems (`tuple[torch.Tensor]`, *optional*):
             The `mems` of the previous call's output.
         mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
             The `mems_mask` of the previous call's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, steps)`, *optional*):
             Bool: rows whose first observation here begins an episode, or every step that does. What came before is not
-            seen from there on. A vector environment of gymnasium with `AutoresetMode.SAME_STEP` says it one step earlier:
-            `terminated | truncated`.
+            seen from there on. `terminated | truncated` of gymnasium says it one step earlier, and of which observation
+            hangs on the mode of the vector environment. With `AutoresetMode.SAME_STEP` the observation beside it begins the
+            new episode: it is the `reset` of that observation. With `AutoresetMode.NEXT_STEP`, the default of gymnasium,
+            the observation beside it ends the old episode, and the next one begins the new: it is the `reset` one step
+            later. There the first form is wrong without a message: the end of an episode counts as the start of the next.
         """
+        device = self.value_head.weight.device
+        observations = of_environment("observations", observations, device)
+        input_ids = of_environment("input_ids", input_ids, device)
+        attention_mask = of_environment("attention_mask", attention_mask, device)
+        reset = of_environment("reset", reset, device)
         inputs = {"observations": observations, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
         given = [name for name, value in inputs.items() if value is not None]
         if len(given) != 1:

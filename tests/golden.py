@@ -1,20 +1,23 @@
 """Golden numbers: which cases there are, their tensors, and one rule of comparison for all parity tests.
 
 A case is `<item>__<case>.json` beside a file of tensors: weights (`w.`), inputs (`in.`), outputs (`out.`) and gradients
-(`grad.`). `hyper` says what ran; no test knows a case by its name. `--golden-dir` puts another folder in the place of ours.
+(`grad.`). `hyper` says what ran; no test knows a case by its name. A test reads every field of `hyper` and every input,
+and names the values that it knows: what it does not know fails, because who passes over an option compares another model.
+`--golden-dir` puts another folder in the place of ours.
 """
 
 import json
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 SHIPPED = (Path(__file__).parent / "fixtures" / "golden").resolve()
 
@@ -32,18 +35,15 @@ def described_in(folder: Path) -> dict[Path, dict]:
     return {file: description for file, description in descriptions.items() if "hyper" in description}
 
 
-def files_of(item: str, folder: Path | None = None, **hyper) -> list[Path]:
-    """The cases of an item whose `hyper` has these values."""
-    return [
-        file
-        for file, description in described_in(folder or Location.folder).items()
-        if description["item"] == item and hyper.items() <= description["hyper"].items()
-    ]
+def files_of(item: str, folder: Path | None = None) -> list[Path]:
+    """The cases of an item."""
+    described = described_in(folder or Location.folder)
+    return [file for file, description in described.items() if description["item"] == item]
 
 
-def cases(item: str, **hyper) -> pytest.MarkDecorator:
+def cases(item: str) -> pytest.MarkDecorator:
     """Runs a test with every case of an item, which it takes as `case`."""
-    files = files_of(item, **hyper)
+    files = files_of(item)
     return pytest.mark.parametrize("case", files, ids=[file.stem for file in files], indirect=True)
 
 
@@ -51,6 +51,60 @@ def folder_of(name: str) -> Path:
     """An old checkpoint: that of `--golden-dir`, or ours where a folder of further cases has none."""
     given = Location.folder / name
     return given if given.is_dir() else SHIPPED / name
+
+
+class Fields(Mapping[str, Any]):
+    """What stands in a case under names, also inside of one another; it notes what was read.
+
+    To ask whether a name is there (`in`), or to list the names, is not to read.
+    """
+
+    def __init__(self, values: Mapping[str, Any], place: str = ""):
+        self.place = place
+        self.values_by_name = {name: with_fields(value, f"{place}{name}") for name, value in values.items()}
+        self.unread_names = set(values)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.values_by_name[name]
+        self.unread_names.discard(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values_by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+    def unread(self) -> list[str]:
+        """The names that nobody has read, a dot between a field and one inside it."""
+        found = [f"{self.place}{name}" for name in self if name in self.unread_names]
+        for name, value in self.values_by_name.items():
+            inside = value if isinstance(value, list) else [value]
+            if name not in self.unread_names:
+                found += [each for fields in inside if isinstance(fields, Fields) for each in fields.unread()]
+        return found
+
+    def only_describe(self, **actual: Any) -> None:
+        """Fields that say what the tensors show, where the case has them: another value than `actual` fails."""
+        for name, value in actual.items():
+            if name in self and self[name] != value:
+                pytest.fail(f"{self.place}{name}={self[name]!r}, but the tensors show {value!r}")
+
+    def change_nothing(self, *names: str) -> None:
+        """Fields that are known, and whose value nothing that is compared depends on: it may be any."""
+        for name in names:
+            self.get(name)
+
+
+def with_fields(value: Any, place: str) -> Any:
+    if isinstance(value, Mapping):
+        return Fields(value, f"{place}.")
+    return (
+        [with_fields(each, f"{place}.{index}") for index, each in enumerate(value)] if type(value) is list else value
+    )
 
 
 class Case:
@@ -63,10 +117,11 @@ class Case:
     def __init__(self, file: Path):
         self.file = file
         self.description: dict = described_in(file.parent)[file]
-        self.hyper: dict = self.description["hyper"]
+        self.hyper = Fields(self.description["hyper"])
         self.tolerance: dict = self.description["tolerance"]
         self.tensors = load_file(file.with_suffix(".safetensors"))
-        self.weights, self.inputs, self.gradients = (self.part(kind) for kind in ("w.", "in.", "grad."))
+        self.weights, self.gradients = self.part("w."), self.part("grad.")
+        self.inputs = Fields(self.part("in."), "in.")
         self.dtype = next(tensor.dtype for tensor in self.tensors.values() if tensor.is_floating_point())
         self.compared: set[str] = set()
 
@@ -81,13 +136,45 @@ class Case:
         """An input whose gradient is wanted."""
         return self.inputs[name].clone().requires_grad_()
 
+    def lengths(self, *names: str, axis: int) -> list[int]:
+        """Of each segment, by the inputs `<name>_seg<number>`, whose shapes `segments` and `n_segments` describe."""
+        numbers = range(self.count(f"in.{names[0]}_seg*"))
+        found = [[self.inputs[f"{name}_seg{number}"].shape[axis] for number in numbers] for name in names]
+        batch = {self.inputs[f"{name}_seg0"].shape[1 - axis] for name in names}
+        assert all(each == found[0] for each in found), found
+        self.hyper.only_describe(segments=found[0], n_segments=len(numbers), batch=batch.pop())
+        assert not batch
+        return found[0]
+
+    def choice(self, field: str, *known: Any, but: Iterable[Any] = (), reason: str = "") -> Any:
+        """The value of a field, a dot between a field and one inside it, which must be one of those that the test knows.
+
+        Args:
+            known: those that it can run.
+            but: those that the original knows and the package does not: they skip the case, for this reason.
+        """
+        value = self.value_of(field)
+        if value in [*but]:
+            self.out_of_scope(reason, field)
+        if value not in known:
+            pytest.fail(f"{field}={value!r}: the test knows {', '.join(map(repr, [*known, *but]))}")
+        return value
+
+    def value_of(self, field: str) -> Any:
+        return reduce(getitem, field.split("."), self.hyper)
+
+    def check_all_read(self) -> None:
+        """Every field and every input was read: an option that is passed over is another model."""
+        unread = self.hyper.unread() + self.inputs.unread()
+        assert not unread, f"{self.file.name} has what the test does not know: {', '.join(unread)}"
+
     def skip_background(self) -> None:
         if self.description["use"] == "background":
             pytest.skip(f"use='background': {self.description['pins']}")
 
     def out_of_scope(self, reason: str, *fields: str) -> None:
         """Skip a case for the values of these fields of `hyper`, a dot between a field and one inside it."""
-        values = ", ".join(f"{field}={reduce(getitem, field.split('.'), self.hyper)!r}" for field in fields)
+        values = ", ".join(f"{field}={self.value_of(field)!r}" for field in fields)
         pytest.skip(f"{values}: {reason}")
 
     def has(self, name: str) -> bool:
@@ -145,6 +232,18 @@ class Case:
         if missed:
             assert self.file.parent != SHIPPED, f"not compared: {missed}"
             warnings.warn(f"{self.file.name} has outputs that no test compares: {missed}", stacklevel=2)
+
+
+TOLERANCE = {"out_atol": 1e-5, "out_rtol": 1e-4, "grad_atol": 1e-5, "grad_rtol": 1e-3}
+
+
+def write_case(file: Path, item: str, hyper: dict, tensors: dict[str, torch.Tensor], **tolerance: float) -> Case:
+    """A case that a test makes itself, of tensors by their full names: of options that no recorded case has."""
+    description = {"item": item, "use": "in scope", "pins": "it", "hyper": hyper, "tolerance": TOLERANCE | tolerance}
+    file.write_text(json.dumps(description), encoding="utf-8")
+    save_file({name: each.detach().clone() for name, each in tensors.items()}, file.with_suffix(".safetensors"))
+    described_in.cache_clear()
+    return Case(file)
 
 
 def gradients_of(module: torch.nn.Module, **inputs: torch.Tensor) -> dict[str, torch.Tensor | None]:

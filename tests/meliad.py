@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+OTHER_POSITIONS = (None, "fourier", "nn", "rotary", "absolute")  # than T5's biases
+
 
 def translated(tensors: dict[str, torch.Tensor], names: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
     """Tensors under our names, by `names` (expressions of theirs, and ours) in turn, maps as `(out, in)`."""

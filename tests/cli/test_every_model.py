@@ -55,13 +55,11 @@ REFUSED = {
 }
 
 
-class Started:
+def started(model_id: str, *_) -> None:
     """In the place of the server: it loads what the server would load."""
-
-    def __init__(self, force_model: str, **_):
-        name = transformers.AutoConfig.from_pretrained(force_model).architectures[0]
-        model = getattr(transformers, name).from_pretrained(force_model)
-        assert model.generate(max_new_tokens=2, do_sample=False, bos_token_id=0).shape == (1, 3)
+    name = transformers.AutoConfig.from_pretrained(model_id).architectures[0]
+    model = getattr(transformers, name).from_pretrained(model_id)
+    assert model.generate(max_new_tokens=2, do_sample=False, bos_token_id=0).shape == (1, 3)
 
 
 class Hub:
@@ -95,7 +93,7 @@ EACH = [
 def test_it_works_or_says_why_not(
     command: str, kind: str, folders: dict, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("transformers_xl.experiments.serving.server_of", lambda _: Started)
+    monkeypatch.setattr("transformers_xl.experiments.serving.run_server", started)
     monkeypatch.setattr("transformers_xl.hub.uploading.HfApi", Hub)
     # pictures take most of a report's time: tests/cli/test_report.py has them
     monkeypatch.setattr("transformers_xl.evaluation.html_report.png_bytes", lambda picture: b"a picture")

@@ -1,7 +1,9 @@
 """GTrXL as an agent: step by step equals windowed, episodes begin afresh, and every parameter learns."""
 
+import numpy as np
 import pytest
 import torch
+from optional_packages import needs
 from tiny import EXACT, MEM_LEN, VOCAB_SIZE, memory_of, tiny_config, tokens
 
 from transformers_xl import GTrXLConfig, GTrXLForActorCritic
@@ -209,3 +211,122 @@ def test_a_config_refuses_what_is_no_number_of_anything(field):
         GTrXLConfig(**{field: 0})
     with pytest.raises(ValueError, match="num_actions"):
         GTrXLConfig(num_action=3)
+    with pytest.raises(ValueError, match="hidden_size"):
+        GTrXLConfig(hidden_size=np.int64(0))
+
+
+def test_a_config_takes_numbers_of_numpy(tmp_path):
+    """As environments give them: `env.action_space.n` is one."""
+    given = {
+        "num_actions": np.int64(4),
+        "observation_size": np.int32(3),
+        "n_layer": np.int64(2),
+        "dropout": np.float32(0.5),
+    }
+    config = GTrXLConfig(**given, same_length=np.bool_(True))
+    assert config == GTrXLConfig(num_actions=4, observation_size=3, n_layer=2, dropout=0.5, same_length=True)
+    assert {type(config.num_actions), type(config.num_hidden_layers)} == {int}
+    config.save_pretrained(tmp_path)
+    assert GTrXLConfig.from_pretrained(tmp_path, num_actions=np.int64(5)).num_actions == 5
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.uint8])
+def test_arrays_of_numpy_are_read_as_tensors(kind):
+    model, reset = agent(dtype=torch.float32), episodes()[:, :6].numpy()
+    values = np.random.default_rng(0).integers(0, 9, (BATCH, 6, WIDTH)).astype(kind)
+    expected = model(torch.tensor(values), reset=torch.tensor(reset))
+    assert torch.equal(model(values, reset=reset).logits, expected.logits)
+    cache = model(values[:, :1], reset=reset[:, 0], use_cache=True).past_key_values
+    step = model(values[:, 1:2], reset=reset[:, 1], past_key_values=cache)
+    torch.testing.assert_close(step.logits, expected.logits[:, 1:2])
+
+
+def test_ids_of_numpy_are_read_as_tensors():
+    model, ids = agent("input_ids"), tokens(BATCH, 4)
+    assert torch.equal(model(input_ids=ids.numpy()).logits, model(input_ids=ids).logits)
+
+
+def test_an_array_that_an_environment_writes_again_changes_no_gradient():
+    model, values = agent(dtype=torch.float32), seen().float().numpy()
+    gradients = []
+    for overwritten in (False, True):
+        model.zero_grad()
+        loss = model(values).value.sum()
+        if overwritten:
+            values.fill(0.0)
+        loss.backward()
+        gradients.append(model.observation_proj.weight.grad.clone())
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"observations": seen().tolist()}, "`observations` is of type list: give a tensor, or an array"),
+        ({"observations": np.full((BATCH, 2, WIDTH), "a")}, "`observations` is an array of <U1: "),
+        ({"observations": np.zeros((BATCH, WIDTH))}, r"one step of a vector environment is `observations\[:, None\]`"),
+        ({"observations": seen(), "reset": [True, False, True]}, "`reset` is of type list: "),
+        ({"observations": seen(), "reset": np.ones(BATCH, dtype=np.int64)}, "`reset` .* must be bool"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        agent()(**arguments)
+
+
+def rollouts(mode: str, steps: int = 14) -> tuple[np.ndarray, np.ndarray]:
+    """Observations `(environments, steps, width)` of a vector environment of gymnasium, each told by its episode, its step
+    and noise, and what had ended beside each of them."""
+    gym = needs("gymnasium")
+
+    class Numbered(gym.Env):
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (WIDTH,), np.float64)
+        action_space = gym.spaces.Discrete(ACTIONS)
+        episode = -1
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.episode, self.place, self.length = self.episode + 1, 0, int(self.np_random.integers(2, 5))
+            return self.observe(), {}
+
+        def observe(self) -> np.ndarray:
+            return np.concatenate([[self.episode, self.place], self.np_random.normal(size=WIDTH - 2)])
+
+        def step(self, action):
+            self.place += 1
+            return self.observe(), 0.0, self.place == self.length, False, {}
+
+    mode = gym.vector.AutoresetMode[mode]
+    environments = gym.vector.SyncVectorEnv([Numbered] * BATCH, autoreset_mode=mode)
+    seen, ended = [environments.reset(seed=0)[0]], [np.zeros(BATCH, dtype=bool)]
+    for _ in range(steps - 1):
+        observation, _, terminated, truncated, _ = environments.step(np.zeros(BATCH, dtype=np.int64))
+        seen.append(observation)
+        ended.append(terminated | truncated)
+    return np.stack(seen, axis=1), np.stack(ended, axis=1)
+
+
+def remembers_other_episodes(values: np.ndarray, reset: np.ndarray) -> bool:
+    """Whether an agent that begins where `reset` says does else in an episode than one that reads this episode alone."""
+    model, same = agent(mem_len=20), []
+    logits = model(values, reset=reset).logits
+    for row, episodes_of_row in enumerate(values[..., 0]):
+        for episode in np.unique(episodes_of_row):
+            steps = np.flatnonzero(episodes_of_row == episode)
+            alone = model(values[row : row + 1, steps]).logits[0]
+            same.append(torch.allclose(logits[row, steps], alone, **EXACT))
+    return not all(same)
+
+
+@pytest.mark.parametrize(("mode", "later"), [("SAME_STEP", 0), ("NEXT_STEP", 1)])
+def test_episodes_begin_where_the_mode_of_the_environments_says(mode, later):
+    """`terminated | truncated` is the `reset` of the observation beside it, or one step later. In the default of gymnasium,
+    NEXT_STEP, the other way leaks: the end of an episode is remembered in the next."""
+    values, ended = rollouts(mode)
+    assert ended.sum() >= 2 * BATCH
+
+    def moved(steps: int) -> np.ndarray:
+        return np.concatenate([np.zeros((BATCH, steps), dtype=bool), ended], axis=1)[:, : ended.shape[1]]
+
+    assert not remembers_other_episodes(values, moved(later))
+    assert remembers_other_episodes(values, moved(1 - later))

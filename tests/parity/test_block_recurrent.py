@@ -9,7 +9,7 @@ from functools import partial
 import golden
 import torch
 from golden import Case
-from meliad import translated
+from meliad import OTHER_POSITIONS, translated
 from torch.nn import functional as F
 
 from transformers_xl import BlockRecurrentConfig, BlockRecurrentForCausalLM
@@ -47,17 +47,16 @@ NAMES = [
 def update_of(case: Case) -> str:
     """Our name of `skip_ffn` and `single_gate`."""
     hyper = case.hyper
-    if hyper.get("single_gate", False):
-        return "single"
-    return "skip" if hyper.get("skip_ffn", False) else "dual"
+    skips, single = hyper.get("skip_ffn", False), hyper.get("single_gate", False)
+    assert not (skips and single), "one gate is that of the feed-forward, which `skip_ffn` leaves out"
+    return "single" if single else "skip" if skips else "dual"
 
 
 def build(case: Case) -> BlockRecurrentForCausalLM:
     hyper = case.hyper
-    if hyper["position"] != "t5":
-        case.out_of_scope("the paper's models have T5's biases", "position")
-    if hyper["gate"] not in ("bias", "lstm"):
-        case.out_of_scope("not one of the paper's gates", "gate")
+    case.choice("position", "t5", but=OTHER_POSITIONS, reason="the paper's models have T5's biases")
+    case.choice("gate", "bias", "lstm", but=["residual"], reason="not one of the paper's gates")
+    hyper.only_describe(segment_length=max(case.lengths("input_ids", "target", axis=1)))
     config = BlockRecurrentConfig(
         vocab_size=hyper["vocab_size"],
         hidden_size=hyper["embedding_size"],

@@ -22,8 +22,11 @@ from transformers_xl.modeling.ops import band
 def test_values_and_gradients(case: Case, implementation: str, piece_length: int, monkeypatch):
     if any(case.hyper["global_positions"]):
         case.out_of_scope("the paper's language model has no global tokens", "global_positions", "separate_global")
+    case.hyper.change_nothing("separate_global")  # of global tokens
+    assert not case.inputs.get("global_mask", torch.zeros(1)).any()
     monkeypatch.setattr(band, "PIECE_LENGTH", piece_length)
     inputs = {name: case.leaf(name) for name in "qkv"}
+    case.hyper.only_describe(**dict(zip(("batch", "heads", "len", "dim"), inputs["q"].shape, strict=True)))
     outputs = []
     for layer, fields in enumerate(case.hyper["layers"]):
         output, weights = attend(fields, case, implementation, list(inputs.values()))

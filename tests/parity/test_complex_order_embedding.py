@@ -37,6 +37,8 @@ def waves(case: Case, scheme: str, weights: dict[str, torch.Tensor]) -> torch.Te
         state["phase.weight"] = weights[phase].view_as(embedding.phase.weight)
     assert state.keys() == embedding.state_dict().keys()
     words = case.inputs["x"].long()
+    vocab, dim = weights["amplitude"].shape
+    case.hyper.only_describe(vocab=vocab, dim=dim, batch=words.shape[0], length=words.shape[1])
     places = torch.arange(case.hyper["start"], case.hyper["start"] + words.shape[1])[None]
     return at_positions(torch.func.functional_call(embedding, state, (words,)), places)
 

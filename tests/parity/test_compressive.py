@@ -40,6 +40,7 @@ def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def build(case: Case) -> CompressiveTransformerForCausalLM:
     hyper = case.hyper
+    hyper.only_describe(segment_len=max(case.lengths("input_ids", "target", axis=1)))
     if max(hyper["segments"]) > hyper["mem_len"]:
         case.out_of_scope("tokens of a segment that never enter the memory are lost there", "segments", "mem_len")
     config = CompressiveTransformerConfig(

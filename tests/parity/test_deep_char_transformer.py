@@ -33,6 +33,8 @@ def places_of(name: str, num_layers: int) -> list[str]:
 
 def build(case: Case) -> VanillaTransformerForCausalLM:
     hyper, layers = case.hyper, case.hyper["n_layer"]
+    batch, length = case.inputs["x"].shape
+    hyper.only_describe(batch=batch, len=length)
     config = VanillaTransformerConfig(
         vocab_size=hyper["vocab"],
         hidden_size=hyper["d_model"],

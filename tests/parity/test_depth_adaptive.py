@@ -34,6 +34,8 @@ def our_name(name: str, hyper: dict, halting: str | None) -> str | None:
 
 def build(case: Case, **fields) -> DepthAdaptiveTransformerForCausalLM:
     hyper = case.hyper
+    batch, length = case.inputs["x"].shape
+    hyper.only_describe(batch=batch, len=length)
     config = DepthAdaptiveTransformerConfig(
         vocab_size=hyper["vocab"],
         hidden_size=hyper["d_model"],
@@ -145,6 +147,7 @@ def check_multinomial(run: Runs) -> list[torch.Tensor]:
 
 @golden.cases("act_depth")
 def test_values_and_gradients(case: Case):
+    case.hyper.change_nothing("thresholds")  # of exits: the next test
     run = Runs(case)
     check_uniform(run)
     linear = run.check("aligned_loss_linear", run(exit_loss_weights="linear")[1].loss)
@@ -168,6 +171,7 @@ def test_exits(case: Case, kind: str, size: int | None, packed: bool):
     if not case.has(f"exit_layer_{kind}"):
         pytest.skip(f"the case has no exits by {kind}")
     embeds = case.weights["emb"][case.inputs["x"].long()]
+    assert case.inputs["target"].shape == embeds.shape[:2]  # given, whatever is predicted
     model, parts, mems = build(case, **fields[kind]).eval(), [], None
     for segment in embeds.split(size or embeds.shape[1], dim=1):
         with torch.set_grad_enabled(not packed):

@@ -7,14 +7,14 @@ import golden
 import pytest
 import torch
 from golden import SHIPPED, Case, files_of
-from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
 
 
-def test_every_item_has_a_test():
-    """No file of ours is left lying about."""
-    items = {description["item"] for description in golden.described_in(SHIPPED).values()}
+@pytest.mark.parametrize("folder", dict.fromkeys([SHIPPED, golden.Location.folder]), ids=lambda folder: folder.name)
+def test_every_item_has_a_test(folder: Path):
+    """No file is left lying about, ours or those of the option."""
+    items = {description["item"] for description in golden.described_in(folder).values()}
     tests = "".join(file.read_text(encoding="utf-8") for file in HERE.glob("test_*.py"))
     assert items
     assert [item for item in sorted(items) if f'golden.cases("{item}"' not in tests] == []
@@ -40,21 +40,23 @@ def test_the_folder_is_that_of_the_option(request: pytest.FixtureRequest):
 @pytest.fixture
 def small(tmp_path: Path) -> Case:
     """A case of two outputs and one gradient."""
-    tolerance = {"out_atol": 1e-5, "out_rtol": 0.0, "grad_atol": 1e-5, "grad_rtol": 0.0}
-    description = {"item": "an item", "use": "in scope", "pins": "it", "hyper": {"n": 3}, "tolerance": tolerance}
-    (tmp_path / "x.json").write_text(json.dumps(description))
+    hyper = {"n": 3, "inner": {"m": None, "kinds": [{"size": 2}, {"size": 4}]}}
     (tmp_path / "other.json").write_text(json.dumps({"eos_id": 3}))  # what is no case
-    tensors = {"out.y": torch.ones(2), "out.n": torch.tensor([3]), "grad.w": torch.full((2,), 100.0)}
-    save_file(tensors, tmp_path / "x.safetensors")
-    return Case(tmp_path / "x.json")
+    tensors = {
+        "in.x": torch.ones(2),
+        "out.y": torch.ones(2),
+        "out.n": torch.tensor([3]),
+        "grad.w": torch.full((2,), 100.0),
+    }
+    return golden.write_case(tmp_path / "x.json", "an item", hyper, tensors, out_rtol=0.0, grad_rtol=0.0)
 
 
-def test_cases_are_found_by_their_item_and_options(small: Case):
+def test_cases_are_found_by_their_item(small: Case):
     folder = small.file.parent
     moved = small.file.rename(folder / "renamed.json")  # its name says nothing
     golden.described_in.cache_clear()
-    assert files_of("an item", folder) == files_of("an item", folder, n=3) == [moved]
-    assert files_of("an", folder) == files_of("an item", folder, n=4) == []
+    assert files_of("an item", folder) == [moved]
+    assert files_of("an", folder) == []
 
 
 def test_outputs_are_compared(small: Case):
@@ -88,9 +90,41 @@ def test_what_is_not_compared_is_noticed(small: Case):
 
 
 def test_a_skip_names_the_fields(small: Case):
-    small.hyper["inner"] = {"m": None}
     with pytest.raises(pytest.skip.Exception, match="^n=3, inner.m=None: too many$"):
         small.out_of_scope("too many", "n", "inner.m")
     small.description["use"] = "background"
     with pytest.raises(pytest.skip.Exception, match="^use='background': it$"):
         small.skip_background()
+
+
+def test_what_is_not_read_is_noticed(small: Case):
+    def unread() -> str:
+        with pytest.raises(AssertionError, match=r"^x\.json has what the test does not know: ") as caught:
+            small.check_all_read()
+        return str(caught.value).partition("know: ")[2]
+
+    assert unread() == "n, inner, in.x"
+    assert "n" in small.hyper  # to ask and to list is not to read
+    assert [*small.hyper] == ["n", "inner"]
+    small.hyper.only_describe(n=3, other=5)
+    small.inputs.change_nothing("x", "other")
+    assert unread() == "inner"
+    inner = small.hyper["inner"]
+    assert unread() == "inner.m, inner.kinds"
+    assert (inner["m"], [kind["size"] for kind in inner["kinds"][:1]]) == (None, [2])
+    assert unread() == "inner.kinds.1.size"
+    assert inner["kinds"][1] == {"size": 4}
+    small.check_all_read()
+
+
+def test_values_that_are_not_known_fail(small: Case):
+    assert small.choice("n", 2, 3) == 3
+    assert small.choice("inner.m", None) is None
+    with pytest.raises(pytest.fail.Exception, match="^n=3: the test knows 2, 4$"):
+        small.choice("n", 2, but=[4], reason="too many")
+    with pytest.raises(pytest.skip.Exception, match="^n=3: too many$"):
+        small.choice("n", 2, but=[3], reason="too many")
+    with pytest.raises(pytest.fail.Exception, match="^n=3, but the tensors show 5$"):
+        small.hyper.only_describe(n=5)
+    with pytest.raises(KeyError, match="unheard of"):
+        small.choice("unheard of", 1)

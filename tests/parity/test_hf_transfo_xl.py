@@ -19,7 +19,15 @@ import transformers_xl  # noqa: F401  registers the model types
 
 
 def skip_what_is_not_ours(case: Case) -> None:
-    options = case.hyper["config_kwargs"]
+    options, config = case.hyper["config_kwargs"], case.description["config"]
+    stored = {**config, "proj_share_all_but_first": config["tie_projs"] == [False, *[True] * len(config["cutoffs"])]}
+    for name, value in options.items():
+        assert stored[name] == value, f"config_kwargs.{name}={value!r}, but the folder's is {stored[name]!r}"
+    case.hyper.only_describe(seg_len=max(case.lengths("input_ids", axis=1)))
+    if "prompt_ids" in case.inputs:
+        prompt, ids = case.inputs["prompt_ids"], case.tensors["out.generated_ids"]
+        case.hyper.only_describe(prompt_len=prompt.shape[1], new_tokens=ids.shape[1] - prompt.shape[1])
+    case.hyper.change_nothing("prompt_len", "new_tokens")  # nothing is generated without a prompt
     if options.get("mem_len") == 0 and options.get("same_length", True):  # as by default there
         reason = "with `same_length` all scores are masked, and that code takes a mean over all tokens, later ones too"
         case.out_of_scope(reason, "config_kwargs.mem_len")

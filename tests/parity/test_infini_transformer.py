@@ -34,8 +34,8 @@ def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def build(case: Case) -> InfiniTransformerForCausalLM:
     hyper = case.hyper
-    if hyper["update"] not in ("linear", "delta"):
-        case.out_of_scope("the paper has two rules", "update")
+    case.choice("update", "linear", "delta")
+    hyper.only_describe(segment_len=max(case.lengths("input_ids", "target", axis=1)))
     config = InfiniTransformerConfig(
         vocab_size=hyper["vocab_size"],
         hidden_size=hyper["d_model"],

@@ -1,12 +1,18 @@
-"""The Macaron layer against numbers recorded from the authors' code (zhuohan123/macaron-net): encoder and decoder.
+"""The Macaron layer against numbers recorded from the authors' code (zhuohan123/macaron-net): encoder, decoder, and the
+decoder without an encoder (`no_encoder_attn`), of which that code makes language models.
 
 Those layers have no positions and no memory: here they stand on the attention without positions, with biases. Without
 `macaron` they are ordinary layers. The attention to an encoder, which the model has not, is made of the same attention.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+
 import golden
+import pytest
 import torch
 from golden import Case
+from torch.nn import functional as F
 
 from transformers_xl import MacaronConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
@@ -35,6 +41,11 @@ NAMES = {
     "final_layer_norm": "post_attention_layernorm",
     "macaron_layer_norm": "macaron_layernorm",
 }
+
+
+KINDS = ("encoder", "decoder", "lm")
+CAUSAL = ("decoder", "lm")
+OWN_PADDING = ("padding_mask", "self_attn_padding_mask")  # of the keys of the layer's own sequence
 
 
 class WithoutPositions(MacaronLayer):
@@ -92,8 +103,22 @@ def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return ours
 
 
+def describe(case: Case, weights: dict[str, torch.Tensor]) -> None:
+    """What tensors show too; sizes of a part that a kind has not are there all the same."""
+    hyper, (length, batch, _) = case.hyper, case.inputs["x"].shape
+    hyper.only_describe(len=length, batch=batch, ffn=len(weights["mlp.fc1.bias"]))
+    encoded = case.inputs.get("encoder_out")
+    assert (encoded is not None) == (case.choice("kind", *KINDS) == "decoder"), "a decoder alone reads an encoder"
+    hyper.only_describe(src_len=hyper.get("src_len") if encoded is None else len(encoded))
+    masked = any(name.endswith("padding_mask") for name in case.inputs)
+    if not case.choice("padding", True, False):
+        assert not masked, "padding=False, but there is a mask"
+    assert masked or not hyper["padding"] or hyper["kind"] == "lm", "padding=True, but there is no mask"
+
+
 def build(case: Case) -> MemoryLayer:
     hyper, weights = case.hyper, translated(case.weights)
+    describe(case, weights)
     config = MacaronConfig(
         hidden_size=hyper["dim"],
         num_attention_heads=hyper["heads"],
@@ -115,10 +140,11 @@ def build(case: Case) -> MemoryLayer:
 def visible_pairs(case: Case) -> torch.Tensor:
     length = len(case.inputs["x"])
     visible = torch.ones(1, 1, length, length, dtype=torch.bool)
-    if case.hyper["kind"] == "decoder":
+    if case.choice("kind", *KINDS) in CAUSAL:
         visible = visible.tril()
-    if "padding_mask" in case.inputs:
-        visible = visible & ~case.inputs["padding_mask"].bool()[:, None, None, :]
+    for name in OWN_PADDING:
+        if name in case.inputs:
+            visible = visible & ~case.inputs[name].bool()[:, None, None, :]
     return visible
 
 
@@ -140,3 +166,56 @@ def test_values_and_gradients(case: Case):
     scalar.backward()
     case.check_gradients(golden.gradients_of(layer, **inputs), translated)
     case.finish()
+
+
+def sublayers(weights: dict[str, torch.Tensor], hyper: dict, x: torch.Tensor) -> torch.Tensor:
+    """The layer of a language model by its equations, time-major: half a feed-forward, causal attention, another half."""
+
+    def around(norm: str, x: torch.Tensor, inner: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        def normed(states: torch.Tensor) -> torch.Tensor:
+            return F.layer_norm(states, states.shape[-1:], weights[f"{norm}.weight"], weights[f"{norm}.bias"])
+
+        return x + inner(normed(x)) if hyper["normalize_before"] else normed(x + inner(x))
+
+    def feed_forward(prefix: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        (w1, b1), (w2, b2) = ([weights[f"{prefix}fc{i}.{kind}"] for kind in ("weight", "bias")] for i in (1, 2))
+        return lambda states: 0.5 * F.linear(F.linear(states, w1, b1).relu(), w2, b2)
+
+    def attend(states: torch.Tensor) -> torch.Tensor:
+        future = torch.ones(len(states), len(states), dtype=torch.bool).triu(1)
+        width, heads = states.shape[-1], hyper["heads"]
+        maps = [weights[f"self_attn.{name}"] for name in ("in_proj_weight", "in_proj_bias")]
+        out = [weights[f"self_attn.out_proj.{kind}"] for kind in ("weight", "bias")]
+        given = (states, states, states, width, heads, *maps, None, None, False, 0.0, *out)
+        return F.multi_head_attention_forward(*given, attn_mask=future, need_weights=False)[0]
+
+    x = around("macaron_layer_norm", x, feed_forward("macaron_"))
+    x = around("self_attn_layer_norm", x, attend)
+    return around("final_layer_norm", x, feed_forward(""))
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_a_layer_of_a_language_model(normalize_before: bool, tmp_path: Path):
+    """A decoder of that code without an encoder; it has the fields of the other kinds all the same."""
+    hyper = {"kind": "lm", "dim": 12, "heads": 3, "ffn": 20, "normalize_before": normalize_before, "macaron": True}
+    hyper |= {"len": 5, "src_len": 6, "batch": 2, "padding": True}
+    shapes = {
+        "self_attn.in_proj_weight": (36, 12),
+        "self_attn.in_proj_bias": (36,),
+        "self_attn.out_proj.weight": (12, 12),
+    }
+    shapes |= {"self_attn.out_proj.bias": (12,)}
+    for name, out, inner in (("fc1", 20, 12), ("fc2", 12, 20)):
+        for prefix in ("", "macaron_"):
+            shapes |= {f"{prefix}{name}.weight": (out, inner), f"{prefix}{name}.bias": (out,)}
+    for norm in ("macaron_layer_norm", "self_attn_layer_norm", "final_layer_norm"):
+        shapes |= {f"{norm}.weight": (12,), f"{norm}.bias": (12,)}
+    weights = {name: torch.randn(shape).mul(0.5).requires_grad_() for name, shape in shapes.items()}
+    x = torch.randn(5, 2, 12)
+    y = sublayers(weights, hyper, x)
+    (golden.squares(y) + (y * golden.ramp(y)).sum()).backward()
+    tensors = {"in.x": x, "out.y": y} | {f"w.{name}": each for name, each in weights.items()}
+    tensors |= {f"grad.{name}": each.grad for name, each in weights.items()}
+    case = golden.write_case(tmp_path / "made.json", "macaron", hyper, tensors, out_atol=1e-4, grad_atol=1e-4)
+    test_values_and_gradients(case)
+    case.check_all_read()

@@ -11,7 +11,7 @@ from functools import partial
 import golden
 import torch
 from golden import Case
-from meliad import translated
+from meliad import OTHER_POSITIONS, translated
 from torch.nn import functional as F
 
 from transformers_xl import MemorizingTransformerConfig, MemorizingTransformerForCausalLM
@@ -35,14 +35,16 @@ NAMES = [
 ]
 
 
+OTHER_MIXES = ("ADD", "STOP_FORWARD")  # `IntegrationMethod` and `CrossAttentionType` of that code
+
+
 def build(case: Case) -> MemorizingTransformerForCausalLM:
     hyper = case.hyper
-    if hyper["position"] != "t5":
-        case.out_of_scope("the authors' models with this memory have T5's biases", "position")
-    if hyper["retrieval"] != "exact":
-        case.out_of_scope("the search is exact", "retrieval")
-    if hyper["combine"] != "TRAINABLE_WEIGHTED_MEAN":
-        case.out_of_scope("the paper mixes by a gate", "combine")
+    has_biases = "the authors' models with this memory have T5's biases"
+    case.choice("position", "t5", but=OTHER_POSITIONS, reason=has_biases)
+    case.choice("retrieval", "exact", but=["approximate", "approx"], reason="the search is exact")
+    case.choice("combine", "TRAINABLE_WEIGHTED_MEAN", but=OTHER_MIXES, reason="the paper mixes by a gate")
+    case.lengths("input_ids", "target", axis=1)
     if {*hyper["segments"]} != {hyper["segment_length"]}:
         case.out_of_scope("a block is a segment, and all are alike", "segments")
     config = MemorizingTransformerConfig(

@@ -6,6 +6,7 @@ head; none), in their keys (shared or not; whole ones in the "flat" form) and in
 """
 
 import golden
+import pytest
 import torch
 from golden import Case
 from torch import nn
@@ -13,8 +14,14 @@ from torch import nn
 from transformers_xl import PKMTransformerConfig
 from transformers_xl.modeling.layers.product_key_memory import ProductKeyMemory, QueryBatchNorm
 
-# what changes nothing when it is off, and has no formula when it is on
-UNKNOWN = ("mem_grouped_conv", "mem_input2d", "mem_shuffle_indices", "mem_shuffle_query", "mem_query_residual")
+# what has no formula when it is on
+ADDITIONS = ("mem_grouped_conv", "mem_input2d", "mem_shuffle_indices", "mem_shuffle_query", "mem_query_residual")
+# how weights are initialised and trained, what is dropped in training, and which layers share values
+WITHOUT_EFFECT = (
+    "mem_values_optimizer", "optimizer", "mem_sparse", "mem_share_values", "mem_keys_type", "mem_keys_normalized_init",
+    "mem_keys_learn", "mem_query_net_learn", "mem_value_zero_init", "mem_input_dropout", "mem_query_dropout",
+    "mem_value_dropout",
+)  # fmt: skip
 QUERIES = "query_proj.query_mlps."
 
 
@@ -70,9 +77,39 @@ def is_ours(weights: dict[str, torch.Tensor]) -> bool:
     return "0.bias" in names and not any(name[0] in "23456789" or name.count(".") > 1 for name in names)
 
 
+def describe(case: Case) -> None:
+    """What weights and tensors show too."""
+    params, weights, x = case.hyper["params"], case.weights, case.inputs["x"]
+    *_, width = x.shape
+    size = weights["values.weight"].shape[1]
+    case.hyper.only_describe(input_dim=width, output_dim=size, batch=x.shape[0], length=x.shape[1])
+    case.choice("params.mem_v_dim", -1, size)
+    params.change_nothing(*WITHOUT_EFFECT)
+    queries = {name.removeprefix(QUERIES): each for name, each in weights.items() if name.startswith(QUERIES)}
+    maps = [each for name, each in queries.items() if name.endswith("weight") and each.dim() == 2]
+    biases = [each for name, each in queries.items() if name.endswith("running_mean")]
+    params.only_describe(mem_query_batchnorm=bool(biases), mem_query_kernel_sizes="")
+    separate = any(name.count(".") > 1 for name in queries)
+    if queries:
+        linear = [name for name, each in queries.items() if name.endswith("weight") and each.dim() == 2]
+        params.only_describe(
+            mem_query_bias=all(f"{name.removesuffix('weight')}bias" in queries for name in linear),
+            mem_multi_query_net=separate,
+        )
+    params.change_nothing("mem_query_bias", "mem_multi_query_net")  # of a network, where there is one
+    networks = params["mem_heads"] * 2 if separate else 1
+    widths = [len(each) for each in maps[: len(maps) // networks][:-1]]
+    params.only_describe(mem_query_layer_sizes=",".join(map(str, [0, *widths, 0])) if queries else "")
+    params.only_describe(mem_use_different_keys=weights["keys"].dim() == (3 if is_flat(case) else 4))
+
+
+def is_flat(case: Case) -> bool:
+    return case.choice("params.mem_implementation", "pq_default", "pq_fast", "flat") == "flat"
+
+
 def build(case: Case) -> ProductKeyMemory:
     params, weights = case.hyper["params"], case.weights
-    is_flat = params["mem_implementation"] == "flat"
+    describe(case)
     config = PKMTransformerConfig(
         hidden_size=case.inputs["x"].shape[-1],
         num_attention_heads=1,
@@ -83,13 +120,13 @@ def build(case: Case) -> ProductKeyMemory:
         query_batch_norm=params["mem_query_batchnorm"],
         dropout=0.0,
     )
-    memory = (FlatMemory if is_flat else ProductKeyMemory)(config)
+    memory = (FlatMemory if is_flat(case) else ProductKeyMemory)(config)
     queries = {name.removeprefix(QUERIES): each for name, each in weights.items() if name.startswith(QUERIES)}
     if not queries:
         memory.query_net = NoNetwork()
     elif not is_ours(weights):
         memory.query_net = QueryNetworks(queries, params["mem_multi_query_net"])
-    if is_flat:
+    if is_flat(case):
         shape = weights["keys"].shape[-2:]
         memory.keys = nn.Parameter(torch.empty(memory.heads, *shape))
     memory.values = nn.EmbeddingBag(*weights["values.weight"].shape, mode="sum")
@@ -116,12 +153,16 @@ def rescored(scores: torch.Tensor, params: dict) -> torch.Tensor:
     if params["mem_score_softmax"]:
         scores = scores.softmax(dim=-1)
     match params["mem_score_subtract"]:
+        case "":
+            pass
         case "min":
             scores = scores - scores.amin(-1, keepdim=True)
         case "mean":
             scores = scores - scores.mean(-1, keepdim=True)
         case "median":
             scores = scores - scores.median(-1, keepdim=True).values
+        case unknown:
+            pytest.fail(f"params.mem_score_subtract={unknown!r} is not known")
     if params["mem_score_normalize"]:
         scores = scores / scores.norm(p=1, dim=-1, keepdim=True)
     return scores
@@ -130,16 +171,16 @@ def rescored(scores: torch.Tensor, params: dict) -> torch.Tensor:
 @golden.cases("pkm")
 def test_values_and_gradients(case: Case):
     params, x = case.hyper["params"], case.leaf("x")
-    for name in UNKNOWN:
-        if params[name]:
-            case.out_of_scope("not part of the paper's memory", f"params.{name}")
+    for name in ADDITIONS:
+        case.choice(f"params.{name}", False, but=[True], reason="not part of the paper's memory")
     memory = build(case)
-    query = memory.query_net(x.flatten(0, 1)).unflatten(-1, (memory.heads, -1))
+    rows = x.detach() if params["mem_query_detach_input"] else x
+    query = memory.query_net(rows.flatten(0, 1)).unflatten(-1, (memory.heads, -1))
     if params["mem_normalize_query"]:
         query = query / query.norm(dim=-1, keepdim=True)
     case.check("query", query.flatten(0, 1))
     scores, slots = memory.best_slots(query)
-    if params["mem_modulo_size"] > 0:
+    if params["mem_modulo_size"] != -1:
         slots = slots % params["mem_modulo_size"]
     weights = rescored(scores, params)
     for name, output in (("indices", slots), ("scores", weights)):
@@ -147,7 +188,7 @@ def test_values_and_gradients(case: Case):
             case.check(name, output.reshape(case.tensors[f"out.{name}"].shape))
     y = memory.values(slots.flatten(1), per_sample_weights=weights.flatten(1)).unflatten(0, x.shape[:2])
     case.check("y", y)
-    plain = not params["mem_normalize_query"] and params["mem_modulo_size"] <= 0 and y.shape == x.shape
+    plain = rows is x and not params["mem_normalize_query"] and params["mem_modulo_size"] == -1 and y.shape == x.shape
     if plain and torch.equal(weights, scores.softmax(-1)):  # all options are ours
         y, _ = memory(x)
         case.check("y", y)
@@ -195,11 +236,9 @@ def of_another_code(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 @golden.cases("pkm_lucidrains")
 def test_another_code(case: Case):
     hyper, x = case.hyper, case.leaf("x")
-    if not hyper["use_layernorm"]:
-        case.out_of_scope("its batch norm is over time", "use_layernorm")
+    case.choice("use_layernorm", True, but=[False], reason="its batch norm is over time")
     for name in ("pre_layernorm", "concat_values_and_combine", "norm_output", "non_competitive_gates"):
-        if hyper[name]:
-            case.out_of_scope("not part of the paper's memory", name)
+        case.choice(name, False, but=[True], reason="not part of the paper's memory")
     config = PKMTransformerConfig(
         hidden_size=hyper["dim"],
         num_attention_heads=1,

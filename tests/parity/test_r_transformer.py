@@ -62,13 +62,15 @@ def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def config_of(case: Case) -> RTransformerConfig:
     hyper = case.hyper
+    batch, length, _ = case.inputs["x"].shape
+    hyper.only_describe(batch=batch, length=length)
     return RTransformerConfig(
         vocab_size=1,
         hidden_size=hyper["d_model"],
         num_attention_heads=hyper["h"],
         num_hidden_layers=hyper["n_level"],
         intermediate_size=len(case.weights["forward_net.0.feed_forward.w_1.bias"]),
-        rnn_type={"RNN": "tanh"}.get(hyper["rnn_type"], hyper["rnn_type"].lower()),
+        rnn_type={"RNN": "tanh", "GRU": "gru", "LSTM": "lstm"}[case.choice("rnn_type", "RNN", "GRU", "LSTM")],
         local_window=hyper["ksize"],
         num_local_rnns=hyper["n"],
         same_length=False,  # all that came before is seen

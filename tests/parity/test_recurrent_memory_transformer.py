@@ -12,10 +12,9 @@ def build(case: Case, bptt_segments: int) -> RecurrentMemoryTransformerForCausal
     hyper = case.hyper
     if hyper["num_mem_tokens"] > 1:
         case.out_of_scope("memory tokens see those behind them there, by scores of the next query", "num_mem_tokens")
-    if not hyper.get("mem_at_end", True):
-        case.out_of_scope("a segment without write positions writes nothing", "mem_at_end")
-    if hyper["pre_lnorm"]:
-        case.out_of_scope("queries have no norm there", "pre_lnorm")
+    if "mem_at_end" in hyper:
+        case.choice("mem_at_end", True, but=[False], reason="a segment without write positions writes nothing")
+    case.choice("pre_lnorm", False, but=[True], reason="queries have no norm there")
     config = RecurrentMemoryTransformerConfig(
         vocab_size=hyper["n_token"],
         hidden_size=hyper["d_model"],
@@ -57,7 +56,7 @@ def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 @golden.cases("rmt_txl")
 def test_values_and_gradients(case: Case):
     """Segment by segment, and all in one call, through as many as learn together."""
-    lengths = case.hyper["segments"]
+    lengths = case.lengths("data", "target", axis=0)
     if set(lengths) != {case.hyper["tgt_len"]}:
         case.out_of_scope("a segment that is not whole is not closed before the next", "segments", "tgt_len")
     tokens = case.hyper["num_mem_tokens"]

@@ -88,9 +88,15 @@ def cut(mems: tuple[torch.Tensor, ...] | None, length: int) -> tuple[torch.Tenso
     return (window[:, max(0, window.shape[1] - length) :], *states)
 
 
-@golden.cases("sha_rnn", kind="model")
-def test_model(case: Case):
-    hyper, lengths = case.hyper, case.hyper["seg_lens"]
+@golden.cases("sha_rnn")
+def test_values_and_gradients(case: Case):
+    checks = {"model": check_model, "parts": check_parts}
+    checks[case.choice("kind", *checks)](case)
+
+
+def check_model(case: Case) -> None:
+    hyper, lengths = case.hyper, case.lengths("x", axis=0)
+    hyper.only_describe(seg_lens=lengths)
     if hyper["nlayers"] < 2:
         case.out_of_scope("the last block but one has the attention", "nlayers")
     layer = hyper["nlayers"] - 2  # that with attention
@@ -139,9 +145,10 @@ def attend(attention: SingleHeadAttention, query: torch.Tensor, key: torch.Tenso
     return mixed.flatten(-2).transpose(0, 1), weights
 
 
-@golden.cases("sha_rnn", kind="parts")
-def test_parts(case: Case):
+def check_parts(case: Case) -> None:
     """The attention with the maps that it has, the Boom layer in both forms, and the over-parameterisation, each alone."""
+    case.hyper.change_nothing("seg_lens", "max_positions")  # of the model
+    case.hyper.only_describe(batch=case.inputs["query"].shape[1])
     heads = case.tensors["out.attn_weights"].shape[1] if case.has("attn_weights") else 1
     config = config_of(case, "attn.", num_attention_heads=heads)
     parts = {

@@ -42,15 +42,22 @@ def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def build(case: Case) -> ShawAttention:
-    weights = translated(case.weights)
+    weights, hyper = translated(case.weights), case.hyper
     keys, values = weights["key_table"], weights.get("value_table")
-    heads = case.hyper.get("n_head") or case.hyper["num_attention_heads"]
+    heads = hyper.get("n_head") or hyper["num_attention_heads"]
+    batch, length, width = case.inputs["x"].shape
+    memory, distances = case.inputs.get("mem"), (keys.shape[1] - 1) // 2
+    hyper.only_describe(
+        d_model=width, hidden_size=width, batch=batch, q_len=length, len=length, value_table=values is not None,
+        d_k=keys.shape[-1], d_v=len(weights["v_proj.weight"]) // heads, clip=distances, tables_per_head=len(keys) > 1,
+        max_position_embeddings=distances + 1, mem_len=0 if memory is None else memory.shape[1],
+    )  # fmt: skip
     config = ShawTransformerConfig(
         hidden_size=case.inputs["x"].shape[-1],
         num_attention_heads=heads,
         head_dim=keys.shape[-1],
         value_head_dim=len(weights["v_proj.weight"]) // heads,
-        max_relative_distance=(keys.shape[1] - 1) // 2,
+        max_relative_distance=distances,
         tables_per_head=len(keys) > 1,
         use_value_table=values is not None,
         attention_bias="q_proj.bias" in weights,
@@ -65,7 +72,7 @@ def build(case: Case) -> ShawAttention:
 
 def visible_pairs(case: Case, length: int, num_keys: int) -> torch.Tensor:
     visible = torch.ones(1, 1, length, num_keys, dtype=torch.bool)
-    if case.hyper["causal"]:
+    if case.choice("causal", True, False):
         visible = visible.tril(num_keys - length)
     if "key_padding" in case.inputs:
         visible = visible & ~case.inputs["key_padding"].bool()[:, None, None, :]

@@ -38,7 +38,8 @@ def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def build(case: Case) -> StarTransformerModel:
-    hyper = case.hyper
+    hyper, mask = case.hyper, case.inputs["mask"]
+    hyper.only_describe(batch=len(mask), length=mask.shape[1], lengths=mask.sum(dim=1).long().tolist())
     config = StarTransformerConfig(
         vocab_size=1,
         hidden_size=hyper["hidden_size"],

@@ -21,6 +21,12 @@ NAMES = {
 }
 
 
+# what stands around an attention there
+OF_THE_LANGUAGE_MODEL = (
+    "n_token", "n_layer", "d_inner", "clamp_len", "cutoffs", "d_embed", "div_val", "tie_projs", "same_length", "tie_weight"
+)  # fmt: skip
+
+
 def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights, or their gradients, under our names: theirs has one map of queries, keys and values, and one head."""
     ours = {}
@@ -37,10 +43,11 @@ def translated(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @golden.cases("tensorized")
 def test_values_and_gradients(case: Case):
     hyper = case.hyper
-    if hyper["kind"] != "attn":
-        case.out_of_scope("its language model sees the future", "kind")
+    case.choice("kind", "attn", but=["lm"], reason="its language model sees the future")
     case.skip_background()
-    window = len(case.inputs["r"])
+    window, (length, batch, _) = len(case.inputs["r"]), case.inputs["w"].shape
+    hyper.only_describe(tgt_len=length, mem_len=window - length, batch=batch)
+    hyper.change_nothing(*OF_THE_LANGUAGE_MODEL)
     config = TensorizedTransformerConfig(
         hidden_size=hyper["d_model"],
         num_attention_heads=hyper["n_head"],

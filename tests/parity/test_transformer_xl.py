@@ -24,13 +24,17 @@ from transformers_xl import (
     VanillaTransformerForCausalLM,
 )
 from transformers_xl.modeling.conversion.mem_transformer import translate_weights
-from transformers_xl.modeling.conversion.original import DEFAULTS, config_of
+from transformers_xl.modeling.conversion.original import DEFAULTS, HYPER_PARAMETERS, config_of
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions
 from transformers_xl.modeling.layers.shaw_attention import ShawAttention
 
 
 def skip_what_is_not_ours(case: Case) -> None:
     hyper = case.hyper
+    case.choice("attn_type", 0, 1, 2, 3)
+    hyper.change_nothing("tgt_len")  # of the training: a call reads any length
+    if hyper["attn_type"] == 3:
+        hyper.change_nothing("clamp_len")  # its tables are not clamped
     if hyper["ext_len"] != 0:
         case.out_of_scope("an extended context is not part of the model", "ext_len")
     if hyper["same_length"] and not hyper["mem_len"]:
@@ -41,8 +45,11 @@ def skip_what_is_not_ours(case: Case) -> None:
 
 def note_ties(config, hyper: dict) -> None:
     config.tie_word_embeddings = hyper["tie_weight"]
+    tied = hyper["tie_projs"] or [False] * len(config.clusters)
     if config.has_projections:
-        config.tie_projs = hyper["tie_projs"] or [False] * len(config.clusters)
+        config.tie_projs = tied
+    else:
+        assert not any(tied), "there is no projection that could be tied"
 
 
 def geometry(hyper: dict) -> dict:
@@ -66,7 +73,8 @@ def geometry(hyper: dict) -> dict:
 
 
 def build_relative(case: Case) -> TransformerXLForCausalLM:
-    config = config_of(DEFAULTS | case.hyper | {"dropout": 0.0})
+    given = {name: case.hyper[name] for name in HYPER_PARAMETERS if name in case.hyper}
+    config = config_of(DEFAULTS | given | {"dropout": 0.0})
     note_ties(config, case.hyper)
     state_dict = translate_weights(dict(case.weights), config, case.file.name, "reversed")
     return filled(TransformerXLForCausalLM(config).to(case.dtype), state_dict)
@@ -185,11 +193,10 @@ def test_values_and_gradients(case: Case):
     skip_what_is_not_ours(case)
     build = {0: build_relative, 1: build_learned}.get(case.hyper["attn_type"], build_absolute)
     model, memory, scalar = build(case), {}, torch.zeros(())
-    for segment, length in enumerate(case.hyper["segments"]):
+    for segment, length in enumerate(case.lengths("data", "target", axis=0)):
         ids, targets = (
             case.inputs[f"{name}_seg{segment}"].long().T for name in ("data", "target")
         )  # time-major there
-        assert ids.shape[1] == length
         if memory and case.hyper["attn_type"] in (2, 3):
             memory["mems"] = piled_up(case, model, memory["mems"], length)
         output = model(ids, shift_labels=targets, output_hidden_states=True, **memory)

@@ -103,8 +103,9 @@ class ReleasedLayer(nn.Module):
 
     def __init__(self, case: Case, weights: dict[str, torch.Tensor]):
         super().__init__()
-        hyper, self.is_decoder = case.hyper, case.hyper["kind"] == "decoder"
-        self.is_causal = self.is_decoder or hyper["use_mask"]
+        hyper, self.is_decoder = case.hyper, case.choice("kind", "encoder", "decoder") == "decoder"
+        masks = case.choice("use_mask", True, False)
+        self.is_causal = self.is_decoder or masks
         width, heads = hyper["hidden_size"], hyper["num_heads"]
         config = UniversalTransformerConfig(
             hidden_size=width, num_attention_heads=heads, head_dim=hyper["total_key_depth"] // heads
@@ -117,6 +118,8 @@ class ReleasedLayer(nn.Module):
             attention.o_proj = nn.Linear(hyper["total_value_depth"], width, bias=False)
         self.norms = nn.ModuleDict({place: nn.LayerNorm(width, eps=1e-12) for place in (*places, "convolutions")})
         shapes = [weights[f"convolutions.{number}.weight"].shape for number in range(2)]
+        key_depth = len(weights["attentions.self.q_proj.weight"])
+        hyper.only_describe(filter_size=shapes[0][0], total_key_depth=key_depth)
         self.convolutions = nn.ModuleList(nn.Conv1d(inner, out, size) for out, inner, size in shapes)
 
     def forward(self, states: torch.Tensor, encoded: torch.Tensor | None = None) -> torch.Tensor:
@@ -221,6 +224,8 @@ def own_name(name: str, names: dict) -> str:
 def test_parts_in_the_released_code(case: Case):
     model, width = ReleasedModel(case), case.hyper["hidden_size"]
     inputs = {"x": case.leaf("x")}
+    case.hyper.only_describe(batch=inputs["x"].shape[0], len=inputs["x"].shape[1])
+    case.hyper.change_nothing("halt_bias")  # it stands among the weights
     if "encoder_output" in case.inputs:
         inputs["encoder_output"] = case.leaf("encoder_output")
     y, *halting = model(*inputs.values())
