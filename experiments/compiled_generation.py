@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.modeling.exporting import ExportableStep, as_tensors, export_step, step_memory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.outputs import MemoryHeadOutput
 
 
 def compile_generation(
@@ -106,7 +107,7 @@ class GenerationStep:
         if cache.ended is not None and bool(cache.ended.any()):
             after = _without_rows(before, after, cache.ended)
         cache.take(after["mask"], after["keys"], after["values"])
-        return model.output_class(logits=logits[:, None], past_key_values=cache)
+        return MemoryHeadOutput(logits=logits[:, None], past_key_values=cache)
 
 
 def default_folder() -> Path:

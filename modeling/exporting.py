@@ -51,7 +51,7 @@ def as_tensors(cache: MemoryCache) -> dict:
     """What a static cache holds, as [`step_memory`]: in one piece each, for compiled code does not ask how they lie."""
     columns = [window.buffer.tensors for window in cache.memory.windows]  # type: ignore[union-attr]  # a cache has them
     keys, values = (tuple(each.contiguous() for each in kind) for kind in zip(*columns, strict=True))
-    return {"mask": cache.mask.contiguous(), "keys": keys, "values": values}
+    return {"mask": cast(torch.Tensor, cache.mask).contiguous(), "keys": keys, "values": values}
 
 
 @torch.no_grad()

@@ -182,8 +182,8 @@ def _without_gradients(queries: Tensors, columns: list[_Columns], window: int | 
         last = num_keys - length + stop
         some = slice(start, stop), slice(0 if window is None else max(0, last - (stop - start) - window + 1), last)
         parts = [columns[0].block(*some), *(far.block(some[0]) for far in columns[1:])]
-        terms = (each[:, :, some[0]] for each in (content_query, position_query))
-        _read_block(attn_output[:, some[0]], *terms, parts, window)
+        content, position = (each[:, :, some[0]] for each in (content_query, position_query))
+        _read_block(attn_output[:, some[0]], content, position, parts, window)
     return attn_output
 
 
