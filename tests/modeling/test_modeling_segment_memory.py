@@ -140,7 +140,7 @@ def test_bases_with_learned_sinks_are_those_of_transformers():
     assert {name for name in learned if "ForCausalLM(" in texts[name]} <= WITH_SINKS
 
 
-HALF = {torch.bfloat16, torch.float16}
+HALF = (torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
