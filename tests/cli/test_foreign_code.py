@@ -55,7 +55,7 @@ READ_NO_TOKENIZER = {"card", "push", "config", "convert", "probe", "serve"}
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `serve` should have refused must not be served."""
     monkeypatch.setattr(
-        "transformers_xl.experiments.serving.server_of", lambda _: pytest.fail("the server was started")
+        "transformers_xl.experiments.serving.run_server", lambda *_: pytest.fail("the server was started")
     )
 
 
