@@ -34,6 +34,7 @@ def card(
     adapter = read_adapter(model_dir)
     config_of(str(model_dir) if adapter is None else adapter.base, any_kind=True)
     from transformers_xl.hub.cards import Choices, model_card, write_card
+    from transformers_xl.hub.quoting import as_block
 
     choices = Choices(license, language, base_model, tags=tuple(tag or ()))
     written = write_card(model_dir, name, choices, overwrite) if write else []
@@ -47,7 +48,7 @@ def card(
         return
     from rich.markdown import Markdown
 
-    show(Markdown(f"```yaml\n{shown.data.to_yaml()}\n```\n{shown.text}"))
+    show(Markdown(f"{as_block(shown.data.to_yaml(), 'yaml')}\n{shown.text}"))
 
 
 __all__ = ["card"]

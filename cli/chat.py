@@ -20,7 +20,7 @@ from transformers_xl.cli.common import (
     generation_options,
     streamer_of,
 )
-from transformers_xl.experiments.loading import load_model
+from transformers_xl.experiments.loading import check_generation, load_model
 
 
 def chat(
@@ -44,6 +44,7 @@ def chat(
     an object with its `text` and its `answer`.
     """
     model, tokenizer = load_model(model_dir)
+    check_generation(model, model_dir)
     import transformers
 
     from transformers_xl.streams.conversation import Conversation

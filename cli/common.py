@@ -1,5 +1,6 @@
 """What the commands share: how a text is generated, what is shown, and what refuses a folder."""
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.core import TyperCommand
 
 from transformers_xl.files.output_folder import check_replaceable
 
+MIN_TEMPERATURE = 1e-4  # logits that are divided by less are infinite
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
 Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0: always the most likely token.")]
@@ -37,9 +39,13 @@ AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markd
 
 
 class OneForm(TyperCommand):
-    """A command that prints its result in one form."""
+    """A command that prints its result in one form, and takes finite numbers."""
 
     def invoke(self, ctx: Any) -> Any:
+        for name, value in ctx.params.items():
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, float) and not math.isfinite(each):
+                    raise ValueError(f"`{name}`={each} must be a finite number.")
         if ctx.params.get("as_json") and ctx.params.get("as_markdown"):
             raise ValueError("`markdown`=True has no effect beside --json: give one of them.")
         return super().invoke(ctx)
@@ -70,6 +76,10 @@ def generation_options(temperature: float, top_k: int, **others: float | None) -
         ValueError: an option of sampling is given, which would have no effect at a temperature of 0.
     """
     given = {name: value for name, value in others.items() if value is not None}
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise ValueError(
+            f"`temperature`={temperature} must be 0 (the most likely token) or at least {MIN_TEMPERATURE}."
+        )
     if temperature:
         return {"do_sample": True, "temperature": temperature, "top_k": top_k} | given
     given = ({"top_k": top_k} if top_k else {}) | given

@@ -69,6 +69,8 @@ def caused_by_input(error: Exception) -> bool:
 
     if isinstance(error, ValueError | OSError | MemoryError | StrictDataclassError | SafetensorError):
         return True
+    if type(error) is Exception:  # of tokenizers, which has no class for a word that a vocabulary lacks
+        return True
     # torch has no narrower class for memory that the CPU does not have, or that has no address
     too_large = ("can't allocate memory", "Storage size calculation overflowed")
     return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in too_large)

@@ -19,7 +19,10 @@ from transformers_xl.cli.common import (
     generation_options,
     streamer_of,
 )
-from transformers_xl.experiments.loading import load_model
+from transformers_xl.experiments.loading import MAX_BEAMS, check_generation, load_model
+from transformers_xl.files.plain_files import read_text
+
+MAX_PROMPT = 1 << 24  # bytes
 
 
 def generate(
@@ -39,7 +42,7 @@ def generate(
     typical_p: TypicalP = None,
     repetition_penalty: RepetitionPenalty = None,
     no_repeat_ngram_size: NoRepeatNgramSize = None,
-    num_beams: Annotated[int | None, Option(min=1, help="Number of beams of beam search.")] = None,
+    num_beams: Annotated[int | None, Option(min=1, max=MAX_BEAMS, help="Number of beams of beam search.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
     stream: Annotated[
         bool | None,
@@ -48,17 +51,10 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue prompts. One text is streamed to standard output; several are printed one below the other."""
-    prompts = [*(prompt or []), *(file.read_text(encoding="utf-8") for file in prompt_file or [])]
-    if not prompts or "" in prompts:
-        raise ValueError("`prompt`='' is empty: give at least one character to continue.")
-    single = len(prompts) == num_samples == 1 and not as_json and num_beams in (None, 1)
+    prompts = [*(prompt or []), *(read_text(file, MAX_PROMPT) for file in prompt_file or [])]
+    single = _is_single(prompts, num_samples, num_beams, temperature, as_json)
     if stream and not single:
         raise ValueError("`stream`=True prints one text of one prompt, without beams or JSON: leave it out.")
-    if num_samples > 1 and temperature == 0 and (num_beams or 1) < num_samples:
-        raise ValueError(
-            f"`num_samples`={num_samples} with `temperature`=0 would write one text {num_samples} times: set a temperature "
-            f"above 0, or `num_beams` to at least {num_samples}."
-        )
     options = generation_options(
         temperature,
         top_k,
@@ -71,6 +67,7 @@ def generate(
         max_new_tokens=max_new_tokens,
     )
     model, tokenizer = load_model(model_dir)
+    check_generation(model, model_dir)
     import transformers
 
     transformers.set_seed(seed)
@@ -88,6 +85,22 @@ def generate(
         typer.echo(json.dumps(written, indent=1))
         return
     typer.echo("\n---\n".join(text for found in texts for text in found))
+
+
+def _is_single(prompts: list[str], num_samples: int, num_beams: int | None, temperature: float, as_json: bool) -> bool:
+    """Whether one text is printed, which can be streamed.
+
+    Raises:
+        ValueError: there is nothing to continue, or all texts would be the same.
+    """
+    if not prompts or "" in prompts:
+        raise ValueError("`prompt`='' is empty: give at least one character to continue.")
+    if num_samples > 1 and temperature == 0 and (num_beams or 1) < num_samples:
+        raise ValueError(
+            f"`num_samples`={num_samples} with `temperature`=0 would write one text {num_samples} times: set a temperature "
+            f"above 0, or `num_beams` to at least {num_samples}."
+        )
+    return len(prompts) == num_samples == 1 and not as_json and num_beams in (None, 1)
 
 
 def _encoded(model: Any, tokenizer: Any, prompt: str) -> Any:

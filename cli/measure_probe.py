@@ -31,8 +31,10 @@ def probe(
     segment_length: Annotated[
         int, Option(min=1, help="Tokens per call, of a model that `train-probe` did not train.")
     ] = OPTIONS.segment_length,
-    max_distance: Annotated[int, Option(min=1, help="Largest distance of an answer.")] = OPTIONS.max_distance,
-    lanes: Annotated[int, Option(min=1, help="Streams per batch.")] = OPTIONS.lanes,
+    max_distance: Annotated[
+        int, Option(min=1, max=1 << 24, help="Largest distance of an answer.")
+    ] = OPTIONS.max_distance,
+    lanes: Annotated[int, Option(min=1, max=1 << 16, help="Streams per batch.")] = OPTIONS.lanes,
     tokens: Annotated[int, Option(min=1, help="Tokens of each stream whose questions count.")] = OPTIONS.tokens,
     seed: Annotated[int, Option(min=0, help="Seed of the streams.")] = OPTIONS.seed,
     as_json: AsJson = False,
@@ -84,8 +86,10 @@ def train_probe(
     mem_len: Annotated[
         int, Option(min=0, help="Tokens of memory, or read again before each segment; 0: each segment alone.")
     ] = TERMS.mem_len,
-    segment_length: Annotated[int, Option(min=1, help="Tokens per call.")] = TERMS.segment_length,
-    max_distance: Annotated[int, Option(min=1, help="Largest distance of an answer.")] = TERMS.max_distance,
+    segment_length: Annotated[int, Option(min=1, max=1 << 20, help="Tokens per call.")] = TERMS.segment_length,
+    max_distance: Annotated[
+        int, Option(min=1, max=1 << 24, help="Largest distance of an answer.")
+    ] = TERMS.max_distance,
     learning_rate: Annotated[float, Option(help="Peak learning rate of AdamW.")] = TERMS.learning_rate,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace what is in the folder.")] = False,
     as_json: AsJson = False,

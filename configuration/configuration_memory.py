@@ -1,6 +1,7 @@
 """The fields that every model with segment memory shares."""
 
 import copy
+import math
 import os
 from dataclasses import fields
 from typing import Any, Self
@@ -272,8 +273,8 @@ class MemoryConfig(ConfigWithCode):
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 0 and below 1.")
         initializers = ("initializer_range", "embedding_initializer_range", "norm_initializer_range")
         for name in ("layer_norm_eps", *initializers):
-            if not (getattr(self, name) or 0) >= 0:  # NaN too
-                raise ValueError(f"`{name}`={getattr(self, name)} must be a number that is not negative.")
+            if not 0 <= (getattr(self, name) or 0) < math.inf:  # NaN too
+                raise ValueError(f"`{name}`={getattr(self, name)} must be a finite number that is not negative.")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"`hidden_act`={self.hidden_act!r} must be one of {', '.join(sorted(ACT2FN))}.")
 

@@ -112,6 +112,11 @@ class SegmentMemoryConfig(ConfigWithCode):
                     )
         if self.mem_len is None:
             self.mem_len = 1024 if self.num_memory_tokens is None else self.num_memory_tokens
+        base = self.text_config
+        if (
+            base.get("model_type") if isinstance(base, dict) else getattr(base, "model_type", None)
+        ) == self.model_type:
+            raise ValueError(f"`text_config` is a {self.model_type!r}, which has this memory already: give its base.")
         self.text_config = copy.deepcopy(self.text_config)
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
         self.validate_architecture()

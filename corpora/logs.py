@@ -9,6 +9,7 @@ from transformers_xl.corpora.official_files import check_unpacked
 from transformers_xl.corpora.paper_corpora import PARTS
 from transformers_xl.files.digests import sha256
 from transformers_xl.files.output_folder import output_folder
+from transformers_xl.files.plain_files import check_regular
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 
@@ -50,6 +51,7 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
         raise ValueError(f"`drop_columns`={drop_columns} must not be negative: 0 leaves lines as they are.")
     if not 0 < held_out < 1:
         raise ValueError(f"`held_out`={held_out} must be above 0 and below 1: a share of the text.")
+    check_regular(source)
     data = source.read_bytes()
     check_unpacked(source, source.name, data)
     if b"\0" in data:

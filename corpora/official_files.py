@@ -3,8 +3,6 @@
 Nothing is unpacked: members are read by name, so that no name in an archive becomes a path.
 """
 
-import bz2
-import gzip
 import hashlib
 import io
 import lzma
@@ -14,8 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
 
+from transformers_xl.files.bounded_reading import check_parquet, check_ratio, open_unpacked
 from transformers_xl.hub.installing import pip_install
 
 # how a compressed file or an archive begins; no text begins so
@@ -23,7 +21,11 @@ PACKED = {
     b"PK\x03\x04": "ZIP", b"PK\x05\x06": "ZIP", b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "Zstandard", b"7z\xbc\xaf\x27\x1c": "7z",
 }  # fmt: skip
-DECOMPRESSORS: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+# what Python's readers raise, one or the other, for damaged files
+DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, OverflowError,
+    RuntimeError, OSError,
+)  # fmt: skip
 
 
 class WholeArchive(tarfile.TarInfo):
@@ -50,7 +52,7 @@ def members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
         for name, data in _files(source, wanted):
             check_unpacked(source, name, data)
             yield name, _lines_of_parquet(data) if name.endswith(".parquet") else data
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+    except DAMAGED as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system, which names the file
             raise
         raise ValueError(f"`source`={str(source)!r} is damaged ({error}): download it again.") from error
@@ -65,6 +67,7 @@ def _files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
         with zipfile.ZipFile(source) as archive:
             for entry in archive.infolist():
                 if wanted(name := PurePosixPath(entry.filename).name):
+                    check_ratio(entry.file_size, entry.compress_size, f"{source}::{entry.filename}")
                     yield name, archive.read(entry)
     elif is_archive(source):
         with _tar(source) as archive:
@@ -80,10 +83,10 @@ def _files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
 @contextmanager
 def _tar(source: Path) -> Iterator[tarfile.TarFile]:
     """An archive that is read in one pass, as a .tar.gz has no index, and to its end, where its checksum stands."""
-    with source.open("rb") as file:
-        packing = _packing(file.read(8))
-    opened: IO[bytes] = DECOMPRESSORS[packing](source) if packing in DECOMPRESSORS else source.open("rb")
-    with opened, tarfile.open(fileobj=opened, mode="r|", tarinfo=WholeArchive) as archive:
+    with (
+        open_unpacked(source) as opened,
+        tarfile.open(fileobj=opened, mode="r|", tarinfo=WholeArchive) as archive,
+    ):
         yield archive
         while opened.read(1 << 20):
             pass
@@ -105,7 +108,17 @@ def check_unpacked(source: Path, name: str, data: bytes) -> None:
 
 
 def is_archive(source: Path) -> bool:
-    return source.is_file() and (zipfile.is_zipfile(source) or tarfile.is_tarfile(source))
+    return source.is_file() and (zipfile.is_zipfile(source) or _is_tar(source))
+
+
+def _is_tar(source: Path) -> bool:
+    """Whether the first header is one of a tar archive: `tarfile.is_tarfile` would read one of any length."""
+    try:
+        with open_unpacked(source) as stream:
+            tarfile.TarInfo.frombuf(stream.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+            return True
+    except DAMAGED:
+        return False
 
 
 def md5(data: bytes) -> str:
@@ -125,6 +138,7 @@ def _lines_of_parquet(data: bytes) -> bytes:
     except ImportError as error:
         raise ValueError(f"Parquet files need the package datasets: {pip_install('datasets')}.") from error
     try:
+        check_parquet(parquet.read_metadata(io.BytesIO(data)), len(data), "source")
         rows = parquet.read_table(io.BytesIO(data), columns=["text"])["text"].to_pylist()
     except (lib.ArrowException, KeyError) as error:
         raise ValueError(f"`source` holds parquet without rows of `text` ({error}).") from error

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from transformers_xl.corpora.official_files import file_digest, is_archive, md5, members
 from transformers_xl.corpora.paper_corpora import CORPORA, PARTS, Corpus, LineFeeds, SymbolCorpus
 from transformers_xl.files.output_folder import output_folder
+from transformers_xl.files.plain_files import check_regular
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
@@ -60,6 +61,7 @@ def prepare(
         ValueError: `line_feeds` is given for words, the source is another file, or a checksum or a count is not the
             published one. Nothing is written then.
     """
+    check_regular(source)
     corpus = CORPORA[name]
     is_symbols = isinstance(corpus, SymbolCorpus)
     if line_feeds is not None and not is_symbols:

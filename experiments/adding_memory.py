@@ -7,7 +7,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from transformers_xl.experiments.fitting import BYTES_OF_WEIGHT, check_memory
-from transformers_xl.experiments.loading import base_config, check_language_model, check_weights, import_models
+from transformers_xl.experiments.loading import (
+    base_config,
+    check_language_model,
+    check_weights,
+    import_models,
+    without_code,
+)
 from transformers_xl.files.blaming import blamed
 from transformers_xl.files.output_folder import output_folder
 from transformers_xl.hub.card_choices import choices_of_base
@@ -30,7 +36,8 @@ def write_with_memory(
         ValueError: as [`load_with_memory`]; or the base has no tokenizer.
     """
     model = load_with_memory(base, memory, trust_remote_code)
-    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
+    with without_code(base):
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
     with output_folder(output) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -69,7 +76,8 @@ def load_with_memory(
         with blamed(Path(base)):
             check_weights(Path(base), config, AutoModelForCausalLM)
     check_memory(lambda: AutoModelForCausalLM.from_config(config), bytes_each)
-    return add_memory(AutoModelForCausalLM.from_pretrained(base, config=config, dtype=dtype), **memory)
+    model = AutoModelForCausalLM.from_pretrained(base, config=config, dtype=dtype, trust_remote_code=False)
+    return add_memory(model, **memory)
 
 
 __all__ = ["load_with_memory", "write_with_memory"]

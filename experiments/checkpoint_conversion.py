@@ -71,10 +71,10 @@ def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | No
         )
     classifies = "SequenceClassification" in str(described.get("architectures"))
     auto_class = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
-    model = auto_class.from_pretrained(source, cluster_order=cluster_order)
+    model = auto_class.from_pretrained(source, cluster_order=cluster_order, trust_remote_code=False)
     beside = next((file for name in HF_FILES if (file := source / name).is_file()), None)
     if vocab is None and beside is not None and split != "spaces":
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         _check_size(model, tokenizer.vocab_size, source)
         return Converted(model, tokenizer, beside)
     vocab = vocab or beside

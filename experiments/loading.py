@@ -5,15 +5,24 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers_xl.files.blaming import blamed, sentence
+from transformers_xl.files.bounded_calls import bounded
+from transformers_xl.files.plain_files import check_folder
+
+if TYPE_CHECKING:
+    from transformers_xl.hub.adapter_folders import Adapter
 
 # what transformers reads of a folder beside the weights
 JSON_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "model.safetensors.index.json",
+    "added_tokens.json", "vocab.json", "model.safetensors.index.json", "chat_template.json", "processor_config.json",
+    "preprocessor_config.json",
 )  # fmt: skip
+MAX_INTEGER = 2**31 - 1
+MAX_BEAMS = 1024  # rows that a file may ask for
+PLAIN_SETTINGS = {"_from_model_config", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"}
 
 
 def import_models() -> dict:
@@ -48,8 +57,9 @@ def load_weights(folder: Path, any_kind: bool = False, encoders: bool = False):
     """
     from transformers_xl.hub.adapter_folders import read_adapter
 
+    check_folder(folder)
     if (adapter := read_adapter(folder)) is not None:
-        return _load_adapted(folder, adapter.base)
+        return _load_adapted(folder, adapter)
     config = config_of(str(folder), any_kind)
     is_encoder = encoders and import_models()[config.model_type].causal_lm_class is None
     if not is_encoder:
@@ -66,30 +76,60 @@ def load_weights(folder: Path, any_kind: bool = False, encoders: bool = False):
     auto_class = AutoModel if is_encoder else AutoModelForCausalLM
     files = check_weights(folder, config, auto_class)
     with blamed(folder):
-        loaded: Any = auto_class.from_pretrained(folder, config=config, output_loading_info=True)
+        loaded: Any = auto_class.from_pretrained(
+            folder, config=config, output_loading_info=True, trust_remote_code=False
+        )
     model, info = loaded
     if info["missing_keys"]:
         name = min(info["missing_keys"])
         raise ValueError(f"{str(folder / 'config.json')!r} asks for the weight {name!r}, which no file there holds.")
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise ValueError(f"{str(files.get(name, folder))!r}: the weight {name!r} holds NaN or infinity.")
+    _check_finite(model, folder, files)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return accelerate_linear_layers(model.to(device=device).eval())
 
 
-def _load_adapted(folder: Path, base: str):
-    """The model `base` in float32, with the adapters in a folder merged into its weights."""
+def _load_adapted(folder: Path, adapter: "Adapter"):
+    """The base of `adapter` in float32, with the adapters in a folder merged into its weights."""
     import torch
     from peft import PeftModel
 
-    for name, (file, _, dtype) in shapes_of(folder).items():
+    from transformers_xl.hub.adapter_folders import ADAPTER, check_adapter, read_adapter
+
+    base, shapes = Path(adapter.base), shapes_of(folder)
+    for name, (file, _, dtype) in shapes.items():
         check_kind(file, name, dtype)
-    model = load_weights(Path(base)) if Path(base).is_dir() else _of_hub(base)
+    if base.is_dir() and read_adapter(base) is not None:
+        raise ValueError(f"{str(folder / ADAPTER)!r}: the base {adapter.base!r} holds adapters: name a whole model.")
+    model = load_weights(base) if base.is_dir() else _of_hub(adapter.base)
     # in half precision, what adapters add to a weight would mostly be rounded away
     model = model.to(dtype=torch.promote_types(model.dtype, torch.float32))
+    check_adapter(folder, [shape for _, shape, _ in shapes.values()], [name for name, _ in model.named_modules()])
     with blamed(folder):
-        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
+        merged = PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
+    _check_finite(merged, folder, {})
+    return merged
+
+
+def _check_finite(model, folder: Path, files: dict[str, Path]) -> None:
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(f"{str(files.get(name, folder))!r}: the weight {name!r} holds NaN or infinity.")
+
+
+def check_generation(model, folder: Path) -> None:
+    """Raise a `ValueError` where the settings in generation_config.json cannot generate: they are tried on one token."""
+    import torch
+
+    from transformers_xl.files.json_files import read_json
+
+    file = folder / "generation_config.json"
+    settings = read_json(file) if file.is_file() else {}
+    for name in ("num_beams", "num_return_sequences"):
+        if isinstance(settings.get(name), int) and settings[name] > MAX_BEAMS:
+            raise ValueError(f"{str(file)!r}: `{name}`={settings[name]} must be at most {MAX_BEAMS}.")
+    if settings.keys() - PLAIN_SETTINGS:
+        with blamed(file):
+            model.generate(torch.zeros((1, 1), dtype=torch.long, device=model.device), max_new_tokens=1)
 
 
 def _of_hub(repo: str):
@@ -97,25 +137,43 @@ def _of_hub(repo: str):
 
     config = config_of(repo)
     check_language_model(repo, config)
-    return AutoModelForCausalLM.from_pretrained(repo, config=config)
+    return AutoModelForCausalLM.from_pretrained(repo, config=config, trust_remote_code=False)
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False):
     """The tokenizer in a folder. `trust_remote_code`: it may bring code.
 
     Raises:
-        ValueError: a file of it is damaged.
+        ValueError: a file of it is damaged, or it brings code that is not trusted.
         OSError: it is missing.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
+    check_folder(folder)
+    _check_files(folder)
     file = folder / "tokenizer.json"
     if file.is_file():
         with blamed(file):
             Tokenizer.from_file(str(file))
-    with blamed(folder / "tokenizer_config.json"):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code or None)
+    with blamed(folder / "tokenizer_config.json"), without_code(str(folder)):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer("")  # what its settings cannot do shows in its first use
+        return tokenizer
+
+
+@contextmanager
+def without_code(name: str) -> Iterator[None]:
+    """Make the error of transformers, which was not to ask whether code of `name` may run, one that says what to do."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{name!r} comes with custom code (`auto_map`), which commands that read a model do not run: `train` and "
+            "`add-memory` run that of a base's tokenizer with --trust-remote-code; read it first."
+        ) from error
 
 
 @contextmanager
@@ -147,10 +205,30 @@ def config_of(model: str, any_kind: bool = False):
         check_json(folder)
         check_inner_type(folder)
     with blamed(folder / "config.json"):
-        config = AutoConfig.from_pretrained(model)
+        _try_config(model)
+        with without_code(model):
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if not any_kind and config.model_type not in variants:
         raise ValueError(f"`model`={model!r} holds a {config.model_type!r}: known are {', '.join(variants)}.")
     return config
+
+
+def _try_config(model: str) -> None:
+    """Raise a `ValueError` where the config of a folder or repository takes more time or memory than that of any model:
+    a number of labels, of layers, or of configs in configs can be any."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    described, _ = PreTrainedConfig.get_config_dict(model)
+    implementation = described.get("_attn_implementation", described.get("attn_implementation"))
+    if isinstance(implementation, str) and "/" in implementation:
+        raise ValueError(f"`attn_implementation`={implementation!r} is code of a repository: remove it from the file.")
+    if described.get("model_type") in list(CONFIG_MAPPING):
+        config_class = CONFIG_MAPPING[described["model_type"]]
+
+        def read() -> None:
+            config_class.from_dict(described)
+
+        bounded(read)
 
 
 def base_config(model: str, trust_remote_code: bool = False):
@@ -189,6 +267,8 @@ def change_config(config, changed: dict[str, Any]) -> None:
         ValueError: the model cannot run with them, or has no such field.
     """
     for name, value in changed.items():
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"`{name}`={value} must be at most {MAX_INTEGER:,}.")
         if name not in type(config).__dataclass_fields__:
             raise ValueError(f"`{name}`={value!r} has no meaning for a {config.model_type!r}: leave it out.")
     tried = copy.copy(config)
@@ -203,8 +283,13 @@ def check_language_model(model: str, config) -> None:
     """Raise a `ValueError` where `config`, of a folder or repository, is that of no language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    name = (config.architectures or ["ForCausalLM"])[0]
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not name.endswith(("ForCausalLM", "LMHeadModel")):
+    names = config.architectures or ["ForCausalLM"]
+    name = names[0] if isinstance(names, list) else names
+    if (
+        not isinstance(name, str)
+        or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        or not name.endswith(("ForCausalLM", "LMHeadModel"))
+    ):
         raise ValueError(
             f"`model`={model!r} holds a {name!r}, which is not a language model: give one that predicts text."
         )
@@ -221,10 +306,14 @@ def check_json(folder: Path) -> None:
         raise ValueError(
             f"`model`={str(folder)!r} has no config.json: give a folder that `transformers-xl train` wrote."
         )
+    _check_files(folder)
+
+
+def _check_files(folder: Path) -> None:
     from transformers_xl.files.json_files import read_json
 
     for name in JSON_FILES:
-        if (folder / name).is_file():
+        if (folder / name).exists():
             read_json(folder / name)
     check_shards(folder)
 
@@ -275,7 +364,7 @@ def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
 
     shapes = shapes_of(folder)
     layers = getattr(config, "num_hidden_layers", 0)
-    if layers > MAX_LAYERS:  # of a model of transformers; ours refuse it themselves
+    if isinstance(layers, int) and layers > MAX_LAYERS:  # of a model of transformers; ours refuse it themselves
         raise ValueError(
             f"{str(folder / 'config.json')!r}: `num_hidden_layers`={layers} must be at most {MAX_LAYERS}."
         )
@@ -319,8 +408,10 @@ def shapes_of(folder: Path) -> dict[str, tuple[Path, list[int], str]]:
 
 
 __all__ = [
+    "MAX_BEAMS",
     "base_config",
     "change_config",
+    "check_generation",
     "check_language_model",
     "check_weights",
     "config_of",
@@ -330,4 +421,5 @@ __all__ = [
     "load_weights",
     "shapes_of",
     "to_be_had",
+    "without_code",
 ]

@@ -12,6 +12,8 @@ from torch.utils.data import Dataset
 
 from transformers_xl.experiments.run_config import DataSection, RunConfig
 from transformers_xl.files.blaming import blamed
+from transformers_xl.files.bounded_reading import check_parquet
+from transformers_xl.files.json_files import check_stream
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.streams.document_stream import DocumentStream
 from transformers_xl.streams.documents import dataset_documents, held_out_places, tokenize_dataset
@@ -130,7 +132,7 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
 def check_paths(section: DataSection) -> None:
     """Raise a `ValueError` where a file or folder that the section names is not there."""
     for name, paths in (("path", section.path), ("eval_path", section.eval_path)):
-        missing = [path for path in paths if not Path(path.partition(MEMBER)[0]).exists()]
+        missing = [path for path in paths if not path or not Path(path.partition(MEMBER)[0]).exists()]
         if missing:
             raise ValueError(
                 f"`data.{name}`: there is no {missing[0]!r} here: give text files, or a folder of them (`transformers-xl "
@@ -285,7 +287,21 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
     for path in paths:
         if Path(path).suffix == ".zst":  # datasets reads what is there of one that was cut off
             TextFile(path).check()
+        _check_table(TextFile(path), kinds == {"parquet"})
     return _load(kinds.pop(), "train", streaming, data_files=paths)
+
+
+def _check_table(file: TextFile, is_parquet: bool) -> None:
+    """Refuse what would end this process, or fill its memory, while it is read."""
+    if not is_parquet:
+        with file.open() as stream:
+            check_stream(stream, str(file))
+    elif not file.is_compressed:
+        from pyarrow import parquet
+
+        with blamed(file.path):
+            metadata = parquet.read_metadata(file.path)
+        check_parquet(metadata, file.path.stat().st_size, str(file))
 
 
 def _in_memory(stream: Any) -> Any:

@@ -24,6 +24,7 @@ from transformers_xl.experiments.loading import (
     import_models,
     load_tokenizer,
     to_be_had,
+    without_code,
 )
 from transformers_xl.experiments.run_config import LoraSection, RunConfig, config_fields, memory_fields
 from transformers_xl.experiments.run_data import text_folder
@@ -55,10 +56,13 @@ def run_tokenizer(config: RunConfig, trust_remote_code: bool = False) -> Any:
         return ByteTokenizer()
     if Path(path).is_dir():
         return load_tokenizer(Path(path), trust_remote_code)
-    with to_be_had(
-        "tokenizer.path", path, "write it with `transformers-xl prepare` or `transformers-xl tokenizer train`"
+    with (
+        to_be_had(
+            "tokenizer.path", path, "write it with `transformers-xl prepare` or `transformers-xl tokenizer train`"
+        ),
+        without_code(path),
     ):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code or None)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
 def run_model(config: RunConfig, tokenizer: Any, trust_remote_code: bool = False) -> Any:
@@ -156,7 +160,7 @@ def _base_model(run: RunConfig) -> Any:
             check_weights(Path(base), config, AutoModelForCausalLM)
     check_memory(lambda: AutoModelForCausalLM.from_config(config), _bytes_each(run))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        base, config=config, dtype=_dtype(run), output_loading_info=True
+        base, config=config, dtype=_dtype(run), output_loading_info=True, trust_remote_code=False
     )
     model, info = loaded
     wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})

@@ -7,6 +7,7 @@ and it reads what YAML gave by their types. transformers' HfArgumentParser has o
 import copy
 import dataclasses
 import functools
+import math
 import re
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ from transformers_xl.experiments.run_config import (
     recipe_path,
 )
 from transformers_xl.experiments.section_fields import SECTIONS, section_classes, type_name
-from transformers_xl.files.yaml_files import load_value, read_yaml
+from transformers_xl.files.yaml_files import load_value, load_yaml, read_yaml
 
 DEFAULT_RECIPE = "small-bytes"
 RECIPES_OF_KIND = {"window": "add-memory-window", "tokens": "add-memory-tokens"}
@@ -40,6 +41,8 @@ CHOICES = (
     *("model.base", "model.variant", "model.mem_len", "training.torch_compile"),
     *(f"memory.{each.name}" for each in dataclasses.fields(cast(Any, memory_section()))),
 )
+NAMES = {"model.base", "model.variant", "memory.kind"}
+KEYWORDS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "liger_kernel_config")  # of the training section
 CHANGEABLE = {"mem_len", "num_sinks", "segment_length", "bptt_segments"}  # of a memory that is there
 set_loader(VALUES := "values of a run", load_value, (yaml.YAMLError,))  # of the parser below alone
 AnyConfig = MemoryConfig | SegmentMemoryConfig
@@ -103,11 +106,24 @@ def read_config(
     _check_times(config_class, layers, options)
     with _said(config_class):
         run = RunConfig(**vars(parser.instantiate(_merged(parser, layers, options))))
+    _check_values(run)
     if base and isinstance(base.config, SegmentMemoryConfig):
         SegmentMemoryConfig(text_config=base.config.text_config, **memory_fields(run.memory))  # refuses what cannot be
         if run.model.vocab_size is not None:
             raise ValueError(f"`model.vocab_size`={run.model.vocab_size} is that of `model.base`: leave it out.")
     return run
+
+
+def _check_values(run: RunConfig) -> None:
+    """A training on NaN or infinity would end with weights of NaN; one with keywords that are none, not begin."""
+    for name in KEYWORDS:
+        if not isinstance(value := getattr(run.training, name, None), dict | None):
+            raise ValueError(f"`training.{name}`={value!r} must be an object of keywords, such as {{a: 1}}.")
+    for section, fields in run.to_dict().items():
+        for name, value in fields.items():
+            for each in value if isinstance(value, list) else (value,):
+                if isinstance(each, float) and not math.isfinite(each):
+                    raise ValueError(f"`{section}.{name}`={each} must be a finite number.")
 
 
 def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Base | None:
@@ -327,8 +343,18 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
         value = rest if equals else next(left, None)
         if value is None or (not equals and value.startswith("--")):
             raise ValueError(f"`{name}` has no value: write --{name} VALUE.")
+        _check_yaml(name, value)
         options.append(f"--{name}={value}")
     return options, others
+
+
+def _check_yaml(name: str, value: str) -> None:
+    """Refuse what jsonargparse would read as YAML, and cannot: what is no list and no object is a text to it."""
+    if value[:1] in ("[", "{"):
+        try:
+            load_yaml(value)
+        except ValueError as error:
+            raise ValueError(f"`{name}`={value[:60]!r} cannot be read: {' '.join(str(error).split())}.") from error
 
 
 def _all_names() -> Iterator[str]:
@@ -354,7 +380,9 @@ def _choice(layers: list[Values]) -> Values:
     for layer in layers:
         for section, key in (name.split(".") for name in CHOICES):
             if key in layer.get(section, {}):
-                chosen[section][key] = layer[section][key]
+                chosen[section][key] = value = layer[section][key]
+                if f"{section}.{key}" in NAMES and not isinstance(value, str | None):
+                    raise ValueError(f"`{section}.{key}`={value!r} must be of type str.")
     return {
         section: {name: value for name, value in each.items() if value is not None} for section, each in chosen.items()
     }
@@ -366,8 +394,16 @@ def _values(options: Sequence[str], names: Sequence[str]) -> Values:
         name, _, value = option.removeprefix("--").partition("=")
         if name in names:
             section, _, key = name.partition(".")
-            values.setdefault(section, {})[key] = load_value(value)
+            # a name is a name, also where YAML would read a number
+            values.setdefault(section, {})[key] = value if name in NAMES and value != "null" else _value(value)
     return values
+
+
+def _value(text: str) -> Any:
+    try:
+        return load_value(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _gives(name: str, layers: list[Values], options: Sequence[str]) -> bool:

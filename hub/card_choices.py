@@ -7,12 +7,16 @@ from typing import cast
 
 from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import PreTrainedConfig
-from yaml import YAMLError
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.files.json_files import read_json
+from transformers_xl.files.plain_files import read_text
+from transformers_xl.files.yaml_files import load_yaml
 from transformers_xl.modeling.auto import VARIANTS
+
+MAX_BYTES = 1 << 24  # of a README.md, which may hold pictures
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,10 @@ def load_card(readme: Path) -> ModelCard:
         ValueError: it is no card.
     """
     try:
+        if block := REGEX_YAML_BLOCK.search(read_text(readme, MAX_BYTES)):
+            load_yaml(block[2])  # which the card would take at any size
         return ModelCard.load(readme, ignore_metadata_errors=True)
-    except (ValueError, YAMLError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{str(readme)!r} is not a valid card ({error}): fix or remove it.") from error
 
 

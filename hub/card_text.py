@@ -9,7 +9,8 @@ from huggingface_hub import ModelCardData
 from transformers_xl.hub.adapter_folders import Adapter
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.hub.measurements import FILE, Lengths, Measurements, Text, Training
-from transformers_xl.hub.memory_text import memory_text
+from transformers_xl.hub.memory_text import architecture_of, memory_text
+from transformers_xl.hub.quoting import as_block, as_code, as_link, as_python, as_text
 from transformers_xl.modeling.auto import Variant
 
 TASKS = {
@@ -39,18 +40,18 @@ def card_text(
     adapter: Adapter | None = None,
 ) -> str:
     paper = f"[{variant.paper}]({variant.url}), {variant.authors}, {variant.year}"
-    architecture = (config.get("architectures") or [variant.model_class.__name__])[0]
-    what = f"A `{architecture}`." if adapter is None else _adapter(adapter, architecture)
+    architecture = architecture_of(config) or variant.model_class.__name__
+    what = f"A {as_code(architecture)}." if adapter is None else _adapter(adapter, architecture)
     use = _use(name, task_of(config), "auto_map" in config, variant) if adapter is None else _use_adapter(name)
     base, prefix = (config["text_config"], "text_config.") if "text_config" in config else (config, "")
     sections = {
-        "": f"# {name}\n\n{what} {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
+        "": f"# {as_text(name)}\n\n{what} {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
         "Use": use,
         "Memory": memory_text(config, data),
         "Sizes": _table(
             ("", "Value", "Source"),
             [
-                (f"`{key}`", _number(base[key]), _source(f"{prefix}{key}", "config.json"))
+                (f"`{key}`", as_text(_number(base[key])), _source(f"{prefix}{key}", "config.json"))
                 for key in SIZES
                 if key in base
             ]
@@ -68,12 +69,12 @@ def card_text(
 
 def _licence(data: ModelCardData) -> str:
     if data.license_name is None:
-        return data.license or "not stated"
-    return f"[{data.license_name}]({data.license_link})" if data.license_link else data.license_name
+        return as_text(data.license or "not stated")
+    return as_link(data.license_name, data.license_link or "")
 
 
 def _origin(data: ModelCardData) -> str:
-    return f" The training began with {', '.join(listed(data.base_model))}." if data.base_model else ""
+    return f" The training began with {', '.join(map(as_text, listed(data.base_model)))}." if data.base_model else ""
 
 
 def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
@@ -83,8 +84,8 @@ def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
         f"import transformers_xl  # {pip_install()}",
         f"from transformers import {', '.join(sorted((auto, 'AutoTokenizer')))}",
         "",
-        f'model = {auto}.from_pretrained("{repo}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
+        f"model = {auto}.from_pretrained({as_python(repo)})",
+        f"tokenizer = AutoTokenizer.from_pretrained({as_python(repo)})",
     ]
     if task == "text-generation" and variant.memory != "none":
         lines += [
@@ -93,13 +94,15 @@ def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
             "text = model.generate(**inputs, mems=first.mems, max_new_tokens=100)",
         ]
     without = "Without the package, leave out the first line and add `trust_remote_code=True`: the code is here."
-    return "```python\n" + "\n".join(lines) + "\n```" + (f"\n\n{without}" if has_code else "")
+    return as_block("\n".join(lines), "python") + (f"\n\n{without}" if has_code else "")
 
 
 def _adapter(adapter: Adapter, architecture: str) -> str:
     rank = "" if adapter.rank is None else f", rank {adapter.rank}"
-    base = f"`{adapter.base_repository}`, a" if adapter.base_repository else "a"
-    return f"Adapters ({adapter.kind}{rank}) for {base} `{architecture}`; figures are of both together."
+    base = f"{as_code(adapter.base_repository)}, a" if adapter.base_repository else "a"
+    return (
+        f"Adapters ({as_text(adapter.kind)}{rank}) for {base} {as_code(architecture)}; figures are of both together."
+    )
 
 
 def _use_adapter(name: str) -> str:
@@ -109,10 +112,10 @@ def _use_adapter(name: str) -> str:
         "from peft import AutoPeftModelForCausalLM",
         "from transformers import AutoTokenizer",
         "",
-        f'model = AutoPeftModelForCausalLM.from_pretrained("{repo}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
+        f"model = AutoPeftModelForCausalLM.from_pretrained({as_python(repo)})",
+        f"tokenizer = AutoTokenizer.from_pretrained({as_python(repo)})",
     ]
-    return "```python\n" + "\n".join(lines) + "\n```"
+    return as_block("\n".join(lines), "python")
 
 
 def _data(measured: Measurements | None) -> str:
@@ -124,12 +127,12 @@ def _data(measured: Measurements | None) -> str:
     rows = []
     for text, (use, key) in texts.items():
         values = {
-            "name": _cell(text.name),
+            "name": as_text(text.name),
             "bytes": _number(text.bytes),
             "tokens": _number(text.tokens),
-            "sha256": f"`{text.sha256}` (of its {text.sha256_of})",
-            "dataset": _cell(text.dataset or "none named"),
-            "revision": _cell(text.revision or "not recorded") if text.dataset else None,
+            "sha256": f"{as_code(text.sha256)} (of its {as_text(text.sha256_of)})",
+            "dataset": as_text(text.dataset or "none named"),
+            "revision": as_text(text.revision or "not recorded") if text.dataset else None,
         }
         rows += [(f"{use}: {name}", value, _source(f"{key}.{name}")) for name, value in values.items() if value]
     return _table(("", "Value", "Source"), rows) if rows else "Not recorded."
@@ -163,7 +166,7 @@ def _scores(measured: Measurements | None, with_memory: bool) -> str:
     for each in measured.evaluations:
         columns.append(
             {
-                "data.name": _cell(each.data.name),
+                "data.name": as_text(each.data.name),
                 "memory": "with" if each.memory else unread,
                 "bits_per_byte": f"**{each.bits_per_byte:.4f}**",
                 "bits_per_character": _figure(each.bits_per_character),
@@ -172,8 +175,8 @@ def _scores(measured: Measurements | None, with_memory: bool) -> str:
                 "bytes": _number(each.bytes),
                 **_lengths(each.lengths),
                 "tokens_per_second": _number(round(each.tokens_per_second)),
-                "dtype": each.dtype,
-                "device": _cell(each.device),
+                "dtype": as_text(each.dtype),
+                "device": as_text(each.device),
             }
         )
     header = ["", *(f"i = {index}" for index in range(len(columns))), "Source"]
@@ -213,8 +216,8 @@ def _training(training: Training | None) -> str:
         **_lengths(training.lengths),
         "gradient_accumulation_steps": str(training.gradient_accumulation_steps),
         "processes": str(training.processes),
-        "dtype": training.dtype,
-        "device": _cell(training.device),
+        "dtype": as_text(training.dtype),
+        "device": as_text(training.device),
     }
     rows = [(key.replace("lengths.", ""), value, _source(f"training.{key}")) for key, value in values.items()]
     return _table(("", "Value", "Source"), rows)
@@ -225,11 +228,11 @@ def _commands(folder: Path, measured: Measurements | None) -> str:
         return "Not recorded."
     commands = [measured.training.command] if measured.training and measured.training.command else []
     commands = unique([*commands, *(each.command for each in measured.evaluations)])
-    parts = ["```\n" + "\n".join(commands) + "\n```"] if commands else []
+    parts = [as_block("\n".join(commands))] if commands else []
     if measured.training and not measured.training.command:
         told = " Its arguments are in `training_args.json`." if (folder / "training_args.json").is_file() else ""
         parts.append(f"The training was a separate script, whose command is not recorded.{told}")
-    versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
+    versions = ", ".join(f"{as_text(name)} {as_text(version)}" for name, version in measured.versions.items())
     return "\n\n".join([*parts, f"With {versions} ({_source('versions')})."])
 
 
@@ -247,7 +250,7 @@ def _source(key: str, file: str = FILE) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "not recorded" if value is None else f"{value:,}"
+    return "not recorded" if value is None else f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def _figure(value: float | None) -> str:
@@ -262,12 +265,8 @@ def _clamp(value: int | None) -> str:
     return "off" if value is None else f"{value:,}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|").replace("\n", " ")
-
-
 def task_of(config: dict[str, Any]) -> str:
-    architecture = (config.get("architectures") or ["Model"])[0]
+    architecture = architecture_of(config) or "Model"
     return next((task for end, task in TASKS.items() if architecture.endswith(end)), "feature-extraction")
 
 

@@ -164,7 +164,7 @@ def result_entries(folder: Path) -> list[EvalResultEntry]:
 def _config_of(folder: Path, adapter: Adapter | None) -> tuple[dict[str, Any], Variant]:
     path = folder / "config.json"
     if adapter is not None:
-        config = AutoConfig.from_pretrained(adapter.base).to_dict()
+        config = AutoConfig.from_pretrained(adapter.base, trust_remote_code=False).to_dict()
         config.pop("auto_map", None)  # the code is with the base
     elif path.is_file():
         config = read_json(path)

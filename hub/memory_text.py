@@ -4,6 +4,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from transformers_xl.hub.quoting import as_code, as_link, as_text
+
 KINDS = {
     "window": (
         "Every layer remembers the keys and values of the last positions. A token sees exactly `mem_len`={mem_len:,} "
@@ -23,6 +25,18 @@ PLAIN = (
 )
 
 
+def architecture_of(config: dict[str, Any]) -> str | None:
+    """The class that a config.json names first.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(each, str) for each in names)):
+        raise ValueError(f"config.json: `architectures`={names!r} must be a list of names.")
+    return names[0] if names else None
+
+
 def memory_text(config: dict[str, Any], data: ModelCardData) -> str:
     """What was added to which base, from the `config` of a saved model; nothing for a model with a memory of its own.
 
@@ -34,16 +48,18 @@ def memory_text(config: dict[str, Any], data: ModelCardData) -> str:
     base, kind = config["text_config"], config.get("kind")
     if kind not in list(KINDS) or not isinstance(base, dict):
         raise ValueError(f"config.json: `kind`={kind!r} must be one of {', '.join(KINDS)}: save the model again.")
-    architecture = (base.get("architectures") or [base.get("model_type")])[0]
+    architecture = architecture_of(base) or base.get("model_type")
     bases = [data.base_model] if isinstance(data.base_model, str) else data.base_model or []
-    names = ", ".join(f"[{name}](https://huggingface.co/{name})" for name in bases)
-    origin = f"The base is a `{architecture}`" + (f": {names}." if names else ".")
-    licence = f"Its licence: {data.license}." if data.license else "Its licence is unknown: no card states one."
+    names = ", ".join(as_link(name, f"https://huggingface.co/{name}") for name in bases)
+    origin = f"The base is a {as_code(architecture)}" + (f": {names}." if names else ".")
+    licence = (
+        f"Its licence: {as_text(data.license)}." if data.license else "Its licence is unknown: no card states one."
+    )
     sinks = f", and the first {config['num_sinks']:,} of the text" if config.get("num_sinks") else ""
     shown = [name for name in FIELDS if config.get(name) is not None]
-    rows = [f"| `{name}` | {config[name]} | `config.json`: `{name}` |" for name in shown]
+    rows = [f"| `{name}` | {as_text(config[name])} | `config.json`: `{name}` |" for name in shown]
     table = "\n".join(["| | Value | Source |", "|---|---|---|", *rows])
     return "\n\n".join([f"{origin} {licence} {PLAIN}", KINDS[kind].format(**config, sinks=sinks), table])
 
 
-__all__ = ["memory_text"]
+__all__ = ["architecture_of", "memory_text"]

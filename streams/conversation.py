@@ -1,6 +1,7 @@
 """A conversation that a model remembers in its memory: a turn costs what it reads and writes, however long ago it began."""
 
 import signal
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,9 +9,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from transformers_xl.files.bounded_calls import bounded
 from transformers_xl.streams.text_beginning import beginning_of, begun
 
 ANSWER = "[[answer]]"  # stands where the template puts an earlier answer
+MAX_RENDERED = 1 << 18  # bytes that a template may add to the messages
 
 
 class Interrupted(StoppingCriteria):
@@ -83,7 +86,21 @@ class Conversation:
         return ids[1:] if ids[:1] == self.unread else ids
 
     def rendered(self, messages: list[dict]) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        """What the chat template, a program of whoever made the tokenizer, writes of `messages`.
+
+        Raises:
+            ValueError: it fails, or takes more time or memory than a template can need.
+        """
+
+        def render() -> str:
+            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+        read = sum(len(message["content"]) for message in messages)
+        try:
+            return bounded(render, most=MAX_RENDERED + 16 * read)
+        except ValueError as error:
+            where = self.tokenizer.name_or_path
+            raise ValueError(f"the chat template of {where!r} fails: {textwrap.shorten(str(error), 300)}.") from error
 
     def ids_of(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 import fsspec
 
 from transformers_xl.files.blaming import blamed
+from transformers_xl.files.bounded_reading import check_ratio
 
 zstandard: Any = None
 with suppress(ImportError):  # of the extra `zstd`
@@ -22,10 +23,11 @@ MEMBER = "::"  # corpus.zip::member.txt
 
 
 class BlamedReader(RawIOBase):
-    """What `opened` reads; its errors, of any kind, name the file."""
+    """What `opened` reads; its errors, of any kind, name the file. `raw`: the file that it decompresses, of which no more
+    may come out than of any text."""
 
-    def __init__(self, opened: Any, path: Path):
-        self.opened, self.path, self.place = opened, path, 0
+    def __init__(self, opened: Any, path: Path, raw: BinaryIO | None = None):
+        self.opened, self.path, self.raw, self.place = opened, path, raw, 0
 
     def readable(self) -> bool:
         return True
@@ -35,6 +37,8 @@ class BlamedReader(RawIOBase):
             data = self.opened.read(len(buffer))
         buffer[: len(data)] = data
         self.place += len(data)
+        if self.raw is not None:
+            check_ratio(self.place, self.raw.tell(), str(self.path))
         return len(data)
 
     def tell(self) -> int:
@@ -42,6 +46,8 @@ class BlamedReader(RawIOBase):
 
     def close(self) -> None:
         self.opened.close()
+        if self.raw is not None:
+            self.raw.close()
         super().close()
 
 
@@ -115,12 +121,18 @@ class TextFile:
                     raise ValueError(
                         f"`paths`: {str(self.path)!r} has no {self.member!r}: its members are {self._listed(archive)}."
                     )
+                entry = archive.getinfo(self.member)
+                check_ratio(entry.file_size, entry.compress_size, str(self))
                 return self._reader(archive.open(self.member))
         if self.path.suffix == ".zst" and "zstd" not in fsspec.available_compressions():
             raise ValueError(f"`paths`: {str(self.path)!r} needs the package zstandard: `pip install zstandard`.")
+        raw = self.path.open("rb")
+        if not self.is_compressed:
+            return raw
         if self.path.suffix == ".zst" and zstandard is not None:
-            return self._reader(WholeFrames(self.path.open("rb")))
-        return self._reader(fsspec.open(str(self.path), "rb", compression="infer").open())
+            return self._reader(WholeFrames(raw), raw)
+        kind = fsspec.utils.infer_compression(str(self.path))
+        return self._reader(fsspec.compression.compr[kind](raw, mode="rb"), raw)
 
     def check(self) -> None:
         """Raise a `ValueError` where the file is damaged, or was cut off: it is read to its end."""
@@ -128,8 +140,8 @@ class TextFile:
             while stream.read(1 << 20):
                 pass
 
-    def _reader(self, opened: Any) -> BinaryIO:
-        return BufferedReader(BlamedReader(opened, self.path), 1 << 16)  # not all readers know lines
+    def _reader(self, opened: Any, raw: BinaryIO | None = None) -> BinaryIO:
+        return BufferedReader(BlamedReader(opened, self.path, raw), 1 << 16)  # not all readers know lines
 
     def _only_member(self) -> str:
         with blamed(self.path), zipfile.ZipFile(self.path) as archive:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from carded import evaluation, saved
 from huggingface_hub import HfApi, ModelCard, parse_eval_result_entries
 from huggingface_hub.repocard_data import ModelCardData, eval_results_to_model_index, model_index_to_eval_results
 from tiny import tiny_model
@@ -23,9 +24,6 @@ from transformers_xl.cli.main import app
 from transformers_xl.hub.cards import Choices, model_card, result_entries, write_card
 from transformers_xl.hub.measurements import (
     FILE,
-    Evaluation,
-    Text,
-    lengths_of,
     measurements_of,
     read_measurements,
     weights_digest,
@@ -45,34 +43,6 @@ BENCHMARK = ("owner/text", "5503434d", "bytes")
 
 def run(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def saved(folder: Path, head: str = "causal_lm", model_type: str = "transformer_xl"):
-    model = tiny_model(model_type, head, torch.float32, vocab_size=259)
-    model.save_pretrained(folder)
-    ByteTokenizer().save_pretrained(folder)
-    return model
-
-
-def evaluation(
-    model, memory: bool = True, name: str = "test.txt", claims=(None, None, None), bits: float = 2.5
-) -> Evaluation:
-    return Evaluation(
-        data=Text(name, hashlib.sha256(name.encode()).hexdigest(), "bytes", 101, 101, *claims),
-        lengths=lengths_of(model, lanes=3, memory=memory),
-        memory=memory,
-        bits_per_byte=bits,
-        nats=bits * 100 * float(np.log(2)),
-        tokens=100,
-        bytes=100,
-        seconds=0.5,
-        tokens_per_second=200.0,
-        dtype="float32",
-        device="a device",
-        command=f"transformers-xl evaluate MODEL --text {name} --record",
-        bits_per_character=1.25 * bits,
-        **{"characters": 80, "words": 20, "perplexity": 2.0**bits, "word_perplexity": 2.0 ** (5 * bits)},
-    )
 
 
 @pytest.fixture
