@@ -35,7 +35,7 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.ops.call_parts import CallParts
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.ops.key_mask import Columns, KeyMask
 from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 from transformers_xl.modeling.ops.window import (
     SegmentPacking,
@@ -339,12 +339,11 @@ class MemoryModel(MemoryPreTrainedModel):
     def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> KeyMask:
         """What the queries of a segment see of `[window; segment]`."""
         rows, num_keys = packing.rows(window.num_seen), window.num_seen + packing.length
-        return KeyMask(
-            visible=visible_positions(rows, packing.length, num_keys, window.attention_window, packing.device),
-            by_distance=rows.valid is None and rows.document_ids is None,
-            window=window.attention_window,
-            order=rows.order,
-        )
+        if rows.valid is None and rows.document_ids is None:
+            columns = Columns(packing.length, num_keys, packing.device)
+            return KeyMask(by_distance=True, window=window.attention_window, columns=columns)
+        visible = visible_positions(rows, packing.length, num_keys, window.attention_window, packing.device)
+        return KeyMask(visible, window=window.attention_window, order=rows.order)
 
     def run_layers(
         self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs

@@ -63,7 +63,8 @@ class HaltingAttention(RelativeAttention):
             places = torch.arange(num_queries, device=running.device) < counts[:, None]
             visible = cast(torch.Tensor, key_mask.visible)  # there, for more than one token
             seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
-            key_mask = replace(key_mask, visible=scatter(seen, places).transpose(1, 2), by_distance=False)
+            mask = scatter(seen, places).transpose(1, 2)
+            key_mask = replace(key_mask, mask=mask, by_distance=False, columns=None)
             num_keys_after = scatter(length - 1 - running.nonzero()[:, 1], places)
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
         terms = self.relative_terms(segment, memory)

@@ -58,7 +58,7 @@ class BlockKeyMask(KeyMask):
             visible = same[:, None] if visible is None else visible & same[:, None]
         else:
             visible = None
-        return cls(visible=visible, order=rows.order, grid=grid)
+        return cls(mask=visible, order=rows.order, grid=grid)
 
 
 # B batch, T segment, K columns of [open block; segment], N columns of a block, H heads, D and V width of keys and values
