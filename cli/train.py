@@ -98,6 +98,8 @@ def train(
             f"{run.data.held_out.tokens:,} held out",
             err=as_json,
         )
+        if run.need is not None:
+            typer.echo(run.need, err=True)
     scores = run.train()
     if run.was_stopped:
         if is_main_process():

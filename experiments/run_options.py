@@ -83,7 +83,7 @@ def read_config(
     Raises:
         ValueError: a file is no such YAML, a name is not known (the nearest one is given), or a value has another type.
     """
-    given = [_read(file) for file in files]
+    given, is_default = [_read(file) for file in files], recipe is None
     shipped = {} if recipe is None else _read(recipe_path(recipe))
     chosen = _choice([*given, _values(options, CHOICES)])
     base = _base(chosen, shipped.get("memory", {}), trust_remote_code)
@@ -107,6 +107,8 @@ def read_config(
     with _said(config_class):
         run = RunConfig(**vars(parser.instantiate(_merged(parser, layers, options))))
     _check_values(run)
+    rows = ("data.batch_size", "training.per_device_train_batch_size")
+    run.batch_is_default = is_default and not any(_gives(name, given, options) for name in rows)
     if base and isinstance(base.config, SegmentMemoryConfig):
         SegmentMemoryConfig(text_config=base.config.text_config, **memory_fields(run.memory))  # refuses what cannot be
         if run.model.vocab_size is not None:
