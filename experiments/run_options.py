@@ -43,6 +43,7 @@ CHOICES = (
 )
 NAMES = {"model.base", "model.variant", "memory.kind"}
 KEYWORDS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "liger_kernel_config")  # of the training section
+MEMORY_FIELDS = {each.name for each in dataclasses.fields(cast(Any, memory_section()))} - {"kind"}
 CHANGEABLE = {"mem_len", "num_sinks", "segment_length", "bptt_segments"}  # of a memory that is there
 set_loader(VALUES := "values of a run", load_value, (yaml.YAMLError,))  # of the parser below alone
 AnyConfig = MemoryConfig | SegmentMemoryConfig
@@ -87,6 +88,11 @@ def read_config(
     shipped = {} if recipe is None else _read(recipe_path(recipe))
     chosen = _choice([*given, _values(options, CHOICES)])
     base = _base(chosen, shipped.get("memory", {}), trust_remote_code)
+    if base and isinstance(base.config, SegmentMemoryConfig):
+        given, options = [_moved(layer) for layer in given], _moved_options(options)
+        if not base.is_wrapped_now:
+            learned = _choice([*given, _values(options, CHOICES)])["memory"]
+            _check_learned(learned, base.config, chosen["model"]["base"])
     if recipe is None:
         wrapper = base.config if base and isinstance(base.config, SegmentMemoryConfig) else None
         recipe = DEFAULT_RECIPE if wrapper is None else RECIPES_OF_KIND[wrapper.kind]
@@ -170,6 +176,36 @@ def _check_learned(memory: dict[str, Any], config: SegmentMemoryConfig, name: st
                 f"`memory.{field}`={memory[field]!r} is for a new memory, but `model.base`={name!r} has one with "
                 f"{getattr(config, field, None)!r}: leave it out, or take a base without memory."
             )
+
+
+def _moved(layer: Values) -> Values:
+    """A layer of a run around a base, with fields of its memory under `memory`, where `model` has them as it has those of
+    other models."""
+    model = layer.get("model", {})
+    moved = {name: model[name] for name in model if name in MEMORY_FIELDS}
+    if not moved:
+        return layer
+    twice = sorted(moved.keys() & layer.get("memory", {}).keys())
+    if twice:
+        raise ValueError(f"`model.{twice[0]}` is `memory.{twice[0]}` of a base with memory: give one of them.")
+    kept = {name: value for name, value in model.items() if name not in moved}
+    return layer | {"model": kept, "memory": layer.get("memory", {}) | moved}
+
+
+def _moved_options(options: Sequence[str]) -> list[str]:
+    """As [`_moved`], of the words of a command line."""
+    moved = []
+    for option in options:
+        name, equals, value = option.partition("=")
+        section, _, field = name.partition(".")
+        is_memory = section == "--model" and field in MEMORY_FIELDS
+        moved.append(f"--memory.{field}{equals}{value}" if is_memory else option)
+    names = [option.partition("=")[0] for option in moved if "=" in option]
+    twice = sorted({name for name in names if name.startswith("--memory.") and names.count(name) > 1})
+    if twice and moved != list(options):
+        field = twice[0].rpartition(".")[2]
+        raise ValueError(f"`model.{field}` is `memory.{field}` of a base with memory: give one of them.")
+    return moved
 
 
 def _memory_of_recipe(fields: dict[str, Any], base: Base | None) -> dict[str, Any]:

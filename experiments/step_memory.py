@@ -63,7 +63,7 @@ class StepMemory:
 
 
 class SavedBytes:
-    """Counts what a forward pass keeps for its gradients, but for logits and for `known` tensors, which are there anyway."""
+    """Counts what a forward pass keeps for its gradients, but for logits, and for `known` tensors, there anyway."""
 
     def __init__(self, known: Iterable[torch.Tensor], vocab_size: int):
         self.known, self.vocab_size = {place_of(each) for each in known}, vocab_size

@@ -233,6 +233,11 @@ class TrainingRun:
 def _check(config: RunConfig) -> None:
     check_paths(config.data)
     args = config.training
+    if not config.data.eval_path and not 0 < config.data.eval_fraction < 1:
+        raise ValueError(
+            f"`data.eval_fraction`={config.data.eval_fraction} must lie between 0 and 1, for example 0.1: what is trained "
+            "is scored on text that it has not seen. To train on all of a text, name another one with `data.eval_path`."
+        )
     for name in ("learning_rate", "num_train_epochs"):
         if getattr(args, name) <= 0:
             raise ValueError(f"`training.{name}`={getattr(args, name)} must be above 0.")

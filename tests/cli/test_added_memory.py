@@ -317,3 +317,26 @@ def test_the_recipe_of_the_kind(base: Path):
         assert memory_fields(run_config.memory).items() >= ({"kind": kind} | OPTIONS[kind]).items()
     shown = read_config(recipe="add-memory-window")
     assert (shown.model.base, shown.memory.kind) == (None, "window")
+
+
+def test_a_field_of_the_memory_is_also_one_of_the_model(base: Path, tmp_path: Path):
+    """As it is for every other model of this package: on the command line, in a file, for a memory that is there or new."""
+    done(run("add-memory", base, "-o", tmp_path / "window", *options("window", "--")))
+    read = read_config([f"--model.base={tmp_path / 'window'}", "--model.mem_len=12", "--model.num_sinks=2"])
+    assert (read.memory.mem_len, read.memory.num_sinks) == (12, 2)
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"model": {"base": str(base), "mem_len": 20}, "memory": {"kind": "window"}}))
+    assert read_config(files=[file]).memory.mem_len == 20
+    tuned = train(base, tmp_path / "tuned", "--model.base", tmp_path / "window", "--model.mem_len", "12")
+    assert load(tuned).config.mem_len == 12
+    with pytest.raises(ValueError, match="`model.mem_len` is `memory.mem_len` of a base with memory"):
+        read_config([f"--model.base={tmp_path / 'window'}", "--model.mem_len=12", "--memory.mem_len=13"])
+    done(run("add-memory", base, "-o", tmp_path / "tokens", *options("tokens", "--")))
+    with pytest.raises(ValueError, match="`memory.num_memory_tokens`=9 is for a new memory"):
+        read_config([f"--model.base={tmp_path / 'tokens'}", "--model.num_memory_tokens=9"])
+
+
+def test_the_card_names_the_class_of_the_base(added: Path):
+    card = (added / "README.md").read_text()
+    assert "A `LlamaForCausalLM` keeps the keys and values" in card
+    assert "SmolLM" not in card

@@ -17,7 +17,7 @@ TEXT = "It was the best of times , it was the worst of times , it was the age of
 SMALL = (
     "--model.hidden_size 16 --model.num_hidden_layers 1 --model.num_attention_heads 2 --model.intermediate_size 16 "
     "--model.mem_len 8 --model.segment_length 8 --training.max_steps 2 --training.warmup_steps 1"
-).split()
+)
 
 
 def models() -> dict[str, torch.nn.Module]:
@@ -107,7 +107,7 @@ def trained(text_file, monkeypatch, needed: int, *words: str) -> tuple[int, str]
     monkeypatch.setattr(training_run, "measure_step", measured)
     monkeypatch.setattr(training_run, "free_memory", lambda device: steps[0].needed(needed))
     output = text_file.parent / "out"
-    result = run("train", text_file, "-o", output, *SMALL, *words)
+    result = run("train", text_file, "-o", output, *SMALL.split(), *words)
     assert result.exit_code == 0, (result.output, result.exception)
     return yaml.safe_load((output / "run.yaml").read_text())["data"]["batch_size"], result.output
 
