@@ -4,10 +4,11 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import AsMarkdown
-from transformers_xl.cli.measuring import tell
+from transformers_xl.cli.measuring import check_picture, tell, write_picture
 from transformers_xl.experiments.loading import load_model
 
 
@@ -57,6 +58,18 @@ def evaluate(
             min=0, help="Tokens that a segment repeats from the one before, as context; for models without memory."
         ),
     ] = 0,
+    compare_base: Annotated[
+        bool,
+        Option(
+            "--compare-base",
+            help="Of a language model of transformers, with memory around it or without: compare the base alone, in "
+            "segments, in windows that are read again and with its own cache, with a window without and with sinks.",
+        ),
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        Option(help="With --compare-base: write a picture, .png, .svg, or both if the name has no ending."),
+    ] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")
     ] = False,
@@ -69,6 +82,16 @@ def evaluate(
     The text is read in segments. A model without memory is measured once. How much a score drops when the memory is taken
     away is not what memory is worth: a model that was trained without one has learned to do without.
     """
+    if compare_base:
+        others = {
+            "batch_size": (batch_size, 1), "moving_window": (moving_window, False), "record": (record, False),
+            "dataset": (dataset, None), "dataset_revision": (dataset_revision, None), "task_id": (task_id, None),
+            "clamp_len": (clamp_len, None), "same_length": (same_length, None), "overlap": (overlap, 0),
+        }  # fmt: skip
+        _compare_base(model_dir, text, segment_length, mem_len, picture, (as_json, as_markdown), others)
+        return
+    if picture is not None:
+        raise ValueError(f"`picture`={str(picture)!r} is of a comparison: add --compare-base, or leave it out.")
     if dataset is not None and not record:
         raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
     changed = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
@@ -106,6 +129,33 @@ def evaluate(
     result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
     header, *rows = score_table(scores)
     tell(result, model_dir.name, header, rows, as_json, as_markdown)
+
+
+def _compare_base(
+    model_dir: Path,
+    text: list[Path],
+    segment_length: int | None,
+    mem_len: int | None,
+    picture: Path | None,
+    form: tuple[bool, bool],
+    others: dict[str, tuple[Any, Any]],
+) -> None:
+    """Print what each way of reading is worth. `form`: as JSON, as Markdown; `others`: options that say nothing here, with
+    their defaults."""
+    given = [name for name, (value, default) in others.items() if value != default]
+    if given:
+        raise ValueError(f"`{given[0]}`={others[given[0]][0]!r} has no effect with --compare-base: leave it out.")
+    check_picture(picture)
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    from transformers_xl.experiments.base_runs import base_table, measure_base_ways
+
+    result = measure_base_ways(model_dir, text, segment_length, mem_len, progress=not form[0])
+    if picture is not None:
+        from transformers_xl.evaluation.base_plots import draw_base_ways
+
+        write_picture(draw_base_ways(result), picture)
+    title = f"{result['base']}, {result['tokens']:,} tokens, {result['device']}, threads: {result['threads']}"
+    tell(result, title, *base_table(result), *form)
 
 
 def _command(text: list[Path], options: dict[str, Any], claims: tuple, moving_window: bool) -> str:

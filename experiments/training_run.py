@@ -20,7 +20,7 @@ from transformers_xl.experiments.fitting import prepare_for_inference, processes
 from transformers_xl.experiments.loading import load_model
 from transformers_xl.experiments.recording import check_claims, evaluation_of, text_of_rows
 from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
-from transformers_xl.experiments.run_data import check_paths, read_data
+from transformers_xl.experiments.run_data import check_fraction, check_paths, read_data
 from transformers_xl.experiments.run_model import run_model, run_tokenizer
 from transformers_xl.experiments.step_memory import free_memory, measure_step
 from transformers_xl.files.atomic_write import write_text
@@ -233,11 +233,7 @@ class TrainingRun:
 def _check(config: RunConfig) -> None:
     check_paths(config.data)
     args = config.training
-    if not config.data.eval_path and not 0 < config.data.eval_fraction < 1:
-        raise ValueError(
-            f"`data.eval_fraction`={config.data.eval_fraction} must lie between 0 and 1, for example 0.1: what is trained "
-            "is scored on text that it has not seen. To train on all of a text, name another one with `data.eval_path`."
-        )
+    check_fraction(config.data)
     for name in ("learning_rate", "num_train_epochs"):
         if getattr(args, name) <= 0:
             raise ValueError(f"`training.{name}`={getattr(args, name)} must be above 0.")

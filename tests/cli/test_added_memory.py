@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from stand_in_base import TEXT, save_base
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from transformers_xl import SegmentMemoryForCausalLM
+from transformers_xl import ByteTokenizer, SegmentMemoryForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.experiments.loading import load_weights
 from transformers_xl.experiments.run_config import memory_fields
 from transformers_xl.experiments.run_options import read_config
@@ -340,3 +340,41 @@ def test_the_card_names_the_class_of_the_base(added: Path):
     card = (added / "README.md").read_text()
     assert "A `LlamaForCausalLM` keeps the keys and values" in card
     assert "SmolLM" not in card
+
+
+def test_a_base_is_compared_with_itself(base: Path, kind: str, added: Path, tmp_path: Path):
+    """One command, one table, one picture: of what add-memory wrote, and of the plain base."""
+    words = ("--text", base.parent / "short.txt", "--compare-base", "--segment-length", 8)
+    result = run("evaluate", added, *words, "--picture", tmp_path / "ways.png", "--json")
+    done(result)
+    found = json.loads(result.stdout)
+    ways = ["base, segments of 8", "base, its own cache"]
+    ways += ["window of 24, no sinks", "window of 24, 4 sinks"] if kind == "window" else ["3 memory tokens"]
+    assert {*ways} < {*found["ways"]}
+    assert found["base"] == "LlamaForCausalLM"
+    assert all(way["perplexity"] > 1 and way["milliseconds_per_token"] > 0 for way in found["ways"].values())
+    assert (tmp_path / "ways.png").stat().st_size > 1000
+    if kind == "window":
+        plain = run("evaluate", base, *words, "--mem-len", 24, "--markdown")
+        done(plain)
+        assert "| window of 24, 4 sinks |" in plain.stdout
+        shown = f"| {found['ways']['window of 24, 4 sinks']['perplexity']:,.2f} |"
+        assert shown in plain.stdout
+
+
+def test_what_says_nothing_in_a_comparison_is_refused(base: Path, added: Path, tmp_path: Path):
+    words = ("evaluate", added, "--text", base.parent / "short.txt")
+    assert "`record`=True has no effect with --compare-base" in refused(*words, "--compare-base", "--record")
+    assert "`overlap`=4 has no effect" in refused(*words, "--compare-base", "--overlap", 4)
+    assert "add --compare-base" in refused(*words, "--picture", tmp_path / "ways.png")
+    assert "must end in .png or .svg" in refused(*words, "--compare-base", "--picture", tmp_path / "ways.gif")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_model_with_a_memory_of_its_own_has_no_base_to_compare(base: Path, tmp_path: Path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = TransformerXLForCausalLM(TransformerXLConfig(vocab_size=259, **sizes))
+    model.save_pretrained(tmp_path / "own", include_code=False)
+    ByteTokenizer().save_pretrained(tmp_path / "own")
+    said = refused("evaluate", tmp_path / "own", "--text", base.parent / "short.txt", "--compare-base")
+    assert "whose memory is its own" in said

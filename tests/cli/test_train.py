@@ -284,3 +284,8 @@ def test_a_share_that_holds_nothing_out_is_refused_before_anything_is_read(
     said = refused(text_file, "-o", tmp_path / "model", *SMALL.split(), "--data.eval_fraction", share)
     assert f"`data.eval_fraction`={float(share)} must lie between 0 and 1" in " ".join(said.split())
     assert "`data.eval_path`" in said
+
+
+def test_all_of_a_text_is_trained_on_where_another_is_held_out(text_file: Path, tmp_path: Path):
+    words = ("-o", tmp_path / "model", *SMALL.split(), "--data.eval_fraction", 0, "--data.eval_path", text_file)
+    assert f"{len(TEXT):,} training tokens" in run("train", text_file, *words).output
