@@ -24,7 +24,6 @@ from transformers_xl.files.processor import processor
 from transformers_xl.modeling.layers import token_loss
 
 CASES = {
-    "LoRA, 1 x 64": ("lora", 1, 64),
     "LoRA, 4 x 256": ("lora", 4, 256),
     "evaluate, 1 x 1,024": ("evaluate", 1, 1024),
 }

@@ -196,3 +196,15 @@ def test_a_loss_function_of_ones_own_reads_the_logits_of_all_tokens(around_a_bas
     ids = tokens(2, 12)
     assert model(ids, labels=ids, logits_to_keep=1).loss == 7
     assert read == [(2, 12)]
+
+
+@pytest.mark.parametrize("model_type", ["transformer_xl", "vanilla_transformer", "depth_adaptive_transformer"])
+def test_labels_are_smoothed_in_training_only(model_type: str):
+    """The vanilla and the depth-adaptive Transformer compute their training loss themselves, and left it as it was."""
+    model = tiny_model(model_type, "causal_lm")
+    ids = tokens(2, 12)
+    plain = [model.train(mode)(ids, labels=ids).loss for mode in (False, True)]
+    model.label_smoothing = 0.5
+    smoothed = [model.train(mode)(ids, labels=ids).loss for mode in (False, True)]
+    assert torch.equal(smoothed[0], plain[0])
+    assert (smoothed[1] - plain[1]).abs() > 1e-2
