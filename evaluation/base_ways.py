@@ -1,6 +1,7 @@
 """A language model of transformers read in the ways that people ask about: alone, with its own cache, and with memory.
 
 All ways predict the same tokens of a text, segment by segment, and all begin it with what its tokenizer begins texts with.
+The first token is predicted where something stands before it.
 """
 
 import time
@@ -82,12 +83,17 @@ class SegmentedText:
         and what of it is predicted."""
         first = max(0, start - before)
         begin = self.begin if begins else self.begin[:0]
-        front = len(begin) + start - first
-        targets = F.pad(self.ids[start + 1 : stop + 1], (front, 0), value=-100)
-        return torch.cat([begin, self.ids[first:stop]])[None], targets[None]
+        ids = torch.cat([begin, self.ids[first:stop]])
+        num_targets = stop - start + (start == 0 and len(begin) > 0)
+        targets = F.pad(self.ids[stop + 1 - num_targets : stop + 1], (len(ids) - num_targets, 0), value=-100)
+        return ids[None], targets[None]
+
+    @property
+    def num_predicted(self) -> int:
+        return len(self.ids) - (len(self.begin) == 0)
 
 
-# losses of a segment's tokens, and the bytes that are kept behind it
+# losses of what a segment predicts, and the bytes that are kept behind it
 Reading = Iterator[tuple[torch.Tensor, int]]
 
 
@@ -96,7 +102,7 @@ def in_segments(base: PreTrainedModel, text: SegmentedText, context: int = 0) ->
     for start, stop in text.spans():
         ids, targets = text.read(start, stop, context)
         losses, _ = losses_of_targets(base, ids, targets, use_cache=False)
-        yield losses[0, -(stop - start) :], 0
+        yield losses[targets != -100], 0
 
 
 def with_own_cache(base: PreTrainedModel, text: SegmentedText) -> Reading:
@@ -110,7 +116,7 @@ def with_own_cache(base: PreTrainedModel, text: SegmentedText) -> Reading:
         ids, targets = text.read(start, stop, begins=read == 0)
         losses, _ = losses_of_targets(base, ids, targets, past_key_values=cache, use_cache=True)
         read += ids.shape[1]
-        yield losses[0, -(stop - start) :], sum(map(bytes_of, cache_tensors(cache)))
+        yield losses[targets != -100], sum(map(bytes_of, cache_tensors(cache)))
 
 
 def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading:
@@ -120,7 +126,7 @@ def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading
         ids, targets = text.read(start, stop, begins=cache is None)
         losses, output = losses_of_targets(model, ids, targets, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        yield losses[0, -(stop - start) :], sum(map(bytes_of, kept_tensors(cache)))
+        yield losses[targets != -100], sum(map(bytes_of, kept_tensors(cache)))
 
 
 def cache_tensors(cache: Any) -> list[torch.Tensor]:
@@ -160,7 +166,7 @@ def score_base_ways(
         begin: that: often one token, or none.
         segment_length: tokens per segment; `config.segment_length`, or 512, when not given.
         mem_len: positions of the window; that of the model, or 1,024, when not given.
-        num_bytes: bytes that all tokens but the first stand for; one per token when not given.
+        num_bytes: bytes that the predicted tokens stand for; one per token when not given.
         progress: show a bar on stderr.
 
     Returns:
@@ -194,10 +200,9 @@ def score_base_ways(
             ways[f"window of {mem_len:,}, {sinks or 'no'} sinks"] = partial(with_memory, window, text)
     else:
         ways[f"{model.config.num_memory_tokens} memory tokens"] = partial(with_memory, model, text)
-    predicted = len(text.ids) - 1
     with evaluating(model):
         return {
-            name: score_way(name, read, mem_len, predicted if num_bytes is None else num_bytes, progress)
+            name: score_way(name, read, mem_len, text.num_predicted if num_bytes is None else num_bytes, progress)
             for name, read in ways.items()
         }
 

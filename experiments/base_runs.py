@@ -41,7 +41,7 @@ def measure_base_ways(
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else str(processor()),
         "threads": torch.get_num_threads(),
         "begins_with": tokenizer.convert_ids_to_tokens(begin),
-        "tokens": len(ids) - 1,
+        "tokens": next(iter(scores.values())).tokens,
         "ways": {name: way_values(score) for name, score in scores.items()},
     }
 
