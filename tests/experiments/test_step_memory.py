@@ -1,6 +1,7 @@
 """What a step needs: the bytes that the graph of a loss keeps, found by walking it; and the rows that fit."""
 
 import pytest
+import tiny
 import torch
 import yaml
 from programs import run
@@ -72,6 +73,18 @@ def test_a_row_needs_what_its_graph_keeps(name: str):
     assert step.per_row - 2 * held == pytest.approx(kept_by(loss, model), rel=0.02)
     assert step.weights == sum(each.numel() * each.element_size() for each in model.parameters())
     assert step.trained == 3 * step.weights  # gradients, and the two averages of Adam
+
+
+@pytest.mark.parametrize("model_type", tiny.models(causal_lm=True))
+def test_every_model_can_be_measured_and_is_left_as_it_was(model_type: str):
+    """Also one that counts in buffers, halts, or draws its exits."""
+    model = tiny_model(model_type, "causal_lm")
+    before = {name: value.clone() for name, value in [*model.named_buffers(), *model.named_parameters()]}
+    length = model.config.segment_length
+    step = measure_step(model, MemoryTrainingArguments(use_cpu=True), length)
+    assert step.per_row > 0
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in [*model.named_buffers(), *model.named_parameters()])
 
 
 def test_only_what_is_trained_has_gradients():
