@@ -11,13 +11,7 @@ from transformers_xl.experiments.loading import import_models, load_model
 from transformers_xl.files.processor import processor
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
 from transformers_xl.streams.files import read_predicted
-
-
-def beginning_of(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts in front of a text."""
-    ids = tokenizer("a")["input_ids"]
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    return [token for token in ids[: len(ids) - len(plain)] if token == tokenizer.bos_token_id]
+from transformers_xl.streams.text_beginning import beginning_of
 
 
 def measure_base_ways(

@@ -19,9 +19,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 from transformers_xl import add_memory
 from transformers_xl.evaluation.base_ways import score_base_ways
 from transformers_xl.evaluation.bits_per_byte import score_text
-from transformers_xl.experiments.base_runs import beginning_of
 from transformers_xl.files.json_files import read_json
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.streams.text_beginning import beginning_of
 
 FOLDER = "TRANSFORMERS_XL_REAL_BASE"
 LARGEST = 1.5e9  # bytes of weights
@@ -121,7 +121,7 @@ def test_losses_are_those_of_whole_logits(folder: Path):
 def test_sinks_are_what_an_untrained_window_needs(folder: Path):
     """The window with sinks is nearly as good as the base's own cache, and keeps less; one without is not."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"][:1500]
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"][:900]
     scores = score_base_ways(loaded(folder), np.array(ids), beginning_of(tokenizer), 128, 256)
     segments, again, own, without, with_sinks = (score.late_perplexity for score in scores.values())
     assert own < again < segments
