@@ -11,8 +11,11 @@ from transformers_xl.cli.common import AsMarkdown
 from transformers_xl.cli.measuring import check_picture, tell, write_picture
 from transformers_xl.experiments.loading import load_model
 
+OF_COMPARISON = {"model_dir", "text", "segment_length", "mem_len", "compare_base", "picture", "as_json", "as_markdown"}
+
 
 def evaluate(
+    ctx: typer.Context,
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
     text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
     segment_length: Annotated[int | None, Option(help="Tokens per segment.", show_default="as in training")] = None,
@@ -83,17 +86,9 @@ def evaluate(
     away is not what memory is worth: a model that was trained without one has learned to do without.
     """
     if compare_base:
-        others = {
-            "batch_size": (batch_size, 1), "moving_window": (moving_window, False), "record": (record, False),
-            "dataset": (dataset, None), "dataset_revision": (dataset_revision, None), "task_id": (task_id, None),
-            "clamp_len": (clamp_len, None), "same_length": (same_length, None), "overlap": (overlap, 0),
-        }  # fmt: skip
-        _compare_base(model_dir, text, segment_length, mem_len, picture, (as_json, as_markdown), others)
+        _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
         return
-    if picture is not None:
-        raise ValueError(f"`picture`={str(picture)!r} is of a comparison: add --compare-base, or leave it out.")
-    if dataset is not None and not record:
-        raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
+    _check_effects(picture, dataset, record)
     changed = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
     changed = {name: value for name, value in changed.items() if value is not None}
     model, tokenizer = load_model(model_dir)
@@ -131,20 +126,27 @@ def evaluate(
     tell(result, model_dir.name, header, rows, as_json, as_markdown)
 
 
+def _check_effects(picture: Path | None, dataset: str | None, record: bool) -> None:
+    if picture is not None:
+        raise ValueError(f"`picture`={str(picture)!r} is of a comparison: add --compare-base, or leave it out.")
+    if dataset is not None and not record:
+        raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
+
+
 def _compare_base(
+    ctx: typer.Context,
     model_dir: Path,
     text: list[Path],
     segment_length: int | None,
     mem_len: int | None,
     picture: Path | None,
-    form: tuple[bool, bool],
-    others: dict[str, tuple[Any, Any]],
 ) -> None:
-    """Print what each way of reading is worth. `form`: as JSON, as Markdown; `others`: options that say nothing here, with
-    their defaults."""
-    given = [name for name, (value, default) in others.items() if value != default]
-    if given:
-        raise ValueError(f"`{given[0]}`={others[given[0]][0]!r} has no effect with --compare-base: leave it out.")
+    """Print what each way of reading is worth."""
+    for name, value in ctx.params.items():
+        source = ctx.get_parameter_source(name)
+        if name not in OF_COMPARISON and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"`{name}`={value!r} has no effect with --compare-base: leave it out.")
+    form = ctx.params["as_json"], ctx.params["as_markdown"]
     check_picture(picture)
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.experiments.base_runs import base_table, measure_base_ways

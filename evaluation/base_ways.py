@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -175,8 +175,8 @@ def score_base_ways(
     Raises:
         ValueError: `ids` is too short or not one row of integers, a number is below 1, or the base cannot have a window.
     """
-    remembers = isinstance(model, SegmentMemoryForCausalLM)
-    base: Any = model.backbone if remembers else model
+    remembers, given_model = isinstance(model, SegmentMemoryForCausalLM), cast(Any, model)
+    base = given_model.backbone if remembers else given_model
     given = model.config.segment_length if remembers else 512
     segment_length = given if segment_length is None else segment_length
     has_window = not remembers or model.config.kind == "window"
@@ -199,7 +199,7 @@ def score_base_ways(
             window = add_memory(base, kind="window", mem_len=mem_len, num_sinks=sinks, segment_length=segment_length)
             ways[f"window of {mem_len:,}, {sinks or 'no'} sinks"] = partial(with_memory, window, text)
     else:
-        ways[f"{model.config.num_memory_tokens} memory tokens"] = partial(with_memory, model, text)
+        ways[f"{model.config.num_memory_tokens} memory tokens"] = partial(with_memory, given_model, text)
     with evaluating(model):
         return {
             name: score_way(name, read, mem_len, text.num_predicted if num_bytes is None else num_bytes, progress)

@@ -22,7 +22,6 @@ from transformers_xl.experiments.recording import check_claims, evaluation_of, t
 from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
 from transformers_xl.experiments.run_data import check_fraction, check_paths, read_data
 from transformers_xl.experiments.run_model import run_model, run_tokenizer
-from transformers_xl.experiments.step_memory import free_memory, measure_step
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.blaming import sentence
 from transformers_xl.files.output_folder import run_folder
@@ -33,6 +32,7 @@ from transformers_xl.hub.measurements import measurements_of, write_measurements
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal
 from transformers_xl.training.changed_arguments import ARGUMENTS
+from transformers_xl.training.step_memory import free_memory, measure_step
 from transformers_xl.training.trainer import MemoryTrainer
 
 logger = logging.get_logger(__name__)

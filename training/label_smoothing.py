@@ -14,7 +14,8 @@ from torch import nn
 def smoothed_labels(model: nn.Module, smoothing: float) -> Iterator[None]:
     """Inside, the cross-entropy of `model`, or of the one that adapters stand in, is smoothed while it trains; its further
     terms are not."""
-    language_model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    adapted: Any = getattr(model, "get_base_model", None)
+    language_model: Any = model if adapted is None else adapted()
     if not smoothing or not model.training:
         yield
         return

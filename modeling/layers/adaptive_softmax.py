@@ -176,7 +176,7 @@ def tied_weights(config: AdaptiveSoftmaxConfig) -> dict[str, str]:
 
 def linear_cross_entropy(
     classifier: nn.Module,
-    hidden_states: torch.Tensor,
+    hidden_states: torch.Tensor | None,
     targets: torch.Tensor,
     logits: torch.Tensor | None = None,
     label_smoothing: float = 0.0,
@@ -185,10 +185,11 @@ def linear_cross_entropy(
     known), float32 at least; 0 where the target is -100. `label_smoothing` is for a softmax without clusters."""
     if logits is not None:
         return token_cross_entropy(logits, targets, label_smoothing)
+    states = cast(torch.Tensor, hidden_states)  # there, where no logits are
     if isinstance(classifier, AdaptiveSoftmax):
-        return classifier.cross_entropy(hidden_states, targets)
+        return classifier.cross_entropy(states, targets)
     size = cast(int, classifier.out_features)
-    return cross_entropy_in_slices(classifier, hidden_states, targets, size, label_smoothing)
+    return cross_entropy_in_slices(classifier, states, targets, size, label_smoothing)
 
 
 def mean_loss(

@@ -10,8 +10,8 @@ from tiny_bases import VOCAB_SIZE, tiny_base
 
 from transformers_xl import add_memory
 from transformers_xl.experiments import training_run
-from transformers_xl.experiments.step_memory import StepMemory, measure_step
 from transformers_xl.training.arguments import MemoryTrainingArguments
+from transformers_xl.training.step_memory import StepMemory, measure_step
 
 LENGTH = 24
 TEXT = "It was the best of times , it was the worst of times , it was the age of wisdom .\n" * 40
