@@ -44,6 +44,7 @@ CHOICES = (
 NAMES = {"model.base", "model.variant", "memory.kind"}
 KEYWORDS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "liger_kernel_config")  # of the training section
 MEMORY_FIELDS = {each.name for each in dataclasses.fields(cast(Any, memory_section()))} - {"kind"}
+MODEL_OPTION = re.compile(rf"^--model\.({'|'.join(sorted(MEMORY_FIELDS))})(?==|$)")
 CHANGEABLE = {"mem_len", "num_sinks", "segment_length", "bptt_segments"}  # of a memory that is there
 set_loader(VALUES := "values of a run", load_value, (yaml.YAMLError,))  # of the parser below alone
 AnyConfig = MemoryConfig | SegmentMemoryConfig
@@ -181,31 +182,25 @@ def _check_learned(memory: dict[str, Any], config: SegmentMemoryConfig, name: st
 def _moved(layer: Values) -> Values:
     """A layer of a run around a base, with fields of its memory under `memory`, where `model` has them as it has those of
     other models."""
-    model = layer.get("model", {})
+    model, memory = layer.get("model", {}), layer.get("memory", {})
     moved = {name: model[name] for name in model if name in MEMORY_FIELDS}
-    if not moved:
-        return layer
-    twice = sorted(moved.keys() & layer.get("memory", {}).keys())
-    if twice:
-        raise ValueError(f"`model.{twice[0]}` is `memory.{twice[0]}` of a base with memory: give one of them.")
+    _check_once(sorted(moved.keys() & memory.keys()))
     kept = {name: value for name, value in model.items() if name not in moved}
-    return layer | {"model": kept, "memory": layer.get("memory", {}) | moved}
+    return layer | {"model": kept, "memory": memory | moved} if moved else layer
 
 
 def _moved_options(options: Sequence[str]) -> list[str]:
     """As [`_moved`], of the words of a command line."""
-    moved = []
-    for option in options:
-        name, equals, value = option.partition("=")
-        section, _, field = name.partition(".")
-        is_memory = section == "--model" and field in MEMORY_FIELDS
-        moved.append(f"--memory.{field}{equals}{value}" if is_memory else option)
-    names = [option.partition("=")[0] for option in moved if "=" in option]
-    twice = sorted({name for name in names if name.startswith("--memory.") and names.count(name) > 1})
-    if twice and moved != list(options):
-        field = twice[0].rpartition(".")[2]
-        raise ValueError(f"`model.{field}` is `memory.{field}` of a base with memory: give one of them.")
+    moved = [MODEL_OPTION.sub(r"--memory.\1", option) for option in options]
+    names = [option.partition("=")[0] for option in moved if option not in options]
+    others = {option.partition("=")[0] for option in options}
+    _check_once([name.removeprefix("--memory.") for name in names if name in others])
     return moved
+
+
+def _check_once(twice: list[str]) -> None:
+    if twice:
+        raise ValueError(f"`model.{twice[0]}` is `memory.{twice[0]}` of a base with memory: give one of them.")
 
 
 def _memory_of_recipe(fields: dict[str, Any], base: Base | None) -> dict[str, Any]:
