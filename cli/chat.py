@@ -9,7 +9,9 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import (
+    DEFAULT_TEMPERATURE,
     AsJson,
+    Greedy,
     MinP,
     NoRepeatNgramSize,
     RepetitionPenalty,
@@ -18,6 +20,7 @@ from transformers_xl.cli.common import (
     TopP,
     TypicalP,
     generation_options,
+    greedy_temperature,
     streamer_of,
 )
 from transformers_xl.experiments.loading import check_generation, load_model
@@ -26,13 +29,14 @@ from transformers_xl.experiments.loading import check_generation, load_model
 def chat(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model that remembers.")],
     max_new_tokens: Annotated[int, Option(min=1, help="Longest answer, in tokens.")] = 200,
-    temperature: Temperature = 0.8,
+    temperature: Temperature = DEFAULT_TEMPERATURE,
     top_k: TopK = 0,
     top_p: TopP = None,
     min_p: MinP = None,
     typical_p: TypicalP = None,
     repetition_penalty: RepetitionPenalty = None,
     no_repeat_ngram_size: NoRepeatNgramSize = None,
+    greedy: Greedy = False,
     stop: Annotated[list[str] | None, Option(help="Text that ends an answer; may be given several times.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
     as_json: AsJson = False,
@@ -43,6 +47,7 @@ def chat(
     /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer. With --json every turn is one line:
     an object with its `text` and its `answer`.
     """
+    temperature = greedy_temperature(temperature, greedy)
     model, tokenizer = load_model(model_dir)
     check_generation(model, model_dir)
     import transformers

@@ -16,6 +16,10 @@ MIN_TEMPERATURE = 1e-4  # logits that are divided by less are infinite
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 # options of `generate()`, under their names in GenerationConfig
 Temperature = Annotated[float, Option(min=0, help="Sampling temperature; 0: always the most likely token.")]
+DEFAULT_TEMPERATURE = 0.8
+Greedy = Annotated[
+    bool, Option("--greedy", help="Always take the most likely token, as --temperature 0 does: nothing is sampled.")
+]
 TopK = Annotated[int, Option(min=0, help="Sample from this many of the most likely tokens; 0: from all.")]
 TopP = Annotated[float | None, Option(min=0, max=1, help="Sample from the fewest tokens with this probability.")]
 MinP = Annotated[
@@ -90,6 +94,17 @@ def generation_options(temperature: float, top_k: int, **others: float | None) -
             f"`{name}`={given[name]} has no effect with `temperature`=0, which samples nothing: leave it out."
         )
     return {"do_sample": False} | given
+
+
+def greedy_temperature(temperature: float, greedy: bool) -> float:
+    """The temperature to generate with: 0 where the command is to be greedy.
+
+    Raises:
+        ValueError: another temperature is given too.
+    """
+    if greedy and temperature not in (0, DEFAULT_TEMPERATURE):
+        raise ValueError(f"`temperature`={temperature} samples, and --greedy does not: give one of them.")
+    return 0.0 if greedy else temperature
 
 
 def streamer_of(tokenizer, continues: bool = False):
@@ -167,8 +182,10 @@ def check_inputs(field: str, output: Path, inputs: Iterable[Path]) -> None:
 
 
 __all__ = [
+    "DEFAULT_TEMPERATURE",
     "AsJson",
     "AsMarkdown",
+    "Greedy",
     "MinP",
     "NoRepeatNgramSize",
     "OneForm",
@@ -182,6 +199,7 @@ __all__ = [
     "check_output",
     "check_spelling",
     "generation_options",
+    "greedy_temperature",
     "is_main_process",
     "show",
     "show_table",

@@ -4,14 +4,18 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import AsMarkdown
-from transformers_xl.cli.measuring import tell
+from transformers_xl.cli.measuring import check_picture, tell, write_picture
 from transformers_xl.experiments.loading import load_model
+
+OF_COMPARISON = {"model_dir", "text", "segment_length", "mem_len", "compare_base", "picture", "as_json", "as_markdown"}
 
 
 def evaluate(
+    ctx: typer.Context,
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
     text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
     segment_length: Annotated[int | None, Option(help="Tokens per segment.", show_default="as in training")] = None,
@@ -57,6 +61,18 @@ def evaluate(
             min=0, help="Tokens that a segment repeats from the one before, as context; for models without memory."
         ),
     ] = 0,
+    compare_base: Annotated[
+        bool,
+        Option(
+            "--compare-base",
+            help="Of a language model of transformers, with memory around it or without: compare the base alone, in "
+            "segments, in windows that are read again and with its own cache, with a window without and with sinks.",
+        ),
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        Option(help="With --compare-base: write a picture, .png, .svg, or both if the name has no ending."),
+    ] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print JSON, with bits per byte by position in the segment.")
     ] = False,
@@ -69,8 +85,10 @@ def evaluate(
     The text is read in segments. A model without memory is measured once. How much a score drops when the memory is taken
     away is not what memory is worth: a model that was trained without one has learned to do without.
     """
-    if dataset is not None and not record:
-        raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
+    if compare_base:
+        _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
+        return
+    _check_effects(picture, dataset, record)
     changed = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
     changed = {name: value for name, value in changed.items() if value is not None}
     model, tokenizer = load_model(model_dir)
@@ -106,6 +124,40 @@ def evaluate(
     result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
     header, *rows = score_table(scores)
     tell(result, model_dir.name, header, rows, as_json, as_markdown)
+
+
+def _check_effects(picture: Path | None, dataset: str | None, record: bool) -> None:
+    if picture is not None:
+        raise ValueError(f"`picture`={str(picture)!r} is of a comparison: add --compare-base, or leave it out.")
+    if dataset is not None and not record:
+        raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
+
+
+def _compare_base(
+    ctx: typer.Context,
+    model_dir: Path,
+    text: list[Path],
+    segment_length: int | None,
+    mem_len: int | None,
+    picture: Path | None,
+) -> None:
+    """Print what each way of reading is worth."""
+    for name, value in ctx.params.items():
+        source = ctx.get_parameter_source(name)
+        if name not in OF_COMPARISON and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"`{name}`={value!r} has no effect with --compare-base: leave it out.")
+    form = ctx.params["as_json"], ctx.params["as_markdown"]
+    check_picture(picture)
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    from transformers_xl.experiments.base_runs import base_table, measure_base_ways
+
+    result = measure_base_ways(model_dir, text, segment_length, mem_len, progress=not form[0])
+    if picture is not None:
+        from transformers_xl.evaluation.base_plots import draw_base_ways
+
+        write_picture(draw_base_ways(result), picture)
+    title = f"{result['base']}, {result['tokens']:,} tokens, {result['device']}, threads: {result['threads']}"
+    tell(result, title, *base_table(result), *form)
 
 
 def _command(text: list[Path], options: dict[str, Any], claims: tuple, moving_window: bool) -> str:

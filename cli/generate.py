@@ -8,7 +8,9 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import (
+    DEFAULT_TEMPERATURE,
     AsJson,
+    Greedy,
     MinP,
     NoRepeatNgramSize,
     RepetitionPenalty,
@@ -17,6 +19,7 @@ from transformers_xl.cli.common import (
     TopP,
     TypicalP,
     generation_options,
+    greedy_temperature,
     streamer_of,
 )
 from transformers_xl.experiments.loading import MAX_BEAMS, check_generation, load_model
@@ -35,13 +38,14 @@ def generate(
     ] = None,
     num_samples: Annotated[int, Option(min=1, help="Number of continuations of each prompt.")] = 1,
     max_new_tokens: Annotated[int, Option(min=1, help="Number of tokens to generate.")] = 300,
-    temperature: Temperature = 0.8,
+    temperature: Temperature = DEFAULT_TEMPERATURE,
     top_k: TopK = 0,
     top_p: TopP = None,
     min_p: MinP = None,
     typical_p: TypicalP = None,
     repetition_penalty: RepetitionPenalty = None,
     no_repeat_ngram_size: NoRepeatNgramSize = None,
+    greedy: Greedy = False,
     num_beams: Annotated[int | None, Option(min=1, max=MAX_BEAMS, help="Number of beams of beam search.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
     stream: Annotated[
@@ -52,6 +56,7 @@ def generate(
 ) -> None:
     """Continue prompts. One text is streamed to standard output; several are printed one below the other."""
     prompts = [*(prompt or []), *(read_text(file, MAX_PROMPT) for file in prompt_file or [])]
+    temperature = greedy_temperature(temperature, greedy)
     single = _is_single(prompts, num_samples, num_beams, temperature, as_json)
     if stream and not single:
         raise ValueError("`stream`=True prints one text of one prompt, without beams or JSON: leave it out.")

@@ -92,12 +92,7 @@ def train(
     command = _command(words or [], output, config or [], recipe, resume)
     run = TrainingRun(run_config, output, command, resume, not as_json, trust_remote_code)
     if is_main_process():
-        tokens = "streamed" if run.data.tokens is None else f"{run.data.tokens:,}"
-        typer.echo(
-            f"{run.model.config.model_type}: {run.model.num_parameters():,} parameters, {tokens} training tokens, "
-            f"{run.data.held_out.tokens:,} held out",
-            err=as_json,
-        )
+        _tell_run(run, as_json)
     scores = run.train()
     if run.was_stopped:
         if is_main_process():
@@ -110,6 +105,18 @@ def train(
         result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
         tell(result, "held-out text", header, rows, as_json, as_markdown)
         typer.echo(f"wrote {output}", err=as_json)
+
+
+def _tell_run(run: Any, as_json: bool) -> None:
+    """Say what `run`, a [`~transformers_xl.experiments.training_run.TrainingRun`], is about to do."""
+    tokens = "streamed" if run.data.tokens is None else f"{run.data.tokens:,}"
+    typer.echo(
+        f"{run.model.config.model_type}: {run.model.num_parameters():,} parameters, {tokens} training tokens, "
+        f"{run.data.held_out.tokens:,} held out",
+        err=as_json,
+    )
+    if run.need is not None:
+        typer.echo(run.need, err=True)
 
 
 def _check_output(output: Path, overwrite: bool) -> None:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from transformers_xl.evaluation.token_losses import losses_of_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 from transformers_xl.streams.document_stream import DocumentStream
@@ -103,9 +104,9 @@ class ScoreSums:
         self.nats = torch.zeros(segment_length, dtype=torch.float64, device=device)
         self.tokens = torch.zeros(segment_length, dtype=torch.long, device=device)
 
-    def add(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Predictions `(batch, segment_length, vocab)` of `targets` `(batch, segment_length)`; -100: none."""
-        self.nats += token_cross_entropy(logits, targets).double().sum(0)
+    def add(self, losses: torch.Tensor, targets: torch.Tensor) -> None:
+        """What `targets` `(batch, segment_length)` cost, in nats; -100: none."""
+        self.nats += losses.double().sum(0)
         self.tokens += (targets != -100).sum(0)
 
     def score(self, num_bytes: int | None = None) -> TextScore:
@@ -176,15 +177,11 @@ def score_stream(
             # a mask of ones would cost a gather in every layer
             mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
             begins = batch["reset"].to(model.device) if cache is not None and batch["reset"].any() else None
-            outputs = model(
-                batch["input_ids"].to(model.device),
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=memory,
-                reset=begins,
-            )
+            ids, targets = (batch[name].to(model.device) for name in ("input_ids", "shift_labels"))
+            read = {"attention_mask": mask, "past_key_values": cache, "use_cache": memory, "reset": begins}
+            losses, outputs = losses_of_targets(model, ids, targets, **read)
             cache = outputs.past_key_values if memory else None
-            sums.add(outputs.logits, batch["shift_labels"].to(model.device))
+            sums.add(losses, targets)
     score = sums.score(num_bytes)  # waits for a GPU
     return replace(score, seconds=time.perf_counter() - start)
 
@@ -241,8 +238,8 @@ def score_moving_window(
             rows = contexts[here].clone()
             rows[attention_mask[here][:, 0].bool(), : len(begin)] = begin  # those that are full
             outputs = model(rows.to(model.device), attention_mask=mask, logits_to_keep=1)
-            targets = tokens[first + 1 :][here].to(model.device)
-            sums.add(outputs.logits, targets[:, None])
+            targets = tokens[first + 1 :][here].to(model.device)[:, None]
+            sums.add(token_cross_entropy(outputs.logits, targets), targets)
     return replace(sums.score(num_bytes), seconds=time.perf_counter() - start_time)
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
@@ -16,6 +17,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.evaluation.bits_per_byte import ScoreSums, TextScore, score_text
 from transformers_xl.evaluation.context_losses import longest_window
+from transformers_xl.evaluation.token_losses import losses_of_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.streams.text_stream import TextStream
@@ -175,8 +177,10 @@ def score_windows(
                 before = text[max(0, start - context) : start]
                 windows.append(torch.cat([begin, before, stream[segment]["input_ids"][len(begin) :]]))
             targets = torch.stack([stream[segment]["shift_labels"] for segment in batch]).to(model.device)
-            outputs = model(torch.stack(windows).to(model.device), use_cache=False, logits_to_keep=segment_length)
-            sums.add(outputs.logits, targets)
+            ids = torch.stack(windows).to(model.device)
+            of_windows = F.pad(targets, (ids.shape[1] - segment_length, 0), value=-100)
+            losses, _ = losses_of_targets(model, ids, of_windows, use_cache=False)
+            sums.add(losses[:, -segment_length:], targets)
     return sums.score(num_bytes)
 
 

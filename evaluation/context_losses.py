@@ -7,9 +7,9 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from transformers_xl.evaluation.token_losses import losses_of_targets
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.evaluating import evaluating
-from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 from transformers_xl.streams.segments import token_row
 from transformers_xl.streams.text_stream import TextStream
 
@@ -132,13 +132,13 @@ def window_losses(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Ten
     for start in range(0, length, piece):
         stop = min(start + piece, length)
         here = ends[(ends > start) & (ends <= stop)]
-        keep = (here - start - 1).to(windows.device) if len(here) else 1
-        outputs = model(windows[:, start:stop], logits_to_keep=keep, **memory)
+        asked = here.to(windows.device)
+        targets = torch.full_like(windows[:, start:stop], -100)
+        targets[:, asked - start - 1] = windows[:, asked]
+        found, outputs = losses_of_targets(model, windows[:, start:stop], targets, **memory)
         if memory["use_cache"]:
             memory["past_key_values"] = outputs.past_key_values
-        if len(here):
-            targets = windows[:, here.to(windows.device)]
-            losses.append(token_cross_entropy(outputs.logits, targets))
+        losses.append(found[:, asked - start - 1])
     return torch.cat(losses, dim=1)
 
 

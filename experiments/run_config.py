@@ -166,6 +166,9 @@ class RunConfig:
     training: MemoryTrainingArguments = field(default_factory=MemoryTrainingArguments)
     lora: LoraSection = field(default_factory=LoraSection)
 
+    def __post_init__(self) -> None:
+        self.batch_is_default = False  # whether nobody gave a number of rows: no section, and not written
+
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The sections as plain values, without tokens of the Hub."""
         sections = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}

@@ -121,6 +121,7 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
         )
     _check_effects(section, is_text == {True})
     check_paths(section)
+    check_fraction(section)
     reader = _Reader(section, tokenizer, progress)
     if not section.path:
         return reader.of_hub()
@@ -138,6 +139,16 @@ def check_paths(section: DataSection) -> None:
                 f"`data.{name}`: there is no {missing[0]!r} here: give text files, or a folder of them (`transformers-xl "
                 "prepare` writes those of the recipes)."
             )
+
+
+def check_fraction(section: DataSection) -> None:
+    """Raise a `ValueError` where nothing, or nothing else, would be held out of the files of a section, which are there."""
+    is_held_out = section.eval_path or section.eval_split or _paths(section)[1]
+    if not is_held_out and not 0 < section.eval_fraction < 1:
+        raise ValueError(
+            f"`data.eval_fraction`={section.eval_fraction} must lie between 0 and 1, for example 0.1: what is trained is "
+            "scored on text that it has not seen. To train on all of a text, name another one with `data.eval_path`."
+        )
 
 
 def text_folder(section: DataSection) -> Path | None:
@@ -243,8 +254,6 @@ class _Reader:
 
 def _check_effects(section: DataSection, is_text: bool) -> None:
     """Refuse what would be ignored silently."""
-    if not 0 < section.eval_fraction < 1:
-        raise ValueError(f"`data.eval_fraction`={section.eval_fraction} must lie between 0 and 1, for example 0.1.")
     one_stream = (
         section.documents or section.streaming,
         "is for a text that is one stream: leave out `data.documents` and `data.streaming`",
@@ -354,4 +363,4 @@ def _split(file: str) -> str:
     return re.split(r"[-_.]", Path(file).name)[0]
 
 
-__all__ = ["HeldOut", "RunData", "check_paths", "input_files", "read_data", "text_folder"]
+__all__ = ["HeldOut", "RunData", "check_fraction", "check_paths", "input_files", "read_data", "text_folder"]

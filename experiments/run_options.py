@@ -43,6 +43,8 @@ CHOICES = (
 )
 NAMES = {"model.base", "model.variant", "memory.kind"}
 KEYWORDS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "liger_kernel_config")  # of the training section
+MEMORY_FIELDS = {each.name for each in dataclasses.fields(cast(Any, memory_section()))} - {"kind"}
+MODEL_OPTION = re.compile(rf"^--model\.({'|'.join(sorted(MEMORY_FIELDS))})(?==|$)")
 CHANGEABLE = {"mem_len", "num_sinks", "segment_length", "bptt_segments"}  # of a memory that is there
 set_loader(VALUES := "values of a run", load_value, (yaml.YAMLError,))  # of the parser below alone
 AnyConfig = MemoryConfig | SegmentMemoryConfig
@@ -83,10 +85,15 @@ def read_config(
     Raises:
         ValueError: a file is no such YAML, a name is not known (the nearest one is given), or a value has another type.
     """
-    given = [_read(file) for file in files]
+    given, is_default = [_read(file) for file in files], recipe is None
     shipped = {} if recipe is None else _read(recipe_path(recipe))
     chosen = _choice([*given, _values(options, CHOICES)])
     base = _base(chosen, shipped.get("memory", {}), trust_remote_code)
+    if base and isinstance(base.config, SegmentMemoryConfig):
+        given, options = [_moved(layer) for layer in given], _moved_options(options)
+        if not base.is_wrapped_now:
+            learned = _choice([*given, _values(options, CHOICES)])["memory"]
+            _check_learned(learned, base.config, chosen["model"]["base"])
     if recipe is None:
         wrapper = base.config if base and isinstance(base.config, SegmentMemoryConfig) else None
         recipe = DEFAULT_RECIPE if wrapper is None else RECIPES_OF_KIND[wrapper.kind]
@@ -107,6 +114,8 @@ def read_config(
     with _said(config_class):
         run = RunConfig(**vars(parser.instantiate(_merged(parser, layers, options))))
     _check_values(run)
+    rows = ("data.batch_size", "training.per_device_train_batch_size")
+    run.batch_is_default = is_default and not any(_gives(name, given, options) for name in rows)
     if base and isinstance(base.config, SegmentMemoryConfig):
         SegmentMemoryConfig(text_config=base.config.text_config, **memory_fields(run.memory))  # refuses what cannot be
         if run.model.vocab_size is not None:
@@ -168,6 +177,30 @@ def _check_learned(memory: dict[str, Any], config: SegmentMemoryConfig, name: st
                 f"`memory.{field}`={memory[field]!r} is for a new memory, but `model.base`={name!r} has one with "
                 f"{getattr(config, field, None)!r}: leave it out, or take a base without memory."
             )
+
+
+def _moved(layer: Values) -> Values:
+    """A layer of a run around a base, with fields of its memory under `memory`, where `model` has them as it has those of
+    other models."""
+    model, memory = layer.get("model", {}), layer.get("memory", {})
+    moved = {name: model[name] for name in model if name in MEMORY_FIELDS}
+    _check_once(sorted(moved.keys() & memory.keys()))
+    kept = {name: value for name, value in model.items() if name not in moved}
+    return layer | {"model": kept, "memory": memory | moved} if moved else layer
+
+
+def _moved_options(options: Sequence[str]) -> list[str]:
+    """As [`_moved`], of the words of a command line."""
+    moved = [MODEL_OPTION.sub(r"--memory.\1", option) for option in options]
+    names = [option.partition("=")[0] for option in moved if option not in options]
+    others = {option.partition("=")[0] for option in options}
+    _check_once([name.removeprefix("--memory.") for name in names if name in others])
+    return moved
+
+
+def _check_once(twice: list[str]) -> None:
+    if twice:
+        raise ValueError(f"`model.{twice[0]}` is `memory.{twice[0]}` of a base with memory: give one of them.")
 
 
 def _memory_of_recipe(fields: dict[str, Any], base: Base | None) -> dict[str, Any]:

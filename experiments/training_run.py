@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import logging
@@ -20,7 +20,7 @@ from transformers_xl.experiments.fitting import prepare_for_inference, processes
 from transformers_xl.experiments.loading import load_model
 from transformers_xl.experiments.recording import check_claims, evaluation_of, text_of_rows
 from transformers_xl.experiments.run_config import CONFIG_FILE, RunConfig
-from transformers_xl.experiments.run_data import check_paths, read_data
+from transformers_xl.experiments.run_data import check_fraction, check_paths, read_data
 from transformers_xl.experiments.run_model import run_model, run_tokenizer
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.blaming import sentence
@@ -32,6 +32,7 @@ from transformers_xl.hub.measurements import measurements_of, write_measurements
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal
 from transformers_xl.training.changed_arguments import ARGUMENTS
+from transformers_xl.training.step_memory import free_memory, measure_step
 from transformers_xl.training.trainer import MemoryTrainer
 
 logger = logging.get_logger(__name__)
@@ -69,6 +70,8 @@ class TrainingRun:
         step: the step at which the training ended.
         max_steps: the step at which it was to end; early stopping ends it before.
         was_stopped: whether that was because the process was asked to.
+        need: what a step needs of memory, in a sentence; None where that is not known before it (FSDP, DeepSpeed,
+            activation checkpointing).
     """
 
     def __init__(
@@ -90,9 +93,11 @@ class TrainingRun:
         self.data = read_data(section, self.tokenizer, self.state.is_main_process)
         self.model = run_model(config, self.tokenizer, trust_remote_code)
         length = self.model.config.segment_length
+        tokens = length * _segments_of_call(self.model.config)
+        self.need = self._fit_rows(tokens)
         lanes = self.args.per_device_train_batch_size * self.state.num_processes
         remembers = bool(self.model.config.mem_len)
-        self.stream = self.data.stream(length * _segments_of_call(self.model.config), lanes, remembers)
+        self.stream = self.data.stream(tokens, lanes, remembers)
         if section.overlap and self.model.config.mem_len:
             raise ValueError(
                 f"`data.overlap`={section.overlap} would be read twice by a model with memory: leave it out, or set "
@@ -137,6 +142,20 @@ class TrainingRun:
         args.disable_tqdm = args.disable_tqdm or not sys.stderr.isatty()
         args.dataloader_pin_memory = args.dataloader_pin_memory and torch.cuda.is_available()
         return args
+
+    def _fit_rows(self, length: int) -> str | None:
+        """Measure a step of rows with `length` tokens. Where nobody gave a number of rows, take as many as fit."""
+        args = self.args
+        if args.fsdp or args.deepspeed or args.activation_checkpointing:
+            return None
+        self.model.to(args.device)
+        step, free = measure_step(self.model, args, length), free_memory(args.device)
+        asked = rows = args.per_device_train_batch_size
+        if self.config.batch_is_default:
+            rows = min(gather_object([step.fitting(asked, free)]))
+            args.per_device_train_batch_size = rows
+            self.config.data.batch_size = rows * self.state.num_processes
+        return step.sentence(rows, length, asked, free)
 
     def _fit_and_save(self, folder: Path) -> MemoryTrainer:
         """What all processes do; the run is in `folder`."""
@@ -214,6 +233,7 @@ class TrainingRun:
 def _check(config: RunConfig) -> None:
     check_paths(config.data)
     args = config.training
+    check_fraction(config.data)
     for name in ("learning_rate", "num_train_epochs"):
         if getattr(args, name) <= 0:
             raise ValueError(f"`training.{name}`={getattr(args, name)} must be above 0.")

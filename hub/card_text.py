@@ -9,7 +9,7 @@ from huggingface_hub import ModelCardData
 from transformers_xl.hub.adapter_folders import Adapter
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.hub.measurements import FILE, Lengths, Measurements, Text, Training
-from transformers_xl.hub.memory_text import architecture_of, memory_text
+from transformers_xl.hub.memory_text import architecture_of, memory_idea, memory_text
 from transformers_xl.hub.quoting import as_block, as_code, as_link, as_python, as_text
 from transformers_xl.modeling.auto import Variant
 
@@ -45,7 +45,7 @@ def card_text(
     use = _use(name, task_of(config), "auto_map" in config, variant) if adapter is None else _use_adapter(name)
     base, prefix = (config["text_config"], "text_config.") if "text_config" in config else (config, "")
     sections = {
-        "": f"# {as_text(name)}\n\n{what} {variant.idea}\n\nPaper: {paper}.{_origin(data)}",
+        "": f"# {as_text(name)}\n\n{what} {memory_idea(variant.idea, config)}\n\nPaper: {paper}.{_origin(data)}",
         "Use": use,
         "Memory": memory_text(config, data),
         "Sizes": _table(

@@ -37,6 +37,14 @@ def architecture_of(config: dict[str, Any]) -> str | None:
     return names[0] if names else None
 
 
+def memory_idea(idea: str, config: dict[str, Any]) -> str:
+    """The idea of a variant, said of the base that a `config` is around, if it is."""
+    base = config.get("text_config")
+    name = (architecture_of(base) or base.get("model_type")) if isinstance(base, dict) else None
+    named = "A language model of transformers" if name is None else f"A {as_code(name)}"
+    return idea.replace("A language model of transformers", named)
+
+
 def memory_text(config: dict[str, Any], data: ModelCardData) -> str:
     """What was added to which base, from the `config` of a saved model; nothing for a model with a memory of its own.
 
@@ -62,4 +70,4 @@ def memory_text(config: dict[str, Any], data: ModelCardData) -> str:
     return "\n\n".join([f"{origin} {licence} {PLAIN}", KINDS[kind].format(**config, sinks=sinks), table])
 
 
-__all__ = ["architecture_of", "memory_text"]
+__all__ = ["architecture_of", "memory_idea", "memory_text"]

@@ -304,7 +304,8 @@ VARIANTS: dict[str, Variant] = {
             authors="Dai et al.",
             year=2019,
             url="https://arxiv.org/abs/1901.02860",
-            idea="A Llama, a Qwen, a SmolLM keeps the keys and values of the last positions, or writes vectors to itself.",
+            idea="A language model of transformers keeps the keys and values of the last positions, or writes vectors to "
+            "itself.",
         ),
     )
 }

@@ -1,9 +1,10 @@
 """The heads that every variant shares: language modeling, and the classification of texts and of tokens."""
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring, can_return_tuple
 
@@ -95,6 +96,7 @@ class MemoryHead(MemoryPreTrainedModel):
 class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     """Language modeling head."""
 
+    label_smoothing = 0.0  # of the training loss
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     num_extra_targets = 0  # columns that `shift_labels` may have behind the segment
 
@@ -136,17 +138,24 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         self, outputs: MemoryModelOutput, logits: torch.Tensor | None, targets: torch.Tensor, **kwargs
     ) -> torch.Tensor:
         """The cross-entropy of the targets `(batch, length)`; `num_items_in_batch` may be among `kwargs`."""
-        if logits is None or logits.shape[1] < targets.shape[1]:  # no logits, or those of a few tokens
-            return mean_loss(self.token_losses(outputs, targets), targets, kwargs.get("num_items_in_batch"))
-        return self.loss_function(
-            logits=logits, labels=None, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
-        )
+        logits = whole_logits(logits, targets)
+        if has_other_loss(self) and not uses_adaptive_softmax(self.config):
+            logits = self.compute_logits(outputs) if logits is None else logits
+            return self.loss_function(
+                logits=logits, labels=None, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
+            )
+        return mean_loss(self.token_losses(outputs, targets, logits), targets, kwargs.get("num_items_in_batch"))
 
     def token_losses(
         self, outputs: MemoryModelOutput, targets: torch.Tensor, logits: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`-log p` of the targets `(batch, length)`, by `logits` where they are known."""
-        return linear_cross_entropy(self.lm_head, self.classifier_input(outputs.last_hidden_state), targets, logits)
+        states = None if logits is not None else self.classifier_input(outputs.last_hidden_state)
+        return linear_cross_entropy(self.lm_head, states, targets, logits, self.smoothing())
+
+    def smoothing(self) -> float:
+        """The share of a target that is spread over the vocabulary in this call."""
+        return self.label_smoothing if self.training else 0.0
 
     def returns_logits(self, targets: torch.Tensor | None) -> bool:
         """Whether a call makes logits: an adaptive softmax learns without them."""
@@ -189,7 +198,15 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
             Bool: rows that start a new text, or tokens that begin a document.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin: they act as `reset`.
+        logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
+            As in transformers; the loss is that of all tokens. With 1, a loss needs no logits of all tokens at a time,
+            which are the most of a call with a large vocabulary.
+        output_token_losses (`bool`, *optional*):
+            Whether to return what each target costs, `token_losses`; in evaluation only. A keyword without a place in the
+            signature.
         """
+        if self.training:
+            kwargs.pop("output_token_losses", None)
         targets = kwargs.pop("shift_labels", None)
         check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets)
         if targets is None and labels is not None:
@@ -216,14 +233,31 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     ) -> MemoryHeadOutput:
         """What `forward` returns of the model's `inputs` and of what each token is to predict, `(batch, length)`. A variant
         that reads or learns otherwise overrides it."""
+        wants_losses = kwargs.pop("output_token_losses", False)
         outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
         logits = self.compute_logits(outputs, logits_to_keep) if self.returns_logits(targets) else None
-        loss = None
+        loss, losses = None, None
         if targets is not None:
             targets = targets.contiguous()  # transformers' loss views it
-            loss = self.prediction_loss(outputs, logits, targets, **kwargs)
+            if wants_losses:
+                losses = self.token_losses(outputs, targets, whole_logits(logits, targets))
+                loss = mean_loss(losses, targets, kwargs.get("num_items_in_batch"))
+            else:
+                loss = self.prediction_loss(outputs, logits, targets, **kwargs)
             loss = self.add_auxiliary_loss(loss, outputs, targets != -100, kwargs.get("num_items_in_batch"))
-        return self.head_output(outputs, loss, logits)
+        result = self.head_output(outputs, loss, logits)
+        result.token_losses = losses
+        return result
+
+
+def whole_logits(logits: torch.Tensor | None, targets: torch.Tensor) -> torch.Tensor | None:
+    """The logits where they are those of all targets `(batch, length)`, else None."""
+    return None if logits is None or logits.shape[1] < targets.shape[1] else logits
+
+
+def has_other_loss(model: Any) -> bool:
+    """Whether a language model was given a `loss_function` of its own, which reads logits."""
+    return model.loss_function is not ForCausalLMLoss
 
 
 class MemoryForSequenceClassification(MemoryHead):
@@ -349,4 +383,6 @@ __all__ = [
     "MemoryForTokenClassification",
     "MemoryHead",
     "ModelInputs",
+    "has_other_loss",
+    "whole_logits",
 ]

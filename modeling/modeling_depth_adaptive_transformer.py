@@ -19,6 +19,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
     ModelInputs,
+    whole_logits,
 )
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss
 from transformers_xl.modeling.layers.attention import RelativeAttention
@@ -237,12 +238,17 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
         kwargs |= {"output_hidden_states": True, "return_dict": True}
-        outputs, logits, loss = self.training_loss(inputs, targets, items, **kwargs)
+        outputs, logits, loss = self.training_loss(inputs, targets, items, logits_to_keep, **kwargs)
         left_out = () if wants_states else ("hidden_states",)
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *left_out))
 
     def training_loss(
-        self, inputs: ModelInputs, targets: torch.Tensor, items: torch.Tensor | int | None, **kwargs
+        self,
+        inputs: ModelInputs,
+        targets: torch.Tensor,
+        items: torch.Tensor | int | None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
     ) -> tuple[DepthAdaptiveTransformerModelOutput, torch.Tensor | None, torch.Tensor]:
         """Of one reading at full depth, or of `num_exit_paths` along random exits, whose first one gives the output; what
         `halting` learns from is always read at full depth. Sections 2.2 and 3."""
@@ -255,21 +261,21 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
             )
         if config.exit_training == "aligned" or self.halting is not None:
             full = self.model(**inputs, **kwargs)
-            logits: list = (
-                self.layer_logits(full) if self.returns_logits(targets) else [None] * config.num_hidden_layers
-            )
+            logits: Any = self.logits_to_learn_by(full, targets, logits_to_keep)
             layer_losses = self.layer_losses(full, logits, targets)
         if self.halting is not None:
             right = correctness(logits, targets) if config.halting_oracle == "correctness" else -layer_losses.detach()
             exit_loss = self.exit_loss(full, right, targets, inputs["attention_mask"], items)
             exit_loss = config.halting_loss_weight * exit_loss
         if config.exit_training == "aligned":
-            return full, logits[-1], self.aligned_loss(layer_losses, targets, items) + exit_loss
+            logits = self.last_logits(full, logits[-1], targets, logits_to_keep)
+            return full, logits, self.aligned_loss(layer_losses, targets, items) + exit_loss
         exit_rule = self.random_exit_layer
         paths = [self.model(**inputs, exit_rule=exit_rule, **kwargs) for _ in range(config.num_exit_paths)]
-        predicted = [self.compute_logits(path) if self.returns_logits(targets) else None for path in paths]
+        has_logits = self.returns_logits(targets)
+        predicted = [self.compute_logits(path, logits_to_keep) if has_logits else None for path in paths]
         losses = [
-            mean_loss(self.token_losses(path, targets, each), targets, items)
+            mean_loss(self.token_losses(path, targets, whole_logits(each, targets)), targets, items)
             for path, each in zip(paths, predicted, strict=True)
         ]
         return paths[0], predicted[0], torch.stack(losses).mean() + exit_loss
@@ -288,13 +294,45 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         left = [targets.where(exit_layers == number, -100) for number in layers]
         states = outputs.last_hidden_state
         classifiers = map(self.classifier, layers)
-        losses = [linear_cross_entropy(each, states, here) for each, here in zip(classifiers, left, strict=True)]
+        smoothing = self.smoothing()
+        losses = [
+            linear_cross_entropy(each, states, here, label_smoothing=smoothing)
+            for each, here in zip(classifiers, left, strict=True)
+        ]
         return torch.stack(losses).sum(0)
 
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What the classifier of each layer reads, of a call at full depth with its hidden states."""
         _, *behind, last = outputs["hidden_states"]
         return [*map(self.final_norm, behind), last]
+
+    def logits_to_learn_by(
+        self,
+        outputs: DepthAdaptiveTransformerModelOutput,
+        targets: torch.Tensor,
+        logits_to_keep: int | torch.Tensor,
+    ) -> list:
+        """What each layer predicts, of a call at full depth, where that is returned or the oracle reads it; else Nones."""
+        is_read = self.halting is not None and self.config.halting_oracle == "correctness"
+        is_returned = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if self.returns_logits(targets) and (is_read or is_returned):
+            return self.layer_logits(outputs)
+        return [None] * self.config.num_hidden_layers
+
+    def last_logits(
+        self,
+        outputs: DepthAdaptiveTransformerModelOutput,
+        logits: torch.Tensor | None,
+        targets: torch.Tensor,
+        logits_to_keep: int | torch.Tensor,
+    ) -> torch.Tensor | None:
+        """What the last layer predicts of the tokens to keep, if it is returned; of `logits`, where all are known."""
+        if logits is not None:
+            return slice_logits_to_keep(logits, logits_to_keep)
+        if not self.returns_logits(targets):
+            return None
+        classifier = self.classifier(self.config.num_hidden_layers)
+        return classifier(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
 
     def layer_logits(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What each layer predicts, of a call at full depth with its hidden states."""
@@ -310,7 +348,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         predictions = zip(self.prediction_states(outputs), logits, strict=True)
         return torch.stack(
             [
-                linear_cross_entropy(self.classifier(n), states, targets, each)
+                linear_cross_entropy(self.classifier(n), states, targets, each, self.smoothing())
                 for n, (states, each) in enumerate(predictions, 1)
             ]
         )

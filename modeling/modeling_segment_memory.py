@@ -22,6 +22,9 @@ from transformers_xl.modeling.adapters import lora_targets_of
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
+from transformers_xl.modeling.heads import has_other_loss
+from transformers_xl.modeling.layers.adaptive_softmax import mean_loss
+from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
 from transformers_xl.modeling.memory.layer_memory import LayerMemory
 from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
@@ -29,6 +32,7 @@ from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrain
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.pretrained.base_head import head_of_base
 from transformers_xl.modeling.pretrained.supported_bases import PositionAngles, check_base, check_config
 from transformers_xl.modeling.pretrained.token_bases import measured_start
 from transformers_xl.modeling.pretrained.token_reader import TokenReader
@@ -223,6 +227,7 @@ class SegmentMemoryModel(SegmentMemoryBackbone):
 )
 class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  # type: ignore[misc]  # it is its own model
     output_class = MemoryHeadOutput  # type: ignore[assignment]  # with a head of its own
+    label_smoothing = 0.0  # of the training loss
 
     @property
     def _is_stateful(self) -> bool:
@@ -277,34 +282,51 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
             Bool: rows that start a new text, or tokens that begin a document.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin: they act as `reset`.
+        logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
+            As in transformers; the loss is that of all tokens. With 1, a loss needs no logits of all tokens at a time,
+            which are the most of a call with a large vocabulary.
+        output_token_losses (`bool`, *optional*):
+            Whether to return what each target costs, `token_losses`. A keyword without a place in the signature.
         """
-        targets = kwargs.pop("shift_labels", None)
+        targets, wants_losses = kwargs.pop("shift_labels", None), kwargs.pop("output_token_losses", False)
         check_targets(input_ids, inputs_embeds, labels, targets, 0)
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-        outputs = MemoryModel.forward(
-            self,
-            input_ids,
-            attention_mask,
-            past_key_values,
-            inputs_embeds,
-            mems,
-            mems_mask,
-            reset,
-            position_ids,
-            use_cache,
-            logits_to_keep=0 if targets is not None else logits_to_keep,
-            **(kwargs | {"return_dict": True}),
-        )
-        if targets is not None:
+        given: Any = (input_ids, attention_mask, past_key_values, inputs_embeds, mems, mems_mask, reset, position_ids)
+        kwargs |= {"use_cache": use_cache, "return_dict": True}
+        if targets is None:
+            return MemoryModel.forward(self, *given, logits_to_keep=logits_to_keep, **kwargs)
+        outputs, losses = self.read_targets(given, targets, logits_to_keep, **kwargs)
+        items = kwargs.get("num_items_in_batch")
+        if has_other_loss(self):
             outputs.loss = self.loss_function(
                 logits=outputs.logits,
                 labels=None,
                 shift_labels=targets.contiguous(),
                 vocab_size=self.config.vocab_size,
-                num_items_in_batch=kwargs.get("num_items_in_batch"),
+                num_items_in_batch=items,
             )
+        else:
+            outputs.loss = mean_loss(losses, targets, items)
+        outputs.token_losses = losses if wants_losses else None
         return outputs
+
+    def read_targets(
+        self, given: tuple, targets: torch.Tensor, logits_to_keep: int | torch.Tensor, **kwargs: Any
+    ) -> tuple[MemoryHeadOutput, torch.Tensor]:
+        """The output for `given`, the first arguments of `forward`, and what the `targets` `(batch, length)` cost. Logits
+        of all tokens are made only if they are returned, or for a loss that reads them."""
+        smoothing = self.label_smoothing if self.training else 0.0
+        returns_all = has_other_loss(self) or (isinstance(logits_to_keep, int) and logits_to_keep == 0)
+        head = None if returns_all else head_of_base(self.backbone)
+        if head is None:
+            outputs = MemoryModel.forward(self, *given, **kwargs)
+            return outputs, token_cross_entropy(outputs.logits, targets, smoothing)
+        read = MemoryModel.forward(self.base_model, *given, **kwargs)
+        states, size = read.last_hidden_state, self.config.vocab_size
+        carried = {name: value for name, value in read.items() if name != "last_hidden_state"}
+        outputs = MemoryHeadOutput(logits=head(slice_logits_to_keep(states, logits_to_keep)), **carried)
+        return outputs, cross_entropy_in_slices(head, states, targets, size, smoothing)
 
 
 def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:

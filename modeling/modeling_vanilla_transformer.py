@@ -16,6 +16,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
     ModelInputs,
+    whole_logits,
 )
 from transformers_xl.modeling.layers.absolute_positions import (
     AbsolutePositionsContext,
@@ -141,7 +142,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(**inputs, **(kwargs | {"output_hidden_states": True, "return_dict": True}))
-        logits = self.compute_logits(outputs) if self.returns_logits(targets) else None
+        logits = self.compute_logits(outputs, logits_to_keep) if self.returns_logits(targets) else None
         loss = self.training_loss(outputs, logits, targets, items)
         left_out = () if wants_states else ("hidden_states",)
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *left_out))
@@ -160,10 +161,10 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
             is_last = torch.arange(length, device=first.device) == length - 1
             first, second = first.where(is_last, -100), second.where(is_last, -100)
 
-        def loss(classifier: nn.Module, states: torch.Tensor, target: torch.Tensor, logits=None) -> torch.Tensor:
-            return mean_loss(linear_cross_entropy(classifier, states, target, logits), target, items)
+        def loss(classifier: nn.Module, states: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return mean_loss(linear_cross_entropy(classifier, states, target), target, items)
 
-        total = loss(self.lm_head, outputs.last_hidden_state, first, logits)
+        total = mean_loss(self.token_losses(outputs, first, whole_logits(logits, first)), first, items)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
         auxiliary = cast(
             AuxiliaryClassifiers, self.auxiliary

@@ -47,6 +47,8 @@ class MemoryHeadOutput(ModelOutput):
             `(batch, length, num_labels)` for token classification.
         past_key_values, mems, mems_mask, hidden_states, attentions:
             As in [`MemoryModelOutput`].
+        token_losses (`torch.Tensor` of shape `(batch, length)`, *optional*):
+            Of a language model that was called with `output_token_losses=True`: nats of each target, 0 where there is none.
     """
 
     loss: torch.Tensor | None = None
@@ -56,6 +58,7 @@ class MemoryHeadOutput(ModelOutput):
     mems_mask: torch.Tensor | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None
+    token_losses: torch.Tensor | None = None
 
 
 @dataclass

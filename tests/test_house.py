@@ -37,6 +37,7 @@ MAY_IMPORT = {
         "modeling.layers",
         "modeling.memory",
         "modeling.ops",
+        "modeling.pretrained",
         "configuration",
     },
     "hub": {"files", "configuration", "modeling", "tokenization"},

@@ -5,42 +5,25 @@ The smoother of transformers shifts `labels` inside the segment, and replaces th
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
-
-from transformers_xl.modeling.layers.adaptive_softmax import mean_loss
-from transformers_xl.modeling.layers.token_loss import token_cross_entropy
-
-
-def smoothed_loss(
-    logits: torch.Tensor,
-    labels: None,
-    vocab_size: int,
-    shift_labels: torch.Tensor,
-    num_items_in_batch: torch.Tensor | int | None = None,
-    smoothing: float = 0.0,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """The loss of a language model in nats, for targets of which `smoothing` is spread over the vocabulary."""
-    targets = shift_labels.to(logits.device)
-    return mean_loss(token_cross_entropy(logits, targets, smoothing), targets, num_items_in_batch)
 
 
 @contextmanager
 def smoothed_labels(model: nn.Module, smoothing: float) -> Iterator[None]:
-    """Inside, the losses that `model` takes of its logits are smoothed, while it trains; its further terms are not."""
+    """Inside, the cross-entropy of `model`, or of the one that adapters stand in, is smoothed while it trains; its further
+    terms are not."""
+    adapted: Any = getattr(model, "get_base_model", None)
+    language_model: Any = model if adapted is None else adapted()
     if not smoothing or not model.training:
         yield
         return
-    loss: Any = partial(smoothed_loss, smoothing=smoothing)
-    model.loss_function = loss
+    language_model.label_smoothing = smoothing
     try:
         yield
     finally:
-        del model._loss_function
+        del language_model.label_smoothing
 
 
 def check_smoothing(model: nn.Module | None, smoothing: float) -> None:
@@ -63,4 +46,4 @@ def check_smoothing(model: nn.Module | None, smoothing: float) -> None:
     )
 
 
-__all__ = ["check_smoothing", "smoothed_labels", "smoothed_loss"]
+__all__ = ["check_smoothing", "smoothed_labels"]

@@ -11,6 +11,8 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArgumen
 from transformers.trainer_utils import EvalLoopOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
+from transformers_xl.modeling.heads import MemoryForCausalLM
+from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
 from transformers_xl.training.averaging import averaging_of, check_averaging
 from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, TrainingProgress
@@ -109,8 +111,17 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Any]:
+        if not return_outputs and self.compute_loss_func is None:
+            inputs = self.without_logits(inputs)
         reader: Any = partial(self.read, model)
         return super().compute_loss(reader, dict(inputs), return_outputs, num_items_in_batch)
+
+    def without_logits(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """`inputs` for a loss alone: a language model of this package then makes logits of a few tokens at a time."""
+        model: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        language_model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        has_few = isinstance(language_model, (MemoryForCausalLM, SegmentMemoryForCausalLM))
+        return inputs | {"logits_to_keep": 1} if has_few and "logits_to_keep" not in inputs else inputs
 
     def read(self, model: nn.Module, **inputs: Any) -> Any:
         """The output of `model` for a batch, read with the memory of the batch before, which it replaces."""
@@ -150,7 +161,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         if not all(inputs.get(name) is not None for name in self.label_names):
             reader: Any = partial(self.read, model)
             model = reader  # transformers calls the model itself, where it takes no loss
-        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        given = self.without_logits(inputs) if prediction_loss_only else inputs
+        loss, logits, labels = super().prediction_step(model, given, prediction_loss_only, ignore_keys)
         if loss is not None and "shift_labels" in inputs:
             tokens = (inputs["shift_labels"] != -100).sum().float()
             if self.args.average_tokens_across_devices:  # the losses of all processes are parts of one mean then

@@ -20,7 +20,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.adaptive_embedding import Projection, cluster_projections, uses_adaptive_softmax
-from transformers_xl.modeling.layers.token_loss import token_cross_entropy
+from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
 
 ROWS = 16  # tokens whose log-probabilities are made at a time, where no gradient is asked for
 
@@ -175,18 +175,26 @@ def tied_weights(config: AdaptiveSoftmaxConfig) -> dict[str, str]:
 
 
 def linear_cross_entropy(
-    classifier: nn.Module, hidden_states: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor | None = None
+    classifier: nn.Module,
+    hidden_states: torch.Tensor | None,
+    targets: torch.Tensor,
+    logits: torch.Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     """`-log p` of `targets` `(batch, length)` by what `classifier` makes of the hidden states (`logits`, where they are
-    known), float32 at least; 0 where the target is -100."""
-    if logits is None and isinstance(classifier, AdaptiveSoftmax):
-        return classifier.cross_entropy(hidden_states, targets)
-    logits = classifier(hidden_states) if logits is None else logits
-    return token_cross_entropy(logits, targets)
+    known), float32 at least; 0 where the target is -100. `label_smoothing` is for a softmax without clusters."""
+    if logits is not None:
+        return token_cross_entropy(logits, targets, label_smoothing)
+    states = cast(torch.Tensor, hidden_states)  # there, where no logits are
+    if isinstance(classifier, AdaptiveSoftmax):
+        return classifier.cross_entropy(states, targets)
+    size = cast(int, classifier.out_features)
+    return cross_entropy_in_slices(classifier, states, targets, size, label_smoothing)
 
 
 def mean_loss(
     token_losses: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """Their mean over the tokens that have a target, or over the number of a whole batch, as transformers' loss has it."""
-    return token_losses.sum() / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+    items = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    return token_losses.sum() / (items.to(token_losses.device) if isinstance(items, torch.Tensor) else items)

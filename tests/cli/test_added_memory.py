@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from stand_in_base import TEXT, save_base
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from transformers_xl import SegmentMemoryForCausalLM
+from transformers_xl import ByteTokenizer, SegmentMemoryForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.experiments.loading import load_weights
 from transformers_xl.experiments.run_config import memory_fields
 from transformers_xl.experiments.run_options import read_config
@@ -317,3 +317,64 @@ def test_the_recipe_of_the_kind(base: Path):
         assert memory_fields(run_config.memory).items() >= ({"kind": kind} | OPTIONS[kind]).items()
     shown = read_config(recipe="add-memory-window")
     assert (shown.model.base, shown.memory.kind) == (None, "window")
+
+
+def test_a_field_of_the_memory_is_also_one_of_the_model(base: Path, tmp_path: Path):
+    """As it is for every other model of this package: on the command line, in a file, for a memory that is there or new."""
+    done(run("add-memory", base, "-o", tmp_path / "window", *options("window", "--")))
+    read = read_config([f"--model.base={tmp_path / 'window'}", "--model.mem_len=12", "--model.num_sinks=2"])
+    assert (read.memory.mem_len, read.memory.num_sinks) == (12, 2)
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"model": {"base": str(base), "mem_len": 20}, "memory": {"kind": "window"}}))
+    assert read_config(files=[file]).memory.mem_len == 20
+    tuned = train(base, tmp_path / "tuned", "--model.base", tmp_path / "window", "--model.mem_len", "12")
+    assert load(tuned).config.mem_len == 12
+    with pytest.raises(ValueError, match="`model.mem_len` is `memory.mem_len` of a base with memory"):
+        read_config([f"--model.base={tmp_path / 'window'}", "--model.mem_len=12", "--memory.mem_len=13"])
+    done(run("add-memory", base, "-o", tmp_path / "tokens", *options("tokens", "--")))
+    with pytest.raises(ValueError, match="`memory.num_memory_tokens`=9 is for a new memory"):
+        read_config([f"--model.base={tmp_path / 'tokens'}", "--model.num_memory_tokens=9"])
+
+
+def test_the_card_names_the_class_of_the_base(added: Path):
+    card = (added / "README.md").read_text()
+    assert "A `LlamaForCausalLM` keeps the keys and values" in card
+    assert "SmolLM" not in card
+
+
+def test_a_base_is_compared_with_itself(base: Path, kind: str, added: Path, tmp_path: Path):
+    """One command, one table, one picture: of what add-memory wrote, and of the plain base."""
+    words = ("--text", base.parent / "short.txt", "--compare-base", "--segment-length", 8)
+    result = run("evaluate", added, *words, "--picture", tmp_path / "ways.png", "--json")
+    done(result)
+    found = json.loads(result.stdout)
+    ways = ["base, segments of 8", "base, its own cache"]
+    ways += ["window of 24, no sinks", "window of 24, 4 sinks"] if kind == "window" else ["3 memory tokens"]
+    assert {*ways} < {*found["ways"]}
+    assert found["base"] == "LlamaForCausalLM"
+    assert all(way["perplexity"] > 1 and way["milliseconds_per_token"] > 0 for way in found["ways"].values())
+    assert (tmp_path / "ways.png").stat().st_size > 1000
+    if kind == "window":
+        plain = run("evaluate", base, *words, "--mem-len", 24, "--markdown")
+        done(plain)
+        assert "| window of 24, 4 sinks |" in plain.stdout
+        shown = f"| {found['ways']['window of 24, 4 sinks']['perplexity']:,.2f} |"
+        assert shown in plain.stdout
+
+
+def test_what_says_nothing_in_a_comparison_is_refused(base: Path, added: Path, tmp_path: Path):
+    words = ("evaluate", added, "--text", base.parent / "short.txt")
+    assert "`record`=True has no effect with --compare-base" in refused(*words, "--compare-base", "--record")
+    assert "`overlap`=4 has no effect" in refused(*words, "--compare-base", "--overlap", 4)
+    assert "add --compare-base" in refused(*words, "--picture", tmp_path / "ways.png")
+    assert "must end in .png or .svg" in refused(*words, "--compare-base", "--picture", tmp_path / "ways.gif")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_model_with_a_memory_of_its_own_has_no_base_to_compare(base: Path, tmp_path: Path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = TransformerXLForCausalLM(TransformerXLConfig(vocab_size=259, **sizes))
+    model.save_pretrained(tmp_path / "own", include_code=False)
+    ByteTokenizer().save_pretrained(tmp_path / "own")
+    said = refused("evaluate", tmp_path / "own", "--text", base.parent / "short.txt", "--compare-base")
+    assert "whose memory is its own" in said

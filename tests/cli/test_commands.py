@@ -216,6 +216,8 @@ def test_generate_writes_nothing_of_a_prompt_that_is_refused(model_folder: Path,
     [
         (("generate", "{model}", "-p", "a", "--stream", "--num-samples", "2"), "`stream`=True"),
         (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-p", "0.5"), "`top_p`=0.5"),
+        (("generate", "{model}", "-p", "a", "--greedy", "--temperature", "0.5"), "`temperature`=0.5"),
+        (("generate", "{model}", "-p", "a", "--greedy", "--top-p", "0.5"), "`top_p`=0.5"),
         (("generate", "{model}", "-p", "a", "--temperature", "0", "--top-k", "5"), "`top_k`=5"),
         (("generate", "{model}", "-p", "a", "--temperature", "0", "--num-samples", "3"), "`num_samples`=3"),
         (("evaluate", "{model}", "--text", "{text}", "--mem-len", "0"), "`mem_len`=0"),
@@ -303,3 +305,12 @@ def test_help_answers_without_importing_torch():
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("Usage: ") == len(words) > 15
     assert not result.stderr
+
+
+def test_greedy_is_a_temperature_of_zero(model_folder: Path):
+    words = ("generate", model_folder, "-p", "It was", "--max-new-tokens", 9)
+    greedy, zero, other = (
+        run(*words, *more) for more in (("--greedy",), ("--temperature", 0), ("--greedy", "--seed", 1))
+    )
+    assert greedy.exit_code == 0, (greedy.output, greedy.exception)
+    assert greedy.stdout == zero.stdout == other.stdout

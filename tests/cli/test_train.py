@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.experiments import training_run
 from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.written import RECORD
 from transformers_xl.hub import uploading
@@ -192,6 +193,7 @@ def test_memory_tokens_learn_through_more_and_more_segments(tmp_path: Path, monk
         calls.append((segments, group))
 
     monkeypatch.setattr(modeling_recurrent_memory_transformer, "warn_of_writing", note)
+    monkeypatch.setattr(training_run.TrainingRun, "_fit_rows", lambda *given: None)  # it reads a row, too
     (tmp_path / "short.txt").write_text(TEXT[:200])
     with monkeypatch.context() as patch:
         patch.setattr(TrainingProgress, "on_step_begin", Signals.on_step_begin)
@@ -272,3 +274,18 @@ def test_where_files_lie_is_not_pushed(trained: Path):
     files, left_out = uploading._files_to_push(trained)
     assert "run.yaml" in left_out
     assert not [name for name, path in files.items() if str(trained.parent) in path.read_text(errors="ignore")]
+
+
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_a_share_that_holds_nothing_out_is_refused_before_anything_is_read(
+    share: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(training_run, "run_tokenizer", lambda *given: pytest.fail("a tokenizer was read"))
+    said = refused(text_file, "-o", tmp_path / "model", *SMALL.split(), "--data.eval_fraction", share)
+    assert f"`data.eval_fraction`={float(share)} must lie between 0 and 1" in " ".join(said.split())
+    assert "`data.eval_path`" in said
+
+
+def test_all_of_a_text_is_trained_on_where_another_is_held_out(text_file: Path, tmp_path: Path):
+    words = ("-o", tmp_path / "model", *SMALL.split(), "--data.eval_fraction", 0, "--data.eval_path", text_file)
+    assert f"{len(TEXT):,} training tokens" in run("train", text_file, *words).output

@@ -69,8 +69,9 @@ def test_models_of_transformers(make):
 def test_windows_are_shared_between_positions(monkeypatch: pytest.MonkeyPatch):
     """Positions at the distance of the lengths: one window for each start, not one for each position and length."""
     model, read = gpt2(), []
-    forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda ids, **kwargs: read.append(ids.shape) or forward(ids, **kwargs))
+    decoder = model.get_decoder()
+    forward = decoder.forward
+    monkeypatch.setattr(decoder, "forward", lambda ids, **kwargs: read.append(ids.shape) or forward(ids, **kwargs))
     token_losses_with_context(model, text(), [4, 8, 12, 16], np.arange(16, 88, 4), batch_size=50)
     assert read == [(18 + 4 - 1, 16)]  # 18 positions, 4 lengths
 

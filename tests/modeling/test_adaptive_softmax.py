@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from largest import Largest
 from tiny import AROUND_BASES, EXACT, VARIANTS, VOCAB_SIZE, in_turn, tiny_config, tiny_model, tokens, variants
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding
@@ -185,19 +185,6 @@ def test_a_text_is_scored_with_the_logits_of_its_last_token_alone(model_type, fi
     whole, last = (model(ids, shift_labels=ids, logits_to_keep=kept) for kept in (0, 1))
     torch.testing.assert_close(last.loss.double(), whole.loss.double(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(last.logits, whole.logits[:, -1:], **EXACT)
-
-
-class Largest(TorchDispatchMode):
-    """The largest result of any operation, in numbers."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return result
 
 
 @few

@@ -46,7 +46,7 @@ def test_the_code_runs(folder: Path):
 def test_the_commands_run(folder: Path):
     needs("peft")
     commands = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 8
+    assert len(commands) == 9
     for program, *words in commands:
         assert program == "transformers-xl"
         result = run(*words)

@@ -1,5 +1,12 @@
-"""Memory around a real, small language model, where one lies in the Hub's cache: nothing is downloaded."""
+"""Memory around a real, small language model, where one is at hand: nothing is downloaded.
 
+    TRANSFORMERS_XL_REAL_BASE=folder python -m pytest -n 0 tests/uses/test_real_base.py
+
+The folder is that of a language model of transformers with its tokenizer. Without the variable, the smallest one in the
+Hub's cache is taken. What a Gemma 3 of 270 million parameters gave: benchmarks/results/real_base.
+"""
+
+import os
 from pathlib import Path
 
 import huggingface_hub
@@ -10,10 +17,13 @@ from huggingface_hub.errors import CacheNotFound
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from transformers_xl import add_memory
+from transformers_xl.evaluation.base_ways import score_base_ways
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.files.json_files import read_json
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.streams.text_beginning import beginning_of
 
+FOLDER = "TRANSFORMERS_XL_REAL_BASE"
 LARGEST = 1.5e9  # bytes of weights
 NEEDED = ("config.json", "model.safetensors", "tokenizer_config.json")
 TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
@@ -49,6 +59,8 @@ def is_base(folder: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER])  # what is not there is an error, not a skip
     found, reason = in_the_cache()
     if found is None:
         pytest.skip(reason)
@@ -90,6 +102,33 @@ def test_memory_tokens_read_train_and_write(folder: Path):
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
     more = model.eval().generate(ids[:, -1:], mems=output.mems, max_new_tokens=40, do_sample=False)
     assert more.shape[1] <= 41
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_whole_logits(folder: Path):
+    """Of a head with a large vocabulary, whatever else it has; and so are the gradients of what stands before it."""
+    model = add_memory(loaded(folder), mem_len=64)
+    ids = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")["input_ids"][:, :160]
+    found = []
+    for kept in (0, 1):  # in one slice, or in several of a vocabulary of 2**18
+        embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+        loss = model(inputs_embeds=embeds, shift_labels=ids.roll(-1, 1), logits_to_keep=kept).loss
+        found.append((loss, *torch.autograd.grad(loss, embeds)))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_sinks_are_what_an_untrained_window_needs(folder: Path):
+    """The window with sinks is nearly as good as the base's own cache, and keeps less; one without is not."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"][:900]
+    scores = score_base_ways(loaded(folder), np.array(ids), beginning_of(tokenizer), 128, 256)
+    segments, again, own, without, with_sinks = (score.late_perplexity for score in scores.values())
+    assert own < again < segments
+    assert own < with_sinks < without
+    assert with_sinks < 1.15 * own
+    kept = [score.kept_bytes for score in scores.values()]
+    assert kept[4] < kept[2] / 2
 
 
 def test_the_config_of_the_library_is_what_is_looked_for(tmp_path: Path):
