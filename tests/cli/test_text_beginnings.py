@@ -82,7 +82,7 @@ def test_generate(folder: Path, begins: bool, rows: list):
     rows.clear()
     streamed = done("generate", folder / "model", "-p", "It was", "--max-new-tokens", 3, "--temperature", 0)
     assert streamed.startswith("It was")
-    assert rows[0] == [BEGIN] * begins + ids
+    assert [row for row in rows if len(row) > 1] == [[BEGIN] * begins + ids]  # settings are tried on one token
 
 
 def test_chat(folder: Path, begins: bool, rows: list):
