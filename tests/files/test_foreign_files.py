@@ -11,8 +11,8 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow
 import psutil
+import pyarrow
 import pytest
 from pyarrow import parquet
 
