@@ -11,9 +11,7 @@ CPU_TORCH = [ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || \
 	$(BIN)/python -m pip config list | grep -qE 'index|find-links' || \
 	$(BIN)/python -m pip install --retries 0 --index-url https://download.pytorch.org/whl/cpu \
 	"$$(grep ^torch== constraints.txt)" 2> /dev/null || echo "download.pytorch.org cannot be reached: torch may come with CUDA."
-FOLDERS := benchmarks cli configuration corpora cpu docs evaluation examples experiments files hub modeling recipes streams tests \
-	tokenization training transformers_xl
-PACKAGE := cli configuration corpora cpu evaluation experiments files hub modeling recipes streams tokenization training
+FOLDERS := benchmarks configuration docs examples modeling tests tokenization transformers_xl
 
 .PHONY: help setup quickstart space test test-slow lint format layout typing docs docs-serve bench stress gpu-check clean
 
@@ -59,11 +57,10 @@ format: setup  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-layout: setup  ## link the folders under build/typing, by the names they are imported by
+layout: setup  ## link the sub-packages under build/typing, by the names they are imported by
 	rm -rf build/typing
 	mkdir -p build/typing/transformers_xl
-	cp transformers_xl/__init__.py transformers_xl/py.typed build/typing/transformers_xl/
-	for folder in $(PACKAGE); do ln -s ../../../$$folder build/typing/transformers_xl/$$folder; done
+	for part in transformers_xl/* configuration modeling tokenization; do ln -s ../../../$$part build/typing/transformers_xl/; done
 
 typing: layout  ## check the types of the public package
 	$(BIN)/mypy build/typing/transformers_xl

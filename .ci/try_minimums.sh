@@ -19,7 +19,7 @@ cat "$work/minimums.txt"
 
 # Left out: accelerate offloads a whole model to disk from 1.15 on; optuna is no dependency.
 "$VIRTUAL_ENV/bin/python" -m pytest -q -p no:cacheprovider \
-  tests/cpu/test_onednn_linear.py tests/modeling/test_{private_names,missing_weights}.py \
+  tests/runs/test_onednn_linear.py tests/modeling/test_{private_names,missing_weights}.py \
   tests/configuration/test_config_fields.py \
   tests/training/test_output_lock.py tests/training/test_trainer_whole.py \
   --deselect tests/training/test_trainer_whole.py::test_a_search_begins_every_trial_without_memory \

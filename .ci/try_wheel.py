@@ -15,8 +15,8 @@ names = zipfile.ZipFile(sys.argv[1]).namelist()
 outside = [name for name in names if not name.startswith(("transformers_xl/", "transformers_xl-"))]
 assert not outside, outside
 assert "transformers_xl/py.typed" in names
-assert "transformers_xl/recipes/small-bytes.yaml" in names
-assert "transformers_xl/recipes/enwik8-12l.yaml" in names
+assert "transformers_xl/runs/recipes/small-bytes.yaml" in names
+assert "transformers_xl/runs/recipes/enwik8-12l.yaml" in names
 assert not [name for name in names if any(part in name for part in ("tests", "benchmarks", "model_cards"))]
 
 config = AutoConfig.for_model("transformer_xl", vocab_size=259, hidden_size=32, num_hidden_layers=2, mem_len=8)

@@ -1,6 +1,6 @@
-"""Write the recipes' part of docs/recipes.md from the first lines and settings of recipes/*.yaml.
+"""Write the recipes' part of docs/recipes.md from the first lines and settings of transformers_xl/runs/recipes/*.yaml.
 
-`tests/recipes/test_recipes.py` checks that the page is what this writes.
+`tests/runs/test_recipes.py` checks that the page is what this writes.
 """
 
 import re
@@ -26,7 +26,9 @@ LABELS = {
 
 def recipes() -> list[Path]:
     """Those of papers."""
-    return sorted(path for path in (ROOT / "recipes").glob("*.yaml") if path.stem not in OWN)
+    return sorted(
+        path for path in (ROOT / "transformers_xl" / "runs" / "recipes").glob("*.yaml") if path.stem not in OWN
+    )
 
 
 def first_lines(text: str) -> tuple[str, dict[str, str]]:

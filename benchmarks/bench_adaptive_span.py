@@ -21,8 +21,8 @@ import transformers
 from matplotlib.axes import Axes
 
 from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.plots import figure, save, styled
-from transformers_xl.streams.text_stream import TextStream
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 8

@@ -1,4 +1,4 @@
-"""What `cpu/` is worth on this machine: products by MKL and by oneDNN, and whole steps with and without its settings.
+"""What settings of a processor are worth on this machine: products by MKL and by oneDNN, and whole steps with and without its settings.
 
     python benchmarks/bench_cpu.py --threads 1 2        # some 15 minutes on a quiet machine
 
@@ -17,8 +17,8 @@ import torch
 from bench_peers import RESULTS, ROOT, Row, measure
 from torch.nn import functional
 
-from transformers_xl.cpu import onednn_linear
 from transformers_xl.files.processor import processor
+from transformers_xl.runs import onednn_linear
 
 # rows, inputs, outputs: one token, sixteen of them, a segment, a batch of segments
 SHAPES = [

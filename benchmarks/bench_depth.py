@@ -19,9 +19,9 @@ import torch
 import transformers
 
 from transformers_xl import DepthAdaptiveTransformerConfig, DepthAdaptiveTransformerForCausalLM
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.bits_per_byte import bits_per_byte
 from transformers_xl.evaluation.plots import figure, save, styled
-from transformers_xl.streams.text_stream import TextStream
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES, WARMUP, NEVER = 64, 8, 50, 2.0

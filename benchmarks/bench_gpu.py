@@ -40,7 +40,7 @@ from transformers_xl.modeling.ops.triton_tiles import Tile
 from transformers_xl.modeling.ops.wide_attention import wide_attention
 
 RESULTS = Path(__file__).parent / "results"
-RECIPE = Path(__file__).parent.parent / "recipes" / "wikitext-103-standard.yaml"
+RECIPE = Path(__file__).parent.parent / "transformers_xl" / "runs" / "recipes" / "wikitext-103-standard.yaml"
 CANDIDATES = [(32, 32, 4), (64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 64, 4), (128, 64, 8), (128, 128, 8)]
 
 

@@ -17,7 +17,7 @@ import torch
 from transformers.generation import BaseStreamer
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 
 RESULTS = Path(__file__).parent / "results"
 MEM_LEN, SEGMENT = 512, 128

@@ -21,8 +21,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from transformers_xl import ByteTokenizer
+from transformers_xl.data.files import read_ids, split_held_out
 from transformers_xl.evaluation.bits_per_byte import bits_per_byte
-from transformers_xl.streams.files import read_ids, split_held_out
 
 RESULTS = Path(__file__).parent / "results"
 

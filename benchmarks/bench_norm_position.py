@@ -20,8 +20,8 @@ import torch
 import transformers
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.plots import figure, save, styled
-from transformers_xl.streams.text_stream import TextStream
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 16

@@ -27,8 +27,8 @@ from torch import nn
 from transformers import CompileConfig
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.bits_per_byte import bits_per_byte
-from transformers_xl.streams.text_stream import TextStream
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES, MEM_LEN, TOKENS = 128, 8, 512, 32

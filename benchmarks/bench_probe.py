@@ -22,14 +22,14 @@ from transformers_xl.evaluation.plots import save
 from transformers_xl.evaluation.probe_options import ProbeOptions
 from transformers_xl.evaluation.probe_plots import draw_probe
 from transformers_xl.evaluation.probe_tasks import TASKS
-from transformers_xl.experiments.loading import load_weights
-from transformers_xl.experiments.probe_runs import probe_row, read_terms
-from transformers_xl.experiments.probe_terms import PROBE_FILE, ProbeTerms
-from transformers_xl.experiments.probe_training import train_probe, trained_options
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
 from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
+from transformers_xl.runs.loading import load_weights
+from transformers_xl.runs.probe_runs import probe_row, read_terms
+from transformers_xl.runs.probe_terms import PROBE_FILE, ProbeTerms
+from transformers_xl.runs.probe_training import train_probe, trained_options
 
 ROOT = Path(__file__).parent.parent
 RESULTS, MODEL_FOLDERS = Path(__file__).parent / "results", ROOT / "build" / "probe"

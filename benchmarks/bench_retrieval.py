@@ -1,4 +1,4 @@
-"""How well and how fast an index finds the nearest keys, against exact search: `transformers_xl.cpu.key_index`.
+"""How well and how fast an index finds the nearest keys, against exact search: `transformers_xl.modeling.memory.key_index`.
 
 Keys and queries of one head, of width 64: those of a small Memorizing Transformer that reads a text, after some
 training, and random ones of length one. A random key is hardly nearer to a query than any other, the worst case of an
@@ -20,8 +20,8 @@ import faiss
 import torch
 
 from transformers_xl import ByteTokenizer, MemorizingTransformerConfig, MemorizingTransformerForCausalLM
-from transformers_xl.cpu.key_index import RowIndex
 from transformers_xl.files.processor import processor
+from transformers_xl.modeling.memory.key_index import RowIndex
 from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySearch
 from transformers_xl.modeling.ops.call_parts import CallPart
 

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from transformers import MistralForCausalLM, PreTrainedModel
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.experiments.baselines import mistral
-from transformers_xl.experiments.comparison_terms import ComparisonTerms
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.files.processor import processor
+from transformers_xl.runs.baselines import mistral
+from transformers_xl.runs.comparison_terms import ComparisonTerms
 from transformers_xl.training.averaging import WeightAverage
 
 HEADS, LAYERS, DECAY = 2, 2, 0.99

@@ -30,8 +30,8 @@ import torch.distributed as dist
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.checkpoints import UNFINISHED, checkpoints_of, incompleteness
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 

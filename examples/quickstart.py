@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-# threads that wait sleep, as in the commands (cpu/threads.py); before torch is imported
+# threads that wait sleep, as in the commands (runs/threads.py); before torch is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ from library_corpus import modules, source
 from transformers import set_seed
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.data.files import split_held_out
+from transformers_xl.data.streamers import ByteStreamer
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.evaluation.plots import figure, line, save
-from transformers_xl.streams.files import split_held_out
-from transformers_xl.streams.streamers import ByteStreamer
-from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
 OUTPUT = Path("build/quickstart")

@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.data.files import read_held_out
+from transformers_xl.data.identity import check_identity
+from transformers_xl.data.text_beginning import beginning_of
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.hub.uploading import push_folder
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
-from transformers_xl.streams.files import read_held_out
-from transformers_xl.streams.identity import check_identity
-from transformers_xl.streams.text_beginning import beginning_of
-from transformers_xl.streams.text_stream import TextStream
 
 
 class Memory:

@@ -39,7 +39,7 @@ ELSEWHERE = {
     "migrating.md": "tests/conversion/test_convert.py",
     "peft_trl.md": "tests/uses/test_peft_trl_docs.py",
     "pretrained.md": "tests/uses/test_pretrained_docs.py",
-    "training_streams.md": "tests/streams/test_training_docs.py",
+    "training_streams.md": "tests/data/test_training_docs.py",
     "using.md": "tests/uses/test_using_docs.py",
 }
 

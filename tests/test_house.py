@@ -9,30 +9,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = (
-    "cli", "configuration", "corpora", "cpu", "evaluation", "experiments", "files", "hub", "modeling", "recipes",
-    "streams", "tokenization", "training",
-)  # fmt: skip
+# what stands in the root, for a model is made of it; everything else stands in the folder of the package
+ROOT_PACKAGES = ("configuration", "modeling", "tokenization")
+PACKAGES = (*ROOT_PACKAGES, "cli", "data", "evaluation", "files", "hub", "runs", "training")
 
 # who may import whom, by room; `ops` and `layers` are rooms of their own. A room may always import itself.
 MAY_IMPORT = {
     "files": set(),
-    "recipes": set(),
     "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained` alone
-    "cpu": {"files", "modeling.memory"},
     "tokenization": {"configuration"},
-    "corpora": {"files", "hub", "tokenization"},
     "modeling.ops": {"configuration"},
     "modeling.memory": {"configuration", "modeling.ops"},
     "modeling.layers": {"configuration", "modeling.memory", "modeling.ops"},
     "modeling.pretrained": {"configuration", "modeling.memory", "modeling.ops"},
     "modeling": {"configuration", "modeling.layers", "modeling.memory", "modeling.ops", "modeling.pretrained"},
     "modeling.conversion": {"configuration", "modeling", "tokenization"},
-    "streams": {"files", "tokenization"},
-    "training": {"files", "streams", "modeling", "modeling.layers", "configuration", "hub"},
+    "data": {"files", "hub", "tokenization"},
+    "training": {"files", "data", "modeling", "modeling.layers", "configuration", "hub"},
     "evaluation": {
         "files",
-        "streams",
+        "data",
         "modeling",
         "modeling.layers",
         "modeling.memory",
@@ -41,7 +37,7 @@ MAY_IMPORT = {
         "configuration",
     },
     "hub": {"files", "configuration", "modeling", "tokenization"},
-    "experiments": set(PACKAGES) - {"cli"} | {"modeling.conversion"},
+    "runs": set(PACKAGES) - {"cli"} | {"modeling.conversion"},
     "cli": set(PACKAGES),
 }
 # inside of `modeling`: the backbone and the variants import the backbone, never a variant; only `auto` knows them all
@@ -54,7 +50,7 @@ LONG_FILES: dict[str, str] = {"tests/modeling/test_common_model.py": "what every
 
 
 def source_files() -> list[Path]:
-    folders = ["transformers_xl", *PACKAGES]
+    folders = ["transformers_xl", *ROOT_PACKAGES]
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -67,6 +63,11 @@ def all_files() -> list[Path]:
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def module_of(path: Path) -> str:
+    """`modeling.layers.attention`, `data.files`: its name in the package."""
+    return relative(path).removeprefix("transformers_xl/").removesuffix(".py").replace("/", ".")
 
 
 def room(module: str) -> str:
@@ -111,22 +112,22 @@ def test_the_package_list_is_the_folders():
     listed = re.findall(r'^    "(transformers_xl[\w.]*)",$', text, flags=re.MULTILINE)
     mapping = dict(re.findall(r'^"(transformers_xl[\w.]*)" = "([\w/]+)"$', text, flags=re.MULTILINE))
     folders = {path.parent for path in source_files()}
-    expected = {"transformers_xl": "transformers_xl"}
-    for folder in folders - {ROOT / "transformers_xl"}:
-        expected[f"transformers_xl.{relative(folder).replace('/', '.')}"] = relative(folder)
-    assert sorted(listed) == sorted(expected)
-    assert mapping == expected
+    inside = {path for path in folders if path.is_relative_to(ROOT / "transformers_xl")}
+    in_root = {f"transformers_xl.{module_of(path)}": relative(path) for path in folders - inside}
+    inside = {relative(path).replace("/", ".") for path in inside}
+    assert sorted(listed) == sorted({*in_root, *inside})
+    assert mapping == in_root
     assert all((folder / "__init__.py").is_file() for folder in folders)
 
 
 def test_imports_point_downward():
     for path in source_files():
-        if path.parts[len(ROOT.parts)] != "transformers_xl":
+        if path.parent != ROOT / "transformers_xl":  # what registers knows the models and the hub
             assert_imports_point_downward(path)
 
 
 def assert_imports_point_downward(path: Path) -> None:
-    here = room(relative(path).removesuffix(".py").replace("/", "."))
+    here = room(module_of(path))
     for module in own_imports(path):
         target = room(module)
         if here == "modeling" and path.name == "auto.py":
@@ -144,7 +145,7 @@ def assert_imports_point_downward(path: Path) -> None:
 
 def test_one_mechanism_puts_a_file_in_the_place_of_another():
     """One for files and one for folders: a failed write leaves what was there before."""
-    mechanisms = ("files/atomic_write.py", "files/output_folder.py")
+    mechanisms = ("transformers_xl/files/atomic_write.py", "transformers_xl/files/output_folder.py")
     forbidden = re.compile(r"os\.replace|\.rename\(|shutil\.move|fsync|mkstemp|NamedTemporaryFile")
     others = [path for path in source_files() if relative(path) not in mechanisms]
     assert [relative(path) for path in others if forbidden.search(path.read_text(encoding="utf-8"))] == []

@@ -47,11 +47,12 @@ import transformers_xl, transformers
 assert before == [finder for finder in sys.meta_path if not type(finder).__module__.startswith("transformers")]
 assert type(transformers.__spec__.loader).__module__ == "_frozen_importlib_external", transformers.__spec__
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("transformers_xl.")}
-assert rooms - {"files"} == set(transformers_xl._REGISTERED), rooms  # `files` knows nobody: it is never half-imported
-# models know nothing of what pays on this processor (`cpu`): neither importing nor building one
+waited_for = {name.split(".")[1] for name in transformers_xl.registration.NAMES if "." in name}
+assert rooms - {"files", "registration"} == waited_for, rooms  # `files` knows nobody: it is never half-imported
+# models know nothing of what pays on this processor (`runs`): neither importing nor building one
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 TransformerXLForCausalLM(TransformerXLConfig(vocab_size=7, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-assert not any(name.startswith("transformers_xl.cpu") for name in sys.modules)
+assert not any(name.startswith("transformers_xl.runs") for name in sys.modules)
 """
 # each in a process of its own, forked from one that has imported what they need, and of the two packages nothing
 IN_FORKS = """

@@ -28,19 +28,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.context_curve import context_curve
 from transformers_xl.evaluation.plots import line, save
-from transformers_xl.experiments.baselines import BASELINES
-from transformers_xl.experiments.comparison_terms import ComparisonTerms
-from transformers_xl.experiments.fitting import build_model, fit, read_texts
-from transformers_xl.experiments.loading import import_models
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.files.digests import sha256
 from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.runs.baselines import BASELINES
+from transformers_xl.runs.comparison_terms import ComparisonTerms
+from transformers_xl.runs.fitting import build_model, fit, read_texts
+from transformers_xl.runs.loading import import_models
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "claims"

@@ -12,8 +12,8 @@ from claim_runs import Claim, Record, Records, Run, Session, Verdict, bits, draw
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.plots import figure
-from transformers_xl.streams.text_stream import TextStream
 
 
 class SegmentTexts(TextStream):

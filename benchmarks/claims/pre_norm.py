@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, Trainer
 
 from transformers_xl.evaluation.plots import figure, line
-from transformers_xl.experiments.comparison_terms import ComparisonTerms
-from transformers_xl.experiments.fitting import fit
+from transformers_xl.runs.comparison_terms import ComparisonTerms
+from transformers_xl.runs.fitting import fit
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,8 @@ class Ours(Peer):
         return TransformerXLForCausalLM(self.config(TransformerXLConfig))
 
     def accelerate(self):
-        from transformers_xl.cpu.allocator import keep_freed_memory
-        from transformers_xl.cpu.onednn_linear import accelerate_linear_layers
+        from transformers_xl.runs.allocator import keep_freed_memory
+        from transformers_xl.runs.onednn_linear import accelerate_linear_layers
 
         keep_freed_memory()
         accelerate_linear_layers(self.model)
@@ -221,7 +221,7 @@ class OursTorch(Ours):
     """With freed memory kept."""
 
     def accelerate(self):
-        from transformers_xl.cpu.allocator import keep_freed_memory
+        from transformers_xl.runs.allocator import keep_freed_memory
 
         keep_freed_memory()
 
@@ -230,7 +230,7 @@ class OursOneDNN(OursTorch):
     """With freed memory kept, and linear layers that multiply by oneDNN."""
 
     def accelerate(self):
-        from transformers_xl.cpu.onednn_linear import use_onednn_linear
+        from transformers_xl.runs.onednn_linear import use_onednn_linear
 
         super().accelerate()
         use_onednn_linear(self.model)

@@ -19,11 +19,11 @@ import torch
 from matplotlib.figure import Figure
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from transformers_xl.data.text_beginning import beginning_of, begun
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows
 from transformers_xl.evaluation.attention_plots import draw_atlas
 from transformers_xl.modeling.auto import VARIANTS, register
 from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.streams.text_beginning import beginning_of, begun
 
 QUICKSTART = Path("build/quickstart/model")  # where `make quickstart` leaves it
 BEGINNING = "The import statement"

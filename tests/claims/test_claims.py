@@ -11,7 +11,7 @@ from pydoc_data.topics import topics
 import pytest
 from optional_packages import needs
 
-from transformers_xl.experiments import fitting
+from transformers_xl.runs import fitting
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks/claims"

@@ -15,7 +15,7 @@ from transformers_xl import (
     TransformerXLForCausalLM,
     WordTokenizer,
 )
-from transformers_xl.experiments.adding_memory import write_with_memory
+from transformers_xl.runs.adding_memory import write_with_memory
 
 SIZES = {
     "hidden_size": 16,

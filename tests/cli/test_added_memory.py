@@ -15,9 +15,9 @@ from stand_in_base import TEXT, save_base
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from transformers_xl import ByteTokenizer, SegmentMemoryForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.experiments.loading import load_weights
-from transformers_xl.experiments.run_config import memory_fields
-from transformers_xl.experiments.run_options import read_config
+from transformers_xl.runs.loading import load_weights
+from transformers_xl.runs.run_config import memory_fields
+from transformers_xl.runs.run_options import read_config
 
 OPTIONS = {
     "window": {"mem_len": 24, "num_sinks": 0, "segment_length": 8},

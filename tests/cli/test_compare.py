@@ -15,14 +15,14 @@ import pytest
 from patience import PATIENCE
 from programs import run
 
-from transformers_xl.experiments import comparison_folder, comparison_runs
+from transformers_xl.runs import comparison_folder, comparison_runs
 
 ROOT = Path(__file__).parent.parent.parent
 SIZES = {
     "--hidden-size": 16, "--layers": 1, "--heads": 2, "--mem-len": 8, "--segment-length": 8, "--batch-size": 4,
     "--steps": 2, "--warmup-steps": 1, "--eval-fraction": 0.1, "--turns": 1, "--seeds": 2,
 }  # fmt: skip
-MODELS = ["transformer_xl", "gpt2"]  # all: tests/experiments/test_compare_models.py
+MODELS = ["transformer_xl", "gpt2"]  # all: tests/runs/test_compare_models.py
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 150
 
 

@@ -93,7 +93,7 @@ EACH = [
 def test_it_works_or_says_why_not(
     command: str, kind: str, folders: dict, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("transformers_xl.experiments.serving.run_server", started)
+    monkeypatch.setattr("transformers_xl.runs.serving.run_server", started)
     monkeypatch.setattr("transformers_xl.hub.uploading.HfApi", Hub)
     # pictures take most of a report's time: tests/cli/test_report.py has them
     monkeypatch.setattr("transformers_xl.evaluation.html_report.png_bytes", lambda picture: b"a picture")

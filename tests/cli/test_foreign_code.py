@@ -54,9 +54,7 @@ READ_NO_TOKENIZER = {"card", "push", "config", "convert", "probe", "serve"}
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `serve` should have refused must not be served."""
-    monkeypatch.setattr(
-        "transformers_xl.experiments.serving.run_server", lambda *_: pytest.fail("the server was started")
-    )
+    monkeypatch.setattr("transformers_xl.runs.serving.run_server", lambda *_: pytest.fail("the server was started"))
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from programs import run
 
 from transformers_xl import TransformerXLForCausalLM
 from transformers_xl.cli import main
-from transformers_xl.cpu import onednn_linear
-from transformers_xl.experiments.serving import check_model
+from transformers_xl.runs import onednn_linear
+from transformers_xl.runs.serving import check_model
 
 HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 SMALL = (

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from transformers_xl import ByteTokenizer, WordTokenizer
-from transformers_xl.experiments import training_run
 from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.written import RECORD
 from transformers_xl.hub import uploading
 from transformers_xl.modeling import modeling_recurrent_memory_transformer
+from transformers_xl.runs import training_run
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal, TrainingProgress
 

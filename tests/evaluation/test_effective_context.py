@@ -9,7 +9,7 @@ from optional_packages import needs
 from transformers_xl.evaluation.recl import recl
 
 evaluate = needs("evaluate")
-FOLDER = Path(__file__).parent.parent.parent / "evaluation" / "metrics" / "effective_context"
+FOLDER = Path(__file__).parent.parent.parent / "transformers_xl" / "evaluation" / "metrics" / "effective_context"
 MODELS, CONTEXTS, TOKENS = ["ours", "other"], list(range(4, 44, 4)), 80
 
 

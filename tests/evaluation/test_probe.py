@@ -166,7 +166,7 @@ def test_a_model_that_cannot_be_asked_is_refused():
 
 def test_the_module_of_evaluate_equals_the_function():
     evaluate = needs("evaluate")
-    folder = Path(__file__).parent.parent.parent / "evaluation" / "metrics" / "memory_probe"
+    folder = Path(__file__).parent.parent.parent / "transformers_xl" / "evaluation" / "metrics" / "memory_probe"
     metric = evaluate.load(str(folder), keep_in_memory=True)
     generator = np.random.default_rng(1)
     columns = {"predictions": generator.integers(0, 3, 60), "references": generator.integers(0, 3, 60)}

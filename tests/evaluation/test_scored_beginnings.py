@@ -7,6 +7,7 @@ from tiny import VOCAB_SIZE, tiny_model
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.bits_per_byte import score_moving_window, score_stream, score_text
 from transformers_xl.evaluation.context_curve import context_curve, score_windows
 from transformers_xl.evaluation.context_losses import token_losses_with_context
@@ -14,7 +15,6 @@ from transformers_xl.evaluation.distant_context import distant_context
 from transformers_xl.evaluation.html_report import report_sections
 from transformers_xl.evaluation.score_ways import score_ways
 from transformers_xl.evaluation.text_scores import score_texts
-from transformers_xl.streams.text_stream import TextStream
 
 SEGMENT = 6
 BEGINNINGS = pytest.mark.parametrize("beginning", [[1], [1, 2]], ids=str)

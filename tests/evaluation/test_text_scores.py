@@ -11,7 +11,7 @@ from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.evaluation.text_scores import score_texts
 
 evaluate = needs("evaluate")
-FOLDER = Path(__file__).parent.parent.parent / "evaluation" / "metrics"
+FOLDER = Path(__file__).parent.parent.parent / "transformers_xl" / "evaluation" / "metrics"
 TEXTS = ["It was the best of times, it was the worst of times.", "na\u00efve words", "ab"]
 
 

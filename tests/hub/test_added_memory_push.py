@@ -15,9 +15,9 @@ from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from transformers_xl import ByteTokenizer, MemoryTrainer, add_memory
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.hub.card_choices import choices_of_base
 from transformers_xl.hub.uploading import push_folder
-from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 BASE, REPO = "owner/base", "owner/base-with-memory"

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer, MemoryTrainer
 from transformers_xl.cli.main import app
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.hub.cards import Choices, model_card, result_entries, write_card
 from transformers_xl.hub.measurements import (
     FILE,
@@ -30,7 +31,6 @@ from transformers_xl.hub.measurements import (
     write_measurements,
 )
 from transformers_xl.hub.uploading import push_folder
-from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 REPO = "owner/carded"

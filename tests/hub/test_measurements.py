@@ -7,9 +7,9 @@ import torch
 from tiny import tiny_model
 
 from transformers_xl.evaluation.bits_per_byte import score_text
-from transformers_xl.experiments.recording import evaluation_of
 from transformers_xl.hub.cards import model_card
 from transformers_xl.hub.measurements import Text, lengths_of, measurements_of, write_measurements
+from transformers_xl.runs.recording import evaluation_of
 
 
 @pytest.mark.parametrize("initial_memory", ["empty", "zeros"])

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from transformers_xl import ByteTokenizer, MemoryTrainer
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.hub.uploading import PushError
-from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 stand_in = sys.modules["stand_in_server"]

@@ -10,7 +10,7 @@ from tiny import EXACT, held_by, memory_of, pairwise, read, read_row_alone, tiny
 from trained import arguments
 
 from transformers_xl import CompressiveTransformerConfig, MemoryTrainer
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 
 MODEL = "compressive_transformer"
 RATE, FAR, MEM_LEN = 3, 2, 5

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from transformers_xl import MemoryTrainer, ShaRNNConfig
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.segment_lstm import split_chunks
-from transformers_xl.streams.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 ALL_MAPS = {"project_keys": True, "project_values": True, "mix_query": True, "boom_shortcut": False}

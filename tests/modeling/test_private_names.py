@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM
 
-LINEAR = "transformers_xl.cpu.onednn_linear"
+LINEAR = "transformers_xl.runs.onednn_linear"
 
 
 def imported_anew(name: str) -> ModuleType:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer, GTrXLConfig, WordTokenizer
 from transformers_xl.cli.main import app
-from transformers_xl.streams.files import read_ids
+from transformers_xl.data.files import read_ids
 from transformers_xl.tokenization import moses
 from transformers_xl.tokenization.cutoffs import cheapest_cutoffs
 

@@ -10,7 +10,7 @@ from transformers import set_seed
 
 from transformers_xl import MemoryTrainer, PKMTransformerConfig, PKMTransformerModel, TransformerXLConfig
 from transformers_xl import TransformerXLForCausalLM as Model
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.averaging import FILE, WeightAverage, load_averaged_weights
 from transformers_xl.training.trainer import MemoryTrainingArguments
 

@@ -4,7 +4,7 @@ import pytest
 from trained import LANES, SEGMENT, arguments, small_model, text
 
 from transformers_xl import MemoryTrainer
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.changed_arguments import changed_arguments, write_arguments
 
 FIELDS = {

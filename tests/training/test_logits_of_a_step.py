@@ -8,8 +8,8 @@ from tiny_bases import VOCAB_SIZE, tiny_base
 from trained import LANES, arguments, losses, text
 
 from transformers_xl import MemoryTrainer, TransformerXLConfig, TransformerXLForCausalLM, add_memory
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.layers import token_loss
-from transformers_xl.streams.text_stream import TextStream
 
 AT_A_TIME, SEGMENT = 5, 40
 

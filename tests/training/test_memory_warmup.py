@@ -13,7 +13,7 @@ from transformers_xl import (
     TransformerXLConfig,
     TransformerXLForCausalLM,
 )
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 VOCAB, SEGMENT, LANES, STEPS = 23, 4, 2, 8

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from transformers.generation import CompileConfig
 
 from transformers_xl import MemoryTrainer
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from torch import nn
 from trained import LANES, SEGMENT, arguments, small_model, text
 
 from transformers_xl import MemoryTrainer
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 
 LR, BETAS, EPS, DECAY = 0.01, (0.9, 0.95), 1e-6, 0.1
 

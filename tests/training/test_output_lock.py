@@ -13,8 +13,8 @@ from trained import LANES, SEGMENT, arguments, small_model, text
 from transformers import TrainerCallback
 
 from transformers_xl import MemoryTrainer
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.files.output_lock import LOCK, output_lock
-from transformers_xl.streams.text_stream import TextStream
 
 ROOT = Path(__file__).parent.parent.parent
 # holds the lock until it is told to end, or killed; under the name of the command, which imports no torch before it must

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import HfArgumentParser, default_data_collator, set_seed
 
 from transformers_xl import MemoryTrainer
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.parameter_groups import learning_rate_groups
 from transformers_xl.training.trainer import MemoryTrainingArguments
 

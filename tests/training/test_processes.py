@@ -8,7 +8,7 @@ import torch
 from forked import run_processes
 from trained import SEGMENT
 
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 
 SCRIPT = Path(in_processes.__file__)
 

@@ -13,7 +13,7 @@ from trained import LANES, SEGMENT, Flowing, arguments, small_model, text
 from transformers.trainer_utils import get_last_checkpoint
 
 from transformers_xl import MemoryTrainer
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training import resuming, trainer_overrides
 from transformers_xl.training.checkpoints import checkpoints_of, incompleteness, remove_unfinished, write_manifest
 from transformers_xl.training.memory_state import Memory, load_memory, save_memory

@@ -9,7 +9,7 @@ from tiny import tiny_model
 from tiny_bases import VOCAB_SIZE, tiny_base
 
 from transformers_xl import add_memory
-from transformers_xl.experiments import training_run
+from transformers_xl.runs import training_run
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.step_memory import StepMemory, measure_step
 

@@ -16,7 +16,7 @@ from transformers_xl import (
     VanillaTransformerConfig,
     VanillaTransformerForCausalLM,
 )
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.trainer import SpanTrimming, TrainingProgress
 
 

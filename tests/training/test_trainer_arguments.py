@@ -11,7 +11,7 @@ from trained import LANES, QUIET, SEGMENT, Pairs, small_model, text
 from transformers import TrainingArguments
 
 from transformers_xl import MemoryTrainer, TransformerXLForSequenceClassification
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.arguments import REQUIRED, MemoryTrainingArguments, check_arguments
 
 STEPS = 3

@@ -7,8 +7,8 @@ from tiny_bases import tiny_base
 from trained import LANES, SEGMENT, arguments, by_hand, flat, losses, small_model, text
 
 from transformers_xl import MemoryTrainer, SegmentMemoryForCausalLM, add_memory
-from transformers_xl.experiments.run_options import read_config
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
+from transformers_xl.runs.run_options import read_config
 
 MEMORY = {
     "window": {"mem_len": 8, "num_sinks": 2},

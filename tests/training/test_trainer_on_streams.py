@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from transformers import set_seed
 
 from transformers_xl import MemoryTrainer, TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.streams.document_stream import DocumentStream
-from transformers_xl.streams.streaming_text import StreamingText
+from transformers_xl.data.document_stream import DocumentStream
+from transformers_xl.data.streaming_text import StreamingText
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 SEGMENT, LANES, VOCAB = 4, 2, 23

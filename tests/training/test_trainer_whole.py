@@ -24,7 +24,7 @@ from trained import (
 from transformers import EarlyStoppingCallback, TrainerCallback, get_linear_schedule_with_warmup, set_seed
 
 from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM, MemoryTrainer
-from transformers_xl.streams.text_stream import TextStream
+from transformers_xl.data.text_stream import TextStream
 
 
 def train(tmp_path, dataset, eval_dataset=None, model=None, callbacks=None, **fields) -> MemoryTrainer:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.cli.main import app
-from transformers_xl.streams.conversation import Conversation
+from transformers_xl.data.conversation import Conversation
 
 TEMPLATE = (
     "{{ 'System: short answers.\n' }}{% for message in messages %}"

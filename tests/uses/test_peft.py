@@ -26,7 +26,7 @@ peft = needs("peft")
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from transformers_xl import MemoryTrainer  # noqa: E402
-from transformers_xl.streams.text_stream import TextStream  # noqa: E402
+from transformers_xl.data.text_stream import TextStream  # noqa: E402
 
 COMPLEX = "complex_order_transformer"
 ADAPTIVE = {"cutoffs": [10, 20], "div_val": 2}

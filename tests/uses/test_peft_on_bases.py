@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 peft = needs("peft")
 
 from transformers_xl import MemoryTrainer, SegmentMemoryForCausalLM, add_memory  # noqa: E402
-from transformers_xl.streams.text_stream import TextStream  # noqa: E402
+from transformers_xl.data.text_stream import TextStream  # noqa: E402
 
 FIELDS = {
     "window": {"mem_len": 8, "num_sinks": 2},

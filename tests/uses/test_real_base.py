@@ -17,11 +17,11 @@ from huggingface_hub.errors import CacheNotFound
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from transformers_xl import add_memory
+from transformers_xl.data.text_beginning import beginning_of
 from transformers_xl.evaluation.base_ways import score_base_ways
 from transformers_xl.evaluation.bits_per_byte import score_text
 from transformers_xl.files.json_files import read_json
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.streams.text_beginning import beginning_of
 
 FOLDER = "TRANSFORMERS_XL_REAL_BASE"
 LARGEST = 1.5e9  # bytes of weights

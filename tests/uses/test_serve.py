@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.cli.main import app
-from transformers_xl.experiments.serving_prompts import open_ended
-from transformers_xl.experiments.serving_requests import is_own_authority
-from transformers_xl.streams.text_beginning import beginning_of
+from transformers_xl.data.text_beginning import beginning_of
+from transformers_xl.runs.serving_prompts import open_ended
+from transformers_xl.runs.serving_requests import is_own_authority
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

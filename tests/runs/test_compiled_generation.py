@@ -1,0 +1,128 @@
+"""A compiled step of generation: the tokens of the model, its weights as they are now, and what it does not fit."""
+
+import shutil
+
+import pytest
+import torch
+from tiny import MEM_LEN, tiny_model, tokens
+
+from transformers_xl.runs import compiled_generation
+from transformers_xl.runs.compiled_generation import compile_generation
+
+NEW = 2 * MEM_LEN
+pytestmark = [
+    pytest.mark.slow,  # a C++ compiler runs for some 20 seconds
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("steps")
+
+
+def small(**fields):
+    torch.manual_seed(0)
+    return tiny_model("transformer_xl", "causal_lm", torch.float32, num_hidden_layers=2, **fields).eval()
+
+
+def generated(model, prompt: torch.Tensor, **kwargs) -> torch.Tensor:
+    return model.generate(prompt, max_new_tokens=NEW, pad_token_id=0, **kwargs)
+
+
+class Counted:
+    """The package of a step, and how many tokens it has read."""
+
+    def __init__(self, package):
+        self.package, self.calls = package, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        return self.package(*args)
+
+    def __getattr__(self, name: str):
+        return getattr(self.package, name)
+
+
+def compiled(model, folder, batch: int = 2) -> Counted:
+    step = compile_generation(model, batch, folder)
+    step.package = Counted(step.package)
+    return step.package
+
+
+def test_generation_says_what_it_said_before(folder):
+    model, prompt = small(), tokens(2, 3 * MEM_LEN + 1)
+    mask = torch.ones_like(prompt)
+    mask[0, :5] = 0
+    cases = [
+        {},
+        {"attention_mask": mask},
+        {"do_sample": True, "temperature": 0.7},
+        {"eos_token_id": int(generated(model, prompt)[0, prompt.shape[1] + 4])},  # a row ends before the other
+    ]
+    expected = []
+    for case in cases:
+        torch.manual_seed(1)
+        expected.append(generated(model, prompt, **case))
+    package = compiled(model, folder)
+    for case, wanted in zip(cases, expected, strict=True):
+        package.calls = 0
+        torch.manual_seed(1)
+        assert torch.equal(generated(model, prompt, **case), wanted)
+        assert package.calls == wanted.shape[1] - prompt.shape[1] - 1
+
+
+def test_a_text_continues_from_its_memory(folder):
+    model, prompt = small(), tokens(2, 5)
+    whole = generated(model, prompt)
+    end = int(whole[1, prompt.shape[1] + 2])
+    eager = model.generate(prompt, max_new_tokens=NEW, pad_token_id=0, eos_token_id=end, return_dict_in_generate=True)
+    again = tokens(2, 4)
+    wanted = generated(model, again, mems=eager.mems)
+    compiled(model, folder)
+    result = model.generate(prompt, max_new_tokens=NEW, pad_token_id=0, eos_token_id=end, return_dict_in_generate=True)
+    assert torch.equal(result.sequences, eager.sequences)
+    assert torch.equal(generated(model, again, mems=result.mems), wanted)
+
+
+def test_it_reads_the_weights_that_the_model_has_now(folder):
+    model, prompt = small(), tokens(2, 5)
+    package = compiled(model, folder)
+    before = generated(model, prompt)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    model.model.layers[0].self_attn.r_proj.weight = torch.nn.Parameter(
+        -model.model.layers[0].self_attn.r_proj.weight.detach()
+    )
+    after = generated(model, prompt)
+    assert package.calls == 2 * (NEW - 1)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, generated(model, prompt, cache_implementation=None, disable_compile=True))
+
+
+def test_what_it_does_not_fit_runs_as_before(folder):
+    model = small()
+    cases = [({}, tokens(1, 5)), ({"num_beams": 2}, tokens(1, 5)), ({"output_attentions": True}, tokens(2, 5))]
+    expected = [generated(model, prompt, **case) for case, prompt in cases]
+    package = compiled(model, folder)
+    for (case, prompt), wanted in zip(cases, expected, strict=True):
+        assert torch.equal(generated(model, prompt, **case), wanted)
+    assert package.calls == 0
+
+
+def test_a_step_is_compiled_once_for_each_graph(folder, monkeypatch):
+    compile_generation(small(), 2, folder)
+    monkeypatch.setattr(compiled_generation.torch._inductor, "aoti_compile_and_package", lambda *args, **kwargs: 1 / 0)
+    torch.manual_seed(5)
+    compile_generation(tiny_model("transformer_xl", "causal_lm", torch.float32, num_hidden_layers=2).eval(), 2, folder)
+    with pytest.raises(ZeroDivisionError):
+        compile_generation(small(mem_len=MEM_LEN + 1), 2, folder)
+    assert [path.suffix for path in folder.iterdir()] == [".pt2"]
+
+
+def test_what_cannot_be_compiled_is_refused(folder):
+    with pytest.raises(ValueError, match="training mode"):
+        compile_generation(small().train(), 2, folder)
+    with pytest.raises(ValueError, match="also remembers"):
+        compile_generation(tiny_model("sha_rnn", "causal_lm", torch.float32).eval(), 2, folder)

@@ -1,0 +1,260 @@
+"""The texts of a run: every kind of file, and how the held-out part is found and counted."""
+
+import bz2
+import gzip
+import json
+import lzma
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from optional_packages import needs
+
+from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.data.document_stream import DocumentStream
+from transformers_xl.data.streaming_text import StreamingText
+from transformers_xl.data.text_files import TextCounts, TextFile, count_text
+from transformers_xl.runs.run_config import DataSection
+from transformers_xl.runs.run_data import read_data, text_folder
+
+TEXT = "na\u00efve words .\nmore of them\n"
+ROWS = ["one two three", "four", "five six", "seven eight nine ten"]
+
+
+def section(*paths: object, **fields) -> DataSection:
+    return DataSection(path=[str(path) for path in paths], **fields)
+
+
+def spelled(rows: list[np.ndarray]) -> list[str]:
+    return [ByteTokenizer().decode_bytes(row.tolist()).decode() for row in rows]
+
+
+def archive(folder: Path, **members: str) -> Path:
+    with zipfile.ZipFile(folder / "texts.zip", "w") as file:
+        for name, text in members.items():
+            file.writestr(f"{name}.txt", text)
+    return folder / "texts.zip"
+
+
+@pytest.mark.parametrize("ending", [".txt", ".gz", ".xz", ".bz2", ".zst", ".zip"])
+def test_texts_are_decompressed(tmp_path: Path, ending: str):
+    data = TEXT.encode()
+    path = tmp_path / f"text{ending}"
+    if ending == ".zip":
+        path = archive(tmp_path, only=TEXT)
+    elif ending == ".zst":
+        path.write_bytes(needs("zstandard").compress(data))
+    else:
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}.get(ending, bytes)(data))
+    read = read_data(section(path, eval_path=[str(path)]), ByteTokenizer(), progress=False)
+    assert spelled(read.rows) == [TEXT]
+    # the first byte, which nothing predicts, is not counted, but its word is
+    assert read.held_out.counts == TextCounts(len(data) - 1, len(TEXT) - 1, 6)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".zst", ".zip"])
+def test_a_damaged_text_is_not_read_in_part(tmp_path: Path, ending: str):
+    """Cut off anywhere, or with a byte that is another: with the name of the file."""
+    data, path = (
+        np.random.default_rng(0).integers(97, 123, 300_000).astype(np.uint8).tobytes(),
+        tmp_path / f"text{ending}",
+    )
+    if ending == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr("text.txt", data)
+    elif ending == ".zst":
+        path.write_bytes(needs("zstandard").ZstdCompressor(write_checksum=True).compress(data))
+    else:
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[ending](data))
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    other = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (whole[:5], whole[:middle], whole[:-9], whole[:-1], other):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"text{ending}' cannot be read"):
+            read_data(section(path, eval_path=[str(path)]), ByteTokenizer(), progress=False)
+
+
+def test_all_frames_of_a_zst_are_read(tmp_path: Path):
+    """Tools that compress in parallel write several; datasets does not see where the last one was cut off."""
+    compress, path = needs("zstandard").compress, tmp_path / "rows.jsonl.zst"
+    lines = [json.dumps({"text": row}).encode() + b"\n" for row in ROWS]
+    frames = b"".join(map(compress, lines))
+    path.write_bytes(frames)
+    assert TextFile(path).open().read() == b"".join(lines)
+    path.write_bytes(b"")
+    assert TextFile(path).open().read() == b""
+    path.write_bytes(frames[:-1])
+    with pytest.raises(ValueError, match=r"rows\.jsonl\.zst' cannot be read: .*ends in the middle"):
+        read_data(section(path, documents=True), ByteTokenizer(), progress=False)
+
+
+def test_members_of_an_archive(tmp_path: Path):
+    path = archive(tmp_path, first="a\n", second="b\n")
+    assert TextFile(f"{path}::second.txt").open().read() == b"b\n"
+    with pytest.raises(ValueError, match="holds 2 files.*::first.txt"):
+        TextFile(path)
+    with pytest.raises(ValueError, match="has no 'third.txt'.*first.txt, second.txt"):
+        TextFile(f"{path}::third.txt").open()
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match="no .zip"):
+        TextFile(f"{tmp_path / 'a.txt'}::b")
+
+
+def test_texts_are_counted_as_python_counts_them(tmp_path: Path):
+    text = " a\u00e9\u3042 b\tc\n\n d\U0001f600" * 70_000  # more than one piece
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text("x y")
+    found = count_text([tmp_path / "a.txt", tmp_path / "b.txt"], skipped_bytes=2)
+    assert found == (len(text.encode()) + 3 - 2, len(text) + 3 - 2, len(text.split()) + 2)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
+def test_the_end_of_a_text_is_held_out(tmp_path: Path, tokenizer: str):
+    path = tmp_path / "a.txt"
+    path.write_text("one two\nthree four\nfive six\nseven eight\n")
+    if tokenizer == "bytes":
+        read = read_data(section(path, eval_fraction=0.3), ByteTokenizer(), progress=False)
+        assert spelled([*read.rows, *read.held_out.rows]) == [
+            path.read_text()[:28], path.read_text()[28:],
+        ]  # fmt: skip
+        return
+    words = WordTokenizer.train_from_files([path], progress=False)
+    read = read_data(section(path, eval_fraction=0.3, cache_dir=str(tmp_path / "cache")), words, progress=False)
+    whole = words(path.read_text())["input_ids"]
+    assert np.concatenate([*read.rows, *read.held_out.rows]).tolist() == whole
+    assert words.decode(read.held_out.rows[0].tolist()).split()[:2] == ["seven", "eight"]  # from the start of a line
+    assert read.held_out.counts == TextCounts(12, 12, 2)
+    assert list((tmp_path / "cache").glob("*.safetensors"))
+
+
+def test_a_folder_with_splits(tmp_path: Path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}, a text\n")
+    read = read_data(section(tmp_path), ByteTokenizer(), progress=False)
+    assert spelled(read.rows) == ["train, a text\n"]
+    assert spelled(read.held_out.rows) == ["valid, a text\n"]
+    assert text_folder(section(tmp_path)) == tmp_path
+    (tmp_path / "train.txt").unlink()
+    assert spelled(
+        read_data(section(tmp_path, eval_path=[str(tmp_path / "valid.txt")]), ByteTokenizer(), False).rows
+    ) == ["test, a text\nvalid, a text\n"]
+
+
+def tables(folder: Path, kind: str) -> Path:
+    datasets = needs("datasets")
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        datasets.Dataset.from_dict({"text": ROWS}).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps({"text": row, "id": 1}) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_are_documents_or_one_stream(tmp_path: Path, kind: str, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    path = tables(tmp_path, kind)
+    documents = read_data(section(path, documents=True, eval_fraction=0.3), ByteTokenizer(), progress=False)
+    assert sorted(spelled([*documents.rows, *documents.held_out.rows])) == sorted(ROWS)
+    held = spelled(documents.held_out.rows)
+    assert documents.held_out.counts == TextCounts(
+        sum(len(row) - 1 for row in held), sum(len(row) - 1 for row in held), sum(len(row.split()) for row in held)
+    )
+    assert isinstance(documents.stream(4, 1), DocumentStream)
+    stream = read_data(section(path, eval_fraction=0.3), ByteTokenizer(), progress=False)
+    assert spelled(stream.rows) == ["".join(ROWS[:3])]
+    assert spelled(stream.held_out.rows) == [ROWS[3]]
+
+
+def test_rows_are_streamed(tmp_path: Path):
+    path = tables(tmp_path, "jsonl")
+    with pytest.raises(ValueError, match="separate held-out text"):
+        read_data(section(path, streaming=True), ByteTokenizer(), progress=False)
+    read = read_data(section(path, streaming=True, eval_path=[str(path)]), ByteTokenizer(), progress=False)
+    assert read.tokens is None
+    assert isinstance(read.stream(4, 1), StreamingText)
+    first = next(iter(read.stream(4, 1)))["input_ids"]
+    assert spelled([first.numpy()]) == ["one "]
+    assert spelled(read.held_out.rows) == ["".join(ROWS)]
+
+
+def test_a_dataset_is_read_by_its_name_and_splits(tmp_path: Path, monkeypatch):
+    datasets = needs("datasets")
+    for split, rows in (("train", ROWS[:3]), ("test", ROWS[3:])):
+        datasets.Dataset.from_dict({"body": rows}).to_parquet(tmp_path / "rows" / f"{split}.parquet")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    fields = {"dataset": str(tmp_path / "rows"), "eval_split": "test", "text_field": "body"}
+    for streaming in (False, True):
+        read = read_data(section(streaming=streaming, **fields), ByteTokenizer(), progress=False)
+        assert spelled(read.held_out.rows) == [ROWS[3]]
+        first = next(iter(read.stream(4, 1)))["input_ids"]
+        assert spelled([np.asarray(first)]) == [ROWS[0][:4]]
+    with pytest.raises((ValueError, OSError), match="'no/where'"):
+        read_data(section(dataset="no/where"), ByteTokenizer(), progress=False)
+
+
+def test_texts_of_documents(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n--\n".join(ROWS))
+    fields = {"documents": True, "separator": "\n--\n", "append_eos": True, "eval_fraction": 0.3}
+    read = read_data(section(path, **fields), ByteTokenizer(), progress=False)
+    assert sorted(spelled([*read.rows, *read.held_out.rows])) == sorted(ROWS)
+    assert all(row[-1] == ByteTokenizer().eos_token_id for row in read.rows)
+
+
+def test_one_stream_is_cut_as_the_section_says(tmp_path: Path):
+    (tmp_path / "a.txt").write_text(TEXT * 20)
+    data = read_data(section(tmp_path / "a.txt", overlap=4), ByteTokenizer(), progress=False)
+    stream, held_out = data.stream(10, 2), data.held_out.stream(10, 1, overlap=4)
+    for each in (stream, held_out):
+        assert each[each.lanes]["input_ids"][:4].tolist() == each[0]["input_ids"][-4:].tolist()
+        assert each[each.lanes]["shift_labels"][:4].tolist() == [-100] * 4
+    for name in ("vary_lengths", "roll"):
+        data = read_data(section(tmp_path / "a.txt", **{name: True}), ByteTokenizer(), progress=False)
+        stream = data.stream(10, 2)
+        assert (stream.vary_lengths, stream.roll) == (name == "vary_lengths", name == "roll")
+        assert data.held_out.stream(10, 1).identity["segment_length"] == 10
+
+
+@pytest.mark.parametrize("fields", [{"documents": True}, {"streaming": True}])
+@pytest.mark.parametrize("cut", [{"overlap": 4}, {"vary_lengths": True}, {"roll": True}])
+def test_documents_and_what_is_streamed_are_not_cut_so(cut: dict, fields: dict):
+    with pytest.raises(ValueError, match=rf"`data\.{next(iter(cut))}`=.* is for a text that is one stream"):
+        read_data(section("any.txt", **fields, **cut), ByteTokenizer(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "`data.path` is empty"),
+        ({"path": ["missing.txt"]}, "missing.txt"),
+        ({"path": ["{folder}"]}, "has no file that ends in"),
+        ({"path": ["{text}"], "streaming": True}, "streaming"),
+        ({"path": ["{text}"], "eval_fraction": 1.5}, "fraction"),
+        ({"path": ["{text}", "{broken}"]}, "mix text with"),
+        ({"path": ["{broken}"]}, "broken.jsonl' cannot be read"),
+        ({"path": ["{text}"], "eval_path": ["{table}"]}, "mix text with"),
+        ({"path": ["{text}"], "eval_path": ["missing.txt"]}, "`data.eval_path`.*missing.txt"),
+        ({"path": ["{text}"], "text_field": "body"}, "`data.text_field`='body' is a field"),
+        ({"path": ["{text}"], "append_eos": True}, "`data.append_eos`=True ends documents"),
+        ({"path": ["{text}"], "separator": "\n"}, "`data.separator`='.n' parts"),
+        ({"path": ["{table}"], "separator": "\n", "documents": True}, "`data.separator`='.n' parts"),
+        ({"path": ["{text}"], "eval_split": "test"}, "`data.eval_split`='test' is of a dataset"),
+        ({"dataset": "a/b", "eval_path": ["{text}"]}, "`data.eval_path`=.* give `data.eval_split`"),
+        ({"path": ["{text}"], "documents": True}, "1 document"),
+        ({"path": ["{table}"], "text_field": "body"}, "its columns are"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tmp_path: Path, fields: dict, message: str):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "broken.jsonl").write_text('{"text": ')
+    names = {"folder": tmp_path / "empty", "text": tmp_path / "a.txt", "broken": tmp_path / "broken.jsonl"}
+    paths = {name: fields.get(name, []) for name in ("path", "eval_path")}
+    if ["{table}"] in paths.values():
+        names["table"] = tables(tmp_path, "jsonl")
+    fields |= {name: [path.format(**names) for path in given] for name, given in paths.items()}
+    with pytest.raises(ValueError, match=message):
+        read_data(DataSection(**fields), ByteTokenizer(), progress=False)

@@ -1,0 +1,127 @@
+"""A conversation that a model remembers in its memory: a turn costs what it reads and writes, however long ago it began."""
+
+import signal
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from transformers_xl.data.text_beginning import beginning_of, begun
+from transformers_xl.files.bounded_calls import bounded
+
+ANSWER = "[[answer]]"  # stands where the template puts an earlier answer
+MAX_RENDERED = 1 << 18  # bytes that a template may add to the messages
+
+
+class Interrupted(StoppingCriteria):
+    """Ends the text that is being written when Ctrl-C is pressed; the memory then holds what was written so far."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
+        return torch.full((len(input_ids),), self.asked, device=input_ids.device).bool()  # type: ignore[return-value]  # a legacy type
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        def ask(*_: object) -> None:
+            self.asked = True
+
+        before = signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+class Conversation:
+    """Turns of a user and answers of a model, each read once.
+
+    With a chat template only the new turn is rendered, between the end of the last answer and the begin of the next, so
+    that the model reads token for token what it would read of the whole conversation. Without one a turn is a line of the
+    text, of which the first begins with what the tokenizer begins texts with; a template brings that itself.
+
+    Args:
+        model: a causal language model that remembers.
+        tokenizer: its tokenizer.
+        stop: texts that end an answer.
+        settings: of `generate()`, for every answer.
+
+    Raises:
+        ValueError: the model remembers nothing.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop: list[str] | None = None, **settings
+    ):
+        if not model.config.mem_len:
+            raise ValueError(
+                f"`model` is a {model.config.model_type!r} with `mem_len`=0, which has no memory from turn to turn: "
+                "use `transformers-xl generate`."
+            )
+        if stop:
+            settings |= {"stop_strings": stop, "tokenizer": tokenizer}
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.mems = None
+        self.unread: list[int] = []  # the last token of an answer: the memory does not hold it yet
+
+    def turn(self, text: str) -> list[int]:
+        """The ids that stand between the last token of the answer before, which is `unread`, and the next answer."""
+        tokenizer, message = self.tokenizer, {"role": "user", "content": text}
+        if tokenizer.chat_template is None:
+            ids = self.ids_of(f"{text}\n")
+            return begun(ids, beginning_of(tokenizer)) if self.mems is None else ids
+        if self.mems is None:
+            return self.ids_of(self.rendered([message]))
+        before = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}]
+        ids = self.ids_of(self.rendered([*before, message]).partition(ANSWER)[2])
+        # the model may have written the end of its answer itself
+        return ids[1:] if ids[:1] == self.unread else ids
+
+    def rendered(self, messages: list[dict]) -> str:
+        """What the chat template, a program of whoever made the tokenizer, writes of `messages`.
+
+        Raises:
+            ValueError: it fails, or takes more time or memory than a template can need.
+        """
+
+        def render() -> str:
+            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+        read = sum(len(message["content"]) for message in messages)
+        try:
+            return bounded(render, most=MAX_RENDERED + 16 * read)
+        except ValueError as error:
+            where = self.tokenizer.name_or_path
+            raise ValueError(f"the chat template of {where!r} fails: {textwrap.shorten(str(error), 300)}.") from error
+
+    def ids_of(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def say(self, text: str, streamer: BaseStreamer | None = None) -> str:
+        """Read a turn and answer it; `streamer` hears the answer while it is written. Ctrl-C ends the answer."""
+        ids = torch.tensor([self.unread + self.turn(text)], device=self.model.device)
+        stopping = Interrupted()
+        with stopping.listening():
+            result = self.model.generate(  # type: ignore[operator]  # every model with memory can
+                ids,
+                attention_mask=torch.ones_like(ids),
+                mems=self.mems,
+                streamer=streamer,
+                stopping_criteria=StoppingCriteriaList([stopping]),
+                return_dict_in_generate=True,
+                **self.settings,
+            )
+        answer = result.sequences[0, ids.shape[1] :].tolist()
+        self.mems, self.unread = result.mems, answer[-1:]
+        return str(self.tokenizer.decode(answer, skip_special_tokens=True))
+
+
+__all__ = ["Conversation"]
