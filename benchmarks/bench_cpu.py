@@ -1,4 +1,4 @@
-"""What settings of a processor are worth on this machine: products by MKL and by oneDNN, and whole steps with and without its settings.
+"""What settings of a processor are worth here: products by MKL and by oneDNN, whole steps with and without settings.
 
     python benchmarks/bench_cpu.py --threads 1 2        # some 15 minutes on a quiet machine
 
