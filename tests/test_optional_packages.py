@@ -46,7 +46,7 @@ def test_a_file_that_imports_one_asks_for_it_first():
 IMPORT = f"""
 import runpy, sys
 sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))
-sys.path.insert(0, {str(ROOT / "tests")!r})
+sys.path.insert(0, {str(ROOT / "tests" / "helpers")!r})
 import pytest
 for path in sys.argv[1:]:
     try:

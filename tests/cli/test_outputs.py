@@ -18,7 +18,7 @@ from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.written import RECORD, not_written
 from transformers_xl.training.callbacks import TrainingProgress
 
-PROGRAM = Path(__file__).parent.parent / "killed.py"
+PROGRAM = Path(__file__).parent.parent / "helpers" / "killed.py"
 ORIGINAL = Path(__file__).parent.parent / "fixtures" / "golden" / "legacy_txl_checkpoint" / "model.pt"
 SMALL = (
     "--model.hidden_size 16 --model.num_hidden_layers 1 --model.num_attention_heads 2 --model.intermediate_size 16 "

@@ -1,15 +1,17 @@
 """A step of training and an evaluation make no logits of all tokens, unless somebody reads them."""
 
-import peft
 import pytest
 import torch
 from largest import Largest
+from optional_packages import needs
 from tiny_bases import VOCAB_SIZE, tiny_base
 from trained import LANES, arguments, losses, text
 
 from transformers_xl import MemoryTrainer, TransformerXLConfig, TransformerXLForCausalLM, add_memory
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.layers import token_loss
+
+peft = needs("peft")
 
 AT_A_TIME, SEGMENT = 5, 40
 

@@ -72,7 +72,7 @@ def test_private_methods_are_overridden_in_one_class():
 def test_every_private_name_in_use_is_listed():
     of_library = {name for name in vars(Trainer) if name.startswith("_")} | assigned_by_the_library()
     owners, used = ("self", "trainer", "self.trainer", "super()"), set()
-    for path in (ROOT / "training").glob("*.py"):
+    for path in (ROOT / "transformers_xl" / "training").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners:
                 used.add(node.attr)
