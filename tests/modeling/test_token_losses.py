@@ -1,9 +1,9 @@
 """Losses without the logits of all tokens, against the whole logits in float64: values, gradients, and what is made."""
 
-import peft
 import pytest
 import torch
 from largest import Largest
+from optional_packages import needs
 from tiny import models, one_of_each_kind, tiny_model, tokens
 from tiny_bases import VOCAB_SIZE, tiny_base
 from torch.nn import functional as F
@@ -14,6 +14,8 @@ from transformers_xl.evaluation.token_losses import losses_of_targets
 from transformers_xl.modeling.layers import token_loss
 from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
 from transformers_xl.modeling.pretrained import base_head
+
+peft = needs("peft")
 
 CLOSE = {"atol": 1e-12, "rtol": 1e-9}
 LENGTH = 20
