@@ -39,8 +39,7 @@ def one_token_attention(
         beyond = scores.narrow(-1, 0, num_far)
         beyond.baddbmm_(content_query, far.key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
     if visible is not None:  # a sum over the heads is much faster than a mask over them
-        hidden = scores.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
-        scores.view(batch, heads, 1, -1).add_(hidden)
+        scores.view(batch, heads, 1, -1).add_(torch.where(visible, 0.0, -torch.inf))
     weights = scores.softmax(dim=-1)
     sees_nothing = None if visible is None else ~visible.any(dim=-1, keepdim=True)
     if sees_nothing is not None and (torch.compiler.is_compiling() or bool(sees_nothing.any())):  # padding

@@ -81,16 +81,14 @@ def pack_rows(
     """
     batch, memory_length, length = shape
     order = valid = None
-    given, has_padding = segment_mask if memory_mask is None else memory_mask, segment_mask is not None
-    if given is not None:
-        full = torch.ones(1, 1, dtype=torch.bool, device=given.device)
-        memory_mask = (
-            full.expand(batch, memory_length) if memory_mask is None else keep_last(memory_mask, memory_length)
-        )
-        segment_mask = full.expand(batch, length) if segment_mask is None else keep_last(segment_mask, length)
-        valid = torch.cat([memory_mask, segment_mask], dim=1)
-        order = right_align(valid) if has_padding else None
+    if segment_mask is not None:
+        real = segment_mask.new_ones(batch, memory_length)
+        memory_mask = real if memory_mask is None else keep_last(memory_mask, memory_length)
+        valid = torch.cat([memory_mask, keep_last(segment_mask, length)], dim=1)
+        order = right_align(valid)
         valid = gather_columns(valid, order)
+    elif memory_mask is not None:
+        valid = torch.nn.functional.pad(keep_last(memory_mask, memory_length), (0, length), value=True)
     if document_ids is not None:
         document_ids = gather_columns(
             torch.cat([document_ids.new_zeros(batch, memory_length), document_ids], dim=1), order
