@@ -246,7 +246,8 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
                 loss = self.prediction_loss(outputs, logits, targets, **kwargs)
             loss = self.add_auxiliary_loss(loss, outputs, targets != -100, kwargs.get("num_items_in_batch"))
         result = self.head_output(outputs, loss, logits)
-        result.token_losses = losses
+        if losses is not None:
+            result.token_losses = losses
         return result
 
 
