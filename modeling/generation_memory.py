@@ -191,12 +191,14 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             return  # every step reads `mems` and the whole text again
         reset = model_kwargs.pop("reset", None)
         cache = model_kwargs.get("past_key_values")
+        rows = batch_size * max(generation_config.num_beams, generation_config.num_return_sequences)
+        by_step = self._reads_by_step(generation_config, generation_mode, rows, model_kwargs.get("mems"))
         if cache is None:
             cache = self._start_cache(
                 model_kwargs.pop("mems", None),
                 model_kwargs.pop("mems_mask", None),
-                rows=batch_size * max(generation_config.num_beams, generation_config.num_return_sequences),
-                static=generation_config.cache_implementation == "static",
+                rows=rows,
+                static=generation_config.cache_implementation == "static" or by_step,
             )
             model_kwargs["past_key_values"] = cache
         else:
@@ -212,6 +214,18 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             vars(generation_config)["_memory_cache"] = (
                 cache  # for `_get_stopping_criteria`; this config is private to the call
             )
+
+    def _reads_by_step(
+        self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int, mems: Any
+    ) -> bool:
+        """Whether a compiled step is there for a call that names no cache. The memory of a result keeps its form."""
+        if generation_config.cache_implementation is not None:
+            return False
+        if isinstance(mems, MemoryCache):
+            return mems.static
+        step, modes = self.generation_step, (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
+        given = generation_config.disable_compile or generation_config.is_assistant or self.training
+        return step is not None and step.batch == rows and generation_mode in modes and not given
 
     def _start_cache(
         self,

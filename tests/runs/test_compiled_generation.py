@@ -1,5 +1,7 @@
 """A compiled step of generation: the tokens of the model, its weights as they are now, and what it does not fit."""
 
+import copy
+import pickle
 import shutil
 
 import pytest
@@ -98,7 +100,8 @@ def test_it_reads_the_weights_that_the_model_has_now(folder):
     after = generated(model, prompt)
     assert package.calls == 2 * (NEW - 1)
     assert not torch.equal(after, before)
-    assert torch.equal(after, generated(model, prompt, cache_implementation=None, disable_compile=True))
+    assert torch.equal(after, generated(model, prompt, disable_compile=True))
+    assert package.calls == 2 * (NEW - 1)
 
 
 def test_what_it_does_not_fit_runs_as_before(folder):
@@ -109,6 +112,39 @@ def test_what_it_does_not_fit_runs_as_before(folder):
     for (case, prompt), wanted in zip(cases, expected, strict=True):
         assert torch.equal(generated(model, prompt, **case), wanted)
     assert package.calls == 0
+
+
+def test_a_model_that_has_changed_is_refused(folder):
+    """Compiled code would read other shapes all the same."""
+    changes = [
+        lambda model: model.resize_memory(MEM_LEN - 1),
+        lambda model: model.to(torch.bfloat16),
+        lambda model: setattr(model.model.layers[0].mlp, "added", torch.nn.Linear(2, 2)),
+    ]
+    for change in changes:
+        model = small()
+        compiled(model, folder)
+        change(model)
+        with pytest.raises(ValueError, match="compile_generation"):
+            generated(model, tokens(2, 5))
+        model.generation_step = None
+        generated(model, tokens(2, 5))
+
+
+def test_a_model_in_training_mode_and_copies(folder, tmp_path):
+    model, prompt = small(dropout=0.5), tokens(2, 5)
+    package = compiled(model, folder)
+    wanted = generated(model, prompt)
+    assert torch.equal(generated(copy.deepcopy(model), prompt), wanted)
+    again = pickle.loads(pickle.dumps(model))
+    calls = package.calls
+    assert torch.equal(generated(again, prompt), wanted)  # by the model itself
+    torch.manual_seed(0)
+    dropped = generated(model.train(), prompt)
+    assert package.calls == calls == 2 * (NEW - 1)
+    assert not torch.equal(dropped, wanted)
+    model.save_pretrained(tmp_path)
+    assert "cache_implementation" not in (tmp_path / "generation_config.json").read_text()
 
 
 def test_a_step_is_compiled_once_for_each_graph(folder, monkeypatch):

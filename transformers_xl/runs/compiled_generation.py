@@ -6,6 +6,7 @@ is compiled has no weights in it: it reads those of the model, and follows them 
 
 import hashlib
 import os
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,12 @@ def compile_generation(
 
     ```python
     model = AutoModelForCausalLM.from_pretrained("my-model").eval()
-    compile_generation(model)  # half a minute; two seconds where it was compiled before
+    compile_generation(model)  # a C++ compiler runs, unless the same graph was compiled before
     model.generate(**inputs, max_new_tokens=10_000)
     ```
 
-    `generate()` keeps the memory in tensors of fixed shape from now on (`generation_config.cache_implementation` is
-    "static"), reads the prompt as before, and each further token by the compiled step. Another number of rows, beams and
-    assisted decoding run as before.
+    `generate()` reads a prompt as before, and each further token by the compiled step, from a memory of fixed shape.
+    Another number of rows, beams, assisted decoding and a model in training mode run as before. Tried with torch 2.13.
 
     Args:
         model: a language model on the CPU, in evaluation mode, whose only memory is that of its attention (see
@@ -49,7 +49,7 @@ def compile_generation(
     """
     if model.device.type != "cpu":
         raise ValueError(
-            f"`model` is on {model.device}: this compiles for the CPU. On a GPU, `generate(cache_implementation='static')` "
+            f"`model` is on {model.device}: this compiles for the CPU. On a GPU `generate(cache_implementation='static')` "
             "compiles by itself."
         )
     program = export_step(model, batch)
@@ -60,32 +60,46 @@ def compile_generation(
             torch._inductor.aoti_compile_and_package(program, package_path=str(new), inductor_configs=options)
     step = GenerationStep(torch._inductor.aoti_load_package(str(path)), program, batch)
     model.generation_step = step  # type: ignore[assignment]  # a place for it: `MemoryGenerationMixin`
-    assert model.generation_config is not None  # it is a language model
-    model.generation_config.cache_implementation = "static"
     return step
 
 
 class GenerationStep:
-    """A compiled step of `batch` rows. `generate()` asks whether it `fits`, and calls what `of` returns."""
+    """A compiled step of `batch` rows. `generate()` asks whether it `fits`, and calls what `of` returns. A copy of the
+    model shares it, and a pickled one does without."""
 
     def __init__(self, package: Any, program: ExportedProgram, batch: int):
         self.package, self.batch = package, batch
         self.made_by_export = dict(program.constants)  # tensors that stand in the model's code, no weights
         self.weights: dict[str, torch.Tensor] = {}  # the package reads them where they are
+        self.compiled_for = _described(program.state_dict)
+
+    def __deepcopy__(self, memo: dict) -> "GenerationStep":
+        return self
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()
 
     def fits(self, cache: Any) -> bool:
         """Whether it can read a token into this cache."""
         return isinstance(cache, MemoryCache) and cache.static and cache.batch_size in (-1, self.batch)
 
-    def of(self, model: PreTrainedModel) -> partial:
-        """The step with the weights that the model has now: call it as the model, for the rest of a `generate()`."""
+    def of(self, model: PreTrainedModel) -> Callable[..., ModelOutput]:
+        """The step with the weights that the model has now: call it as the model, for the rest of a `generate()`.
+
+        Raises:
+            ValueError: the model has other weights, in number, shape or type, than the one that was compiled. Compiled code
+                would read them all the same.
+        """
+        if model.training:
+            return model.__call__
         step = ExportableStep(model, step_memory(model, self.batch))
-        own = [
-            *step.named_parameters(remove_duplicate=False),
-            *step.named_buffers(remove_duplicate=False),
-        ]  # also tied ones
-        weights = self.made_by_export | dict(own)
-        self.weights = {name: weights[name] for name in self.package.get_constant_fqns()}
+        if _described(step.state_dict(keep_vars=True)) != self.compiled_for:
+            raise ValueError(
+                "`generation_step` was compiled for other weights: the model has other layers, adapters, types or another "
+                "`mem_len` since. Call `compile_generation(model)` again, or set `model.generation_step = None`."
+            )
+        own = self.made_by_export | step.state_dict(keep_vars=True)
+        self.weights = {name: own[name] for name in self.package.get_constant_fqns()}
         self.package.load_constants(self.weights, check_full_update=True, user_managed=True)
         return partial(self.read, model)
 
@@ -119,6 +133,11 @@ def _name_of(program: ExportedProgram) -> str:
     """What a compiled step depends on: the graph with its shapes and types, torch, and what the processor can do."""
     parts = (str(program), torch.__version__, torch.backends.cpu.get_cpu_capability())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _described(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple]:
+    """Names, shapes and types."""
+    return {name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()}
 
 
 def _without_rows(before: dict, after: dict, ended: torch.Tensor) -> dict:
