@@ -164,6 +164,9 @@ REFUSED_VALUES = [
     {"accelerator_config": {"split_batches": True}},
     {"hub_strategy": "checkpoint"},
     {"hub_strategy": "all_checkpoints"},
+    {"lr_scheduler_kwargs": {"foo": 1}},
+    {"lr_scheduler_kwargs": {"foo": 1}, "lr_scheduler_type": "cosine"},
+    {"lr_scheduler_kwargs": {"num_cycles": "x"}, "lr_scheduler_type": "cosine"},
 ]
 
 

@@ -2,10 +2,11 @@
 
 import os
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from transformers import TrainingArguments
-from transformers.trainer_utils import HubStrategy, IntervalStrategy
+from transformers import TrainingArguments, get_scheduler
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SchedulerType
 
 # field -> the one value that works, and why the others do not
 REQUIRED = {
@@ -23,6 +24,8 @@ REQUIRED = {
     "parallelism_config": (None, "a row or a layer would be cut over devices: only DDP and FSDP2 keep rows whole"),
     "deepspeed": (None, "its engine casts, shards and saves by itself, and its checkpoints know no memory: use FSDP2"),
 }
+# schedules that pass over arguments without a message
+WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
 
 @dataclass
@@ -124,7 +127,25 @@ def check_arguments(args: TrainingArguments) -> None:
             f"`early_stopping_patience`={patience} needs evaluations that are compared: set `eval_strategy` and "
             "`load_best_model_at_end=True`, or `metric_for_best_model`."
         )
+    _check_schedule(args)
     _check_device(args)
+
+
+def _check_schedule(args: TrainingArguments) -> None:
+    """Make the schedule of a training that is not there: transformers makes it when everything else is done."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
+    name = SchedulerType(args.lr_scheduler_type)
+    given = cast(dict | None, args.lr_scheduler_kwargs)  # a text is parsed by now
+    objection: str | Exception | None = "it takes none" if given and name in WITHOUT_ARGUMENTS else None
+    try:
+        get_scheduler(name, optimizer, 0, max(args.max_steps, 1000), scheduler_specific_kwargs=given)
+    except (TypeError, ValueError) as error:
+        objection = error
+    if objection is not None:
+        raise ValueError(
+            f"`lr_scheduler_kwargs`={given!r} does not fit `lr_scheduler_type`={name.value!r} ({objection}): set what that "
+            "schedule takes."
+        )
 
 
 def _check_device(args: TrainingArguments) -> None:
