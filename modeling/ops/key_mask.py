@@ -13,7 +13,8 @@ class DeviceMovable:
     """A dataclass whose tensors follow a module to its device: Accelerate calls `to` of what it cannot look into."""
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Self:
-        """With all tensors on `device`, also those inside tuples, lists and others of its kind; itself where all are."""
+        """With all tensors on `device`, there or to be made, also those inside tuples, lists and others of its kind; itself
+        where all are."""
         names = [field.name for field in fields(self)]
         held = [getattr(self, name) for name in names]
         moved = _moved(held, device, non_blocking)
@@ -23,6 +24,8 @@ class DeviceMovable:
 def _moved(value: Any, device: torch.device | str | int, non_blocking: bool) -> Any:
     if isinstance(value, (torch.Tensor, DeviceMovable)):
         return value.to(device, non_blocking=non_blocking)
+    if isinstance(value, torch.device):
+        return value if value == torch.device(device) else torch.device(device)
     if not isinstance(value, (tuple, list)):
         return value
     parts = [_moved(part, device, non_blocking) for part in value]
@@ -80,7 +83,9 @@ class KeyMask(DeviceMovable):
 
     @property
     def device(self) -> torch.device | None:
-        """Where its tensors are; None: there are none."""
+        """Where its tensors are, or will be made; None: there are none."""
+        if self.columns is not None:
+            return self.columns.device
         tensor = self.order if self.mask is None else self.mask
         return None if tensor is None else tensor.device
 

@@ -14,7 +14,9 @@ from transformers_xl.modeling.layers.banded_attention import BandedKeyMask
 from transformers_xl.modeling.layers.block_recurrence import BlockContext
 from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.layers.segment_lstm import LSTMChunk, SegmentLSTMContext
+from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.block_ends import BlockEnds
+from transformers_xl.modeling.ops.key_mask import Columns, KeyMask
 from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import PackedRows
 
@@ -144,3 +146,12 @@ def test_what_layers_are_told_follows_them_to_their_device():
     blocks = BlockContext(mask, blocks=BlockEnds(number=mask))  # one inside another
     assert blocks.to("meta").blocks.number.device.type == "meta"
     assert blocks.to("cpu") is blocks
+
+
+def test_a_mask_that_nobody_has_made_is_made_on_the_device_of_its_layer():
+    mask = KeyMask(by_distance=True, window=4, columns=Columns(2, 5, torch.device("cpu")))
+    memory = ColumnMemory.with_mask(mask)
+    memory.extend((torch.zeros(1, 2, 5, 4, device="meta"),))
+    assert memory.key_mask.visible.device.type == memory.key_mask.device.type == "meta"
+    assert mask.to("cpu") is mask
+    assert mask.visible.device.type == "cpu"
