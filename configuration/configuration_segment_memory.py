@@ -113,9 +113,8 @@ class SegmentMemoryConfig(ConfigWithCode):
         if self.mem_len is None:
             self.mem_len = 1024 if self.num_memory_tokens is None else self.num_memory_tokens
         base = self.text_config
-        if (
-            base.get("model_type") if isinstance(base, dict) else getattr(base, "model_type", None)
-        ) == self.model_type:
+        base_type = base.get("model_type") if isinstance(base, dict) else getattr(base, "model_type", None)
+        if base_type == self.model_type:
             raise ValueError(f"`text_config` is a {self.model_type!r}, which has this memory already: give its base.")
         self.text_config = copy.deepcopy(self.text_config)
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
@@ -125,7 +124,7 @@ class SegmentMemoryConfig(ConfigWithCode):
             self.num_sinks = 0
 
     def _base_needs_no_sinks(self) -> bool:
-        """Whether the base was trained with sinks of its own, or to see no more than this window."""
+        """Whether the base was trained with its own sinks, or to see no more than this window."""
         windows = own_windows(self.base_config)
         sees_no_more = all(own is not None and own <= self.sliding_window for own in windows)
         return sees_no_more or self.base_config.model_type in WITH_SINKS

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -26,6 +27,11 @@ def lora_targets_of(model_type: str) -> Sequence[str] | str:
 def _peft_targets() -> dict[str, list[str] | str] | None:
     """PEFT's table of what it adapts by types of models, where it is imported."""
     return getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
+
+
+def without_adapters(model: Any) -> Any:
+    """The model that the adapters of a `PeftModel` are in; any other model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
@@ -53,4 +59,4 @@ def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
     )
 
 
-__all__ = ["check_prompt_learning", "lora_targets_of", "offer_lora_targets"]
+__all__ = ["check_prompt_learning", "lora_targets_of", "offer_lora_targets", "without_adapters"]

@@ -224,8 +224,8 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         if isinstance(mems, MemoryCache):
             return mems.static
         step, modes = self.generation_step, (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
-        given = generation_config.disable_compile or generation_config.is_assistant or self.training
-        return step is not None and step.batch == rows and generation_mode in modes and not given
+        is_off = generation_config.disable_compile or generation_config.is_assistant or self.training
+        return step is not None and step.batch == rows and generation_mode in modes and not is_off
 
     def _start_cache(
         self,

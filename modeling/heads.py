@@ -257,7 +257,7 @@ def whole_logits(logits: torch.Tensor | None, targets: torch.Tensor) -> torch.Te
 
 
 def has_other_loss(model: Any) -> bool:
-    """Whether a language model was given a `loss_function` of its own, which reads logits."""
+    """Whether a language model was given its own `loss_function`, which reads logits."""
     return model.loss_function is not ForCausalLMLoss
 
 

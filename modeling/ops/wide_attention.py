@@ -170,8 +170,8 @@ def wide_attention(
 
 
 def _without_gradients(queries: Tensors, columns: list[_Columns], window: int | None, scaling: float) -> torch.Tensor:
-    """Some queries after the other, each block with the keys that its window reaches: a long text costs no more of either
-    than its length times the window."""
+    """One block of queries after the other, each with the keys that its window reaches: a long text costs no more time or
+    memory than its length times the window."""
     query, content_bias, position_bias = queries
     (batch, num_heads, length, _), num_keys = query.shape, columns[0].key.shape[2]
     attn_output = query.new_empty(batch, length, num_heads, columns[0].value.shape[3])

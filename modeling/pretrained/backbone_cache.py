@@ -18,7 +18,7 @@ class BackboneLayer(CacheLayerMixin):
     Args:
         read: what `update` asks, `(keys, values) -> (keys, values)` of `[memory; segment]`.
         num_before: columns in front of the segment.
-        is_sliding: whether the layer has a window of its own.
+        is_sliding: whether the layer has its own window.
     """
 
     def __init__(self, read: Callable[[torch.Tensor, torch.Tensor], Any], num_before: int, is_sliding: bool):

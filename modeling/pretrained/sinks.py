@@ -145,14 +145,14 @@ class SinkReader:
             kept = state if plan.kept is plan.seen else plan.kept.put(before, shape, keys, values)
             self.memory.sinks.write(kept.detach())
         both = window.read_and_write(keys, values)
-        if self.plan.num_columns == 0:
+        if plan.num_columns == 0:
             return both
-        if self.plan.shift is None or self.rotation is None:
+        if plan.shift is None or self.rotation is None:
             sinks = shape.split(state)
         elif has_new:
             sinks = self.copies(state)
         else:
-            sinks = self.memory.sinks.moved(lambda state: self.copies(state.to(keys)), self.plan.shift)
+            sinks = self.memory.sinks.moved(lambda state: self.copies(state.to(keys)), plan.shift)
         return tuple(
             torch.cat([each.to(keys), of_window], dim=-2) for each, of_window in zip(sinks, both, strict=True)
         )

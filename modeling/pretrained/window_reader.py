@@ -103,7 +103,7 @@ class WindowReader(MemoryReader):
         return run(inputs_embeds, mask, places.position_ids, Cache(layers=layers), **kwargs)
 
     def views(self, memory: ModelMemory, plan: SinkPlan | None) -> list["LayerView"]:
-        """What tokens see in each layer. A window of the base's own shows all sinks or none: it counts columns, and the
+        """What tokens see in each layer. The base's own window shows all sinks or none: it counts columns, and the
         copies of the sinks are columns."""
         reach = farthest(cast(int, self.config.num_sinks), cast(int, self.config.mem_len))
         plans = [

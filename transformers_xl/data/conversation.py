@@ -40,7 +40,7 @@ class Interrupted(StoppingCriteria):
 class Conversation:
     """Turns of a user and answers of a model, each read once.
 
-    With a chat template only the new turn is rendered, between the end of the last answer and the begin of the next, so
+    With a chat template only the new turn is rendered, between the end of the last answer and the beginning of the next, so
     that the model reads token for token what it would read of the whole conversation. Without one a turn is a line of the
     text, of which the first begins with what the tokenizer begins texts with; a template brings that itself.
 

@@ -77,8 +77,8 @@ def read_predicted(
 
 
 def unpredicted_bytes(rows: Iterable[np.ndarray], tokenizer) -> int:
-    """Bytes of the first token of each text, which nothing predicts. None where the tokenizer begins texts with an id of
-    its own, which predicts it, or where it has no `decode_bytes`, which could tell."""
+    """Bytes of the first token of each text, which nothing predicts. None where the tokenizer begins texts with its own
+    id, which predicts it, or where it has no `decode_bytes`, which could tell."""
     if not hasattr(tokenizer, "decode_bytes") or beginning_of(tokenizer):
         return 0
     return sum(len(tokenizer.decode_bytes(list(map(int, row[:1])))) for row in rows)

@@ -1,6 +1,6 @@
 """What a tokenizer begins a text with: the ids that a model which was trained with it has seen before every text.
 
-Many language models of transformers (Llama, Gemma, Mistral) have learned from texts that begin with a token of their own,
+Many language models of transformers (Llama, Gemma, Mistral) have learned from texts that begin with a special token,
 and predict badly where it is missing. It stands wherever a model has read nothing yet, and nowhere else.
 """
 

@@ -52,7 +52,7 @@ class BlamedReader(RawIOBase):
 
 
 class WholeFrames:
-    """A .zst file, frame by frame. The readers of zstandard end silently where a file was cut off, and behind its first
+    """A .zst file, frame by frame. The readers of zstandard end silently where a file was cut off, and after its first
     frame."""
 
     def __init__(self, file: BinaryIO):

@@ -33,7 +33,7 @@ class WayScore:
     Attributes:
         nats, tokens: the sum over the predicted tokens, and their number.
         num_bytes: bytes that they stand for.
-        late_nats, late_tokens: of the tokens behind the first `mem_len`, where memories and windows are full.
+        late_nats, late_tokens: of the tokens after the first `mem_len`, where memories and windows are full.
         seconds: processor time on a CPU, else time, of reading.
         kept_bytes: what was kept from segment to segment, at the most.
     """
@@ -67,38 +67,38 @@ class WayScore:
 
 @dataclass(frozen=True)
 class SegmentedText:
-    """A text `(tokens,)` on a device, the tokens of a segment, and the tokens that stand in front of texts `(begin,)`."""
+    """A text `(tokens,)` on a device, the tokens of a segment, and the `beginning` `(ids,)` of texts."""
 
     ids: torch.Tensor
     segment_length: int
-    begin: torch.Tensor
+    beginning: torch.Tensor
 
     def spans(self) -> list[tuple[int, int]]:
-        """First token of each segment, and the token behind its last; the last token of all is only predicted."""
+        """First token of each segment, and the token after its last; the last token of all is only predicted."""
         last = len(self.ids) - 1
         return [(start, min(start + self.segment_length, last)) for start in range(0, last, self.segment_length)]
 
     def read(self, start: int, stop: int, before: int = 0, begins: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens `(1, n)` of a call that reads a segment, with `before` tokens in front of it, behind the begin of a text;
-        and what of it is predicted."""
+        """Tokens `(1, n)` of a call that reads a segment, with the `before` tokens before it, after the beginning of
+        a text; and what of it is predicted."""
         first = max(0, start - before)
-        begin = self.begin if begins else self.begin[:0]
-        ids = torch.cat([begin, self.ids[first:stop]])
-        num_targets = stop - start + (start == 0 and len(begin) > 0)
+        beginning = self.beginning if begins else self.beginning[:0]
+        ids = torch.cat([beginning, self.ids[first:stop]])
+        num_targets = stop - start + (start == 0 and len(beginning) > 0)
         targets = F.pad(self.ids[stop + 1 - num_targets : stop + 1], (len(ids) - num_targets, 0), value=-100)
         return ids[None], targets[None]
 
     @property
     def num_predicted(self) -> int:
-        return len(self.ids) - (len(self.begin) == 0)
+        return len(self.ids) - (len(self.beginning) == 0)
 
 
-# losses of what a segment predicts, and the bytes that are kept behind it
+# losses of what a segment predicts, and the bytes that are kept after it
 Reading = Iterator[tuple[torch.Tensor, int]]
 
 
 def in_segments(base: PreTrainedModel, text: SegmentedText, context: int = 0) -> Reading:
-    """Each segment alone, behind the `context` tokens before it, which are read again."""
+    """Each segment alone, after the `context` tokens before it, which are read again."""
     for start, stop in text.spans():
         ids, targets = text.read(start, stop, context)
         losses, _ = losses_of_targets(base, ids, targets, use_cache=False)
@@ -106,7 +106,7 @@ def in_segments(base: PreTrainedModel, text: SegmentedText, context: int = 0) ->
 
 
 def with_own_cache(base: PreTrainedModel, text: SegmentedText) -> Reading:
-    """With the base's own cache of all that came before. Where the next segment would stand behind the last position that
+    """With the base's own cache of all that came before. Where the next segment would stand after the last position that
     the base was trained for, a new text begins."""
     limit = getattr(base.config, "max_position_embeddings", None)
     cache, read = DynamicCache(config=base.config), 0
@@ -116,7 +116,7 @@ def with_own_cache(base: PreTrainedModel, text: SegmentedText) -> Reading:
         ids, targets = text.read(start, stop, begins=read == 0)
         losses, _ = losses_of_targets(base, ids, targets, past_key_values=cache, use_cache=True)
         read += ids.shape[1]
-        yield losses[targets != -100], sum(map(bytes_of, cache_tensors(cache)))
+        yield losses[targets != -100], sum(each.nbytes for each in cache_tensors(cache))
 
 
 def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading:
@@ -126,7 +126,7 @@ def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading
         ids, targets = text.read(start, stop, begins=cache is None)
         losses, output = losses_of_targets(model, ids, targets, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        yield losses[targets != -100], sum(map(bytes_of, kept_tensors(cache)))
+        yield losses[targets != -100], sum(each.nbytes for each in kept_tensors(cache))
 
 
 def cache_tensors(cache: Any) -> list[torch.Tensor]:
@@ -144,26 +144,22 @@ def kept_tensors(cache: MemoryCache) -> list[torch.Tensor]:
     return kept
 
 
-def bytes_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def score_base_ways(
     model: PreTrainedModel,
     ids: np.ndarray | torch.Tensor,
-    begin: list[int],
+    beginning: list[int],
     segment_length: int | None = None,
     mem_len: int | None = None,
     num_bytes: int | None = None,
     progress: bool = False,
 ) -> dict[str, WayScore]:
-    """How well a base predicts a text alone (each segment on its own; behind as many tokens as its window has, read again;
+    """How well a base predicts a text alone (each segment on its own; after as many tokens as its window has, read again;
     with its own cache), and with memory (a window without and with sinks, or its memory tokens).
 
     Args:
         model: a base with memory around it, or a language model of transformers.
-        ids: token ids of the text `(tokens,)`, without what its tokenizer puts in front of texts.
-        begin: that: often one token, or none.
+        ids: token ids of the text `(tokens,)`, without its beginning.
+        beginning: ids that a text begins with, as [`~transformers_xl.data.text_beginning.beginning_of`] gives them.
         segment_length: tokens per segment; `config.segment_length`, or 512, when not given.
         mem_len: positions of the window; that of the model, or 1,024, when not given.
         num_bytes: bytes that the predicted tokens stand for; one per token when not given.
@@ -186,7 +182,7 @@ def score_base_ways(
     text = SegmentedText(
         torch.from_numpy(np.asarray(stream.ids).astype(np.int64)).to(base.device),
         segment_length,
-        torch.tensor(begin, dtype=torch.long, device=base.device),
+        torch.tensor(beginning, dtype=torch.long, device=base.device),
     )
     context = max(mem_len - segment_length, segment_length)
     ways: dict[str, Callable[[], Reading]] = {

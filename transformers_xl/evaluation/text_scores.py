@@ -20,8 +20,8 @@ def score_texts(
     segment_length: int | None = None,
     memory: bool = True,
 ) -> list[TextScore]:
-    """The score of each text, of which all tokens but the first are predicted: of a tokenizer that begins texts with an id
-    of its own, all of the text.
+    """The score of each text, of which all tokens but the first are predicted: of a tokenizer that begins texts with its
+    own id, all of the text.
 
     Args:
         texts: each of at least two tokens, that of the tokenizer included.

@@ -60,7 +60,7 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 
 def run_to_resume(path: Path) -> Path:
-    """Where the run lies that `--resume` goes on with: beside `path`, where one is to take its place that has not ended."""
+    """Where the run lies that `--resume` continues: beside `path`, where one is to take its place that has not ended."""
     new = _unfinished(path)
     return new if _is_run(new, _real(path)) and _has_checkpoint(new) else path
 

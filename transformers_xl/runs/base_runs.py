@@ -25,8 +25,8 @@ def measure_base_ways(
     model, tokenizer = load_model(folder, any_kind=True)
     check_is_base(folder, model)
     ids, counts = read_predicted(text, tokenizer, progress)
-    begin = beginning_of(tokenizer)
-    scores = score_base_ways(model, ids, begin, segment_length, mem_len, counts.bytes, progress)
+    beginning = beginning_of(tokenizer)
+    scores = score_base_ways(model, ids, beginning, segment_length, mem_len, counts.bytes, progress)
     base: Any = model.backbone if isinstance(model, SegmentMemoryForCausalLM) else model
     return {
         "text": [path.name for path in text],
@@ -34,7 +34,7 @@ def measure_base_ways(
         "dtype": str(base.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else str(processor()),
         "threads": torch.get_num_threads(),
-        "begins_with": tokenizer.convert_ids_to_tokens(begin),
+        "begins_with": tokenizer.convert_ids_to_tokens(beginning),
         "tokens": next(iter(scores.values())).tokens,
         "ways": {name: way_values(score) for name, score in scores.items()},
     }

@@ -1,4 +1,4 @@
-"""How `transformers-xl serve` reads a prompt: it begins as texts begin, and goes on."""
+"""How `transformers-xl serve` reads a prompt: it begins as texts begin, and does not end."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from transformers_xl.data.text_beginning import beginning_of
 
 
 def open_ended(tokenizer: Any) -> Any:
-    """The tokenizer, which begins texts as before and ends none: the server gives it prompts, whose text goes on."""
+    """The tokenizer, which begins texts as before and ends none: the server gives it prompts, which an answer continues."""
     beginning = beginning_of(tokenizer)
     if tokenizer("")["input_ids"] != beginning:
         tokens = tokenizer.convert_ids_to_tokens(beginning)

@@ -5,17 +5,17 @@ The smoother of transformers shifts `labels` inside the segment, and replaces th
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
+
+from transformers_xl.modeling.adapters import without_adapters
 
 
 @contextmanager
 def smoothed_labels(model: nn.Module, smoothing: float) -> Iterator[None]:
     """Inside, the cross-entropy of `model`, or of the one that adapters stand in, is smoothed while it trains; its further
     terms are not."""
-    adapted: Any = getattr(model, "get_base_model", None)
-    language_model: Any = model if adapted is None else adapted()
+    language_model = without_adapters(model)
     if not smoothing or not model.training:
         yield
         return

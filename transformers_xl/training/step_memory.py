@@ -88,7 +88,7 @@ def place_of(tensor: torch.Tensor) -> int:
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:
     """Their bytes."""
-    return sum(each.numel() * each.element_size() for each in tensors)
+    return sum(each.nbytes for each in tensors)
 
 
 def free_memory(device: torch.device) -> int:
@@ -122,7 +122,7 @@ def measure_step(model: Any, args: MemoryTrainingArguments, length: int) -> Step
 
 
 def read_one_row(model: Any, length: int, saved: SavedBytes) -> tuple[torch.Tensor, ...]:
-    """Read a row as a step does, behind enough text to remember; the memory that it is read with."""
+    """Read a row as a step does, after enough text to remember; the memory that it is read with."""
     vocab_size, mem_len = model.config.vocab_size, model.config.mem_len or 0
     device = next(model.parameters()).device
     ids = torch.arange(length, device=device)[None] * max(1, vocab_size // length) % vocab_size

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
-from transformers_xl.modeling.adapters import check_prompt_learning
+from transformers_xl.modeling.adapters import check_prompt_learning, without_adapters
 from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
@@ -118,8 +118,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
 
     def without_logits(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """`inputs` for a loss alone: a language model of this package then makes logits of a few tokens at a time."""
-        model: Any = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        language_model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        language_model = without_adapters(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
         has_few = isinstance(language_model, (MemoryForCausalLM, SegmentMemoryForCausalLM))
         return inputs | {"logits_to_keep": 1} if has_few and "logits_to_keep" not in inputs else inputs
 
