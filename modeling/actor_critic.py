@@ -13,6 +13,7 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.outputs import MemoryActorCriticOutput
 
 
@@ -72,8 +73,7 @@ class MemoryForActorCritic(MemoryHead):
         past_key_values: MemoryCache | None = None,
         input_ids: torch.Tensor | np.ndarray | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        mems: tuple[torch.Tensor, ...] | None = None,
-        mems_mask: torch.Tensor | None = None,
+        mems: Memory | None = None,
         reset: torch.Tensor | np.ndarray | None = None,
         use_cache: bool | None = None,
         **kwargs,
@@ -82,10 +82,8 @@ class MemoryForActorCritic(MemoryHead):
         observations (`torch.Tensor` or `np.ndarray` of shape `(batch, steps, observation_size)`, *optional*):
             What the environments showed, numbers of any type. Exactly one of `observations`, `input_ids` and
             `inputs_embeds` is given. `input_ids`, `reset` and `attention_mask` may be arrays of numpy too.
-        mems (`tuple[torch.Tensor]`, *optional*):
+        mems ([`Memory`], *optional*):
             The `mems` of the previous call's output.
-        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
-            The `mems_mask` of the previous call's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, steps)`, *optional*):
             Bool: rows whose first observation here begins an episode, or every step that does. What came before is not
             seen from there on. `terminated | truncated` of gymnasium says it one step earlier, and of which observation
@@ -118,7 +116,6 @@ class MemoryForActorCritic(MemoryHead):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             mems=mems,
-            mems_mask=mems_mask,
             reset=reset,
             use_cache=use_cache,
             **(kwargs | {"return_dict": True}),
@@ -129,7 +126,6 @@ class MemoryForActorCritic(MemoryHead):
             value=self.value_head(hidden_states).squeeze(-1),
             past_key_values=outputs.past_key_values,
             mems=outputs.mems,
-            mems_mask=outputs.mems_mask,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.memory.memory_layout import MemoryLayout
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 
 # what transformers hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
@@ -31,38 +31,14 @@ def check_keywords(kwargs: dict, extra: tuple[str, ...] = ()) -> None:
             raise ValueError(f"`{name}` is not an argument that this model reads: {remedy}.")
 
 
-def drop_packing(kwargs: dict, position_ids: torch.Tensor | None) -> dict:
+def without_packing(kwargs: dict, position_ids: torch.Tensor | None) -> dict:
     """`kwargs` without what collators give beside `position_ids` (B, T) to kernels that want packed rows in other words.
 
     Without `position_ids` they stay, and are refused like all that would be ignored.
-
-    Raises:
-        ValueError: they name other places where documents begin.
     """
-    if position_ids is None or not PACKING_ARGUMENTS & set(kwargs):
+    if position_ids is None:
         return kwargs
-    begins = torch.ones_like(position_ids, dtype=torch.bool)
-    begins[:, 1:] = position_ids.diff(dim=1) != 1
-    starts = torch.cat([begins.flatten().nonzero().flatten().cpu(), torch.tensor([begins.numel()])])
-    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-        if (ends := kwargs.get(name)) is not None and ends.tolist() != starts.tolist():
-            raise _other_documents(f"`{name}`")
-    if (numbers := kwargs.get("seq_idx")) is not None and (
-        numbers.shape != begins.shape or not torch.equal(numbers.diff(dim=1) != 0, begins[:, 1:])
-    ):
-        raise _other_documents("`seq_idx`")
-    longest = int(starts.diff().max())
-    for name in ("max_length_q", "max_length_k"):
-        if (bound := kwargs.get(name)) is not None and bound < longest:
-            raise _other_documents(f"`{name}`={int(bound)}, where a document has {longest} tokens,")
     return {name: value for name, value in kwargs.items() if name not in PACKING_ARGUMENTS}
-
-
-def _other_documents(argument: str) -> ValueError:
-    return ValueError(
-        f"{argument} marks other starts of documents than `position_ids`: leave it out, or give both as one "
-        "collator makes them."
-    )
 
 
 def check_inputs(
@@ -161,96 +137,97 @@ def check_targets(
             )
 
 
-def check_one_form(mems: object, past_key_values: object) -> None:
-    """Check that a call has its memory in one form."""
-    if mems is not None and past_key_values is not None:
-        raise ValueError("`mems` and `past_key_values` are two forms of one memory: pass only one of them.")
-
-
-def check_memory(
-    model: Any,  # a `MemoryModel`: its file imports this one
-    batch: int,
-    past_key_values: Cache | None,
-    mems: tuple[torch.Tensor, ...] | MemoryCache | None,
-    mems_mask: torch.Tensor | None,
+def check_continued_rows(
+    position_ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    reset: torch.Tensor | None,
+    tokens_read: torch.Tensor,
 ) -> None:
-    """Check that the memory, in either form, is one of this base model and batch, and that it can be used now."""
-    if past_key_values is not None:
-        _check_cache(model, batch, past_key_values)
-    check_one_form(mems, past_key_values)
-    if isinstance(mems, MemoryCache):
-        _check_cache(model, batch, mems)
-    elif mems is not None:
-        _check_mems(model.config, model.layout, batch, mems, mems_mask)
-    elif mems_mask is not None:
-        raise ValueError("`mems_mask` says which of `mems` are real: pass both, as the last output gave them.")
+    """Check that no row continues its memory with a token at position 0, which says that it begins there.
 
+    Args:
+        position_ids: (B, T) integers.
+        mask: (B, T) bool, real tokens; None when all are.
+        reset: (B, T) bool, tokens that begin a document; None when none does.
+        tokens_read: (B,) how many tokens of its text each row has read.
 
-def check_checkpointing(model: PreTrainedModel) -> None:
-    """Check that a call with a cache is not one that the backward pass repeats."""
-    if model.training and model.gradient_checkpointing:
+    Raises:
+        ValueError: such a row is there.
+    """
+    if torch.compiler.is_compiling():
+        return
+    mask = torch.ones_like(position_ids, dtype=torch.bool) if mask is None else mask
+    is_first = mask & (mask.long().cumsum(dim=1) == 1)
+    begins = (is_first & (position_ids == 0)).any(dim=1) & (tokens_read > 0)
+    if reset is not None:
+        begins &= ~(is_first & (reset.long().cumsum(dim=1) > 0)).any(dim=1)
+    rows = begins.nonzero().flatten().tolist()
+    if rows:
         raise ValueError(
-            "`use_cache`=True and `past_key_values` cannot be combined with activation checkpointing, whose backward pass "
-            "would update the cache a second time: train with `mems`, or call `model.eval()` first."
+            f"`position_ids` begins at 0 in rows {rows}, which have a memory: pass `reset`, (batch,) bool, for rows whose "
+            "document begins with this call, or leave `position_ids` out where the text continues."
         )
 
 
-def _check_cache(model: Any, batch: int, cache: Cache) -> None:
-    if not isinstance(cache, MemoryCache):
+def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Memory | None) -> None:
+    """Check that the memory, of a cache or as `mems`, is one of this base `model` and batch."""
+    if mems is not None and past_key_values is not None:
+        raise ValueError("`mems` and `past_key_values` both hold a memory: pass only one of them.")
+    if past_key_values is not None and not isinstance(past_key_values, MemoryCache):
         raise ValueError(
-            f"`past_key_values` is a {type(cache).__name__}: it must be a MemoryCache, as "
+            f"`past_key_values` is a {type(past_key_values).__name__}: it must be a MemoryCache, as "
             "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT uses a cache of transformers, "
             "which cannot hold this memory: use LoRA."
         )
-    layers = len(model.layers) if cache.layers else 0  # none of them may remember anything
-    if len(cache) != layers or cache.batch_size not in (-1, batch):
-        raise ValueError(
-            f"The memory (`past_key_values`, or `mems` of generate) has {len(cache)} layers and {cache.batch_size} rows: "
-            f"this call has {layers} layers and {batch} rows. Is it the memory of this model and batch?"
-        )
-
-
-def _check_mems(
-    config: MemoryConfig,
-    layout: MemoryLayout,
-    batch: int,
-    mems: tuple[torch.Tensor, ...],
-    mems_mask: torch.Tensor | None,
-) -> None:
-    if config.mem_len == 0:
-        raise ValueError("`mems` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
-    layout.check(mems)
-    if mems_mask is not None and not layout.num_windows:
-        raise ValueError(
-            "`mems_mask` was given, but this model remembers no positions that it could mask: leave it out."
-        )
-    lengths = [memory.shape[1] if memory.dim() == 3 else 0 for memory in mems]
-    first: dict[str, int] = {}  # of each name, how many columns the first layer has
-    owner = next(cls.__name__ for cls in type(config).__mro__ if "layer_windows" in vars(cls))
-    shared = owner == "MemoryConfig"  # no layer has its own window; by name: see `uses_adaptive_softmax`
-    for index, (memory, tensor) in enumerate(zip(mems, layout.tensors, strict=True)):
-        if shared:
-            lengths[index] = first.setdefault(tensor.name, lengths[index])
-        wanted = (batch, *(lengths[index] if size is None else size for size in tensor.shape))
-        if tuple(memory.shape) != wanted:
-            meaning = ", that is (batch, <=mem_len, hidden_size)" if None in tensor.shape else ""
-            raise ValueError(
-                f"`mems`[{index}], {tensor}, has shape {tuple(memory.shape)}: it must be "
-                f"({', '.join(map(str, wanted))}){meaning}."
-            )
-        if tensor.shape and not memory.is_floating_point():  # counters have no further dimension
-            raise ValueError(f"`mems`[{index}] has type {memory.dtype}: it must be floating point, as outputs are.")
-    if mems_mask is None:
+    name, memory = ("mems", mems) if past_key_values is None else ("past_key_values", past_key_values.memory)
+    if memory is None or torch.compiler.is_compiling():
         return
-    columns = max(lengths[: layout.num_windows])
-    if tuple(mems_mask.shape) != (batch, columns) or mems_mask.dtype != torch.bool:
+    if not isinstance(memory, Memory):
+        raise ValueError(f"`{name}` is a {type(memory).__name__}: it must be a `Memory`, as `output.mems` is.")
+    if model.config.mem_len == 0:
+        raise ValueError(f"`{name}` was given, but `mem_len`=0: this model remembers nothing, leave it out.")
+    if memory.batch_size != batch:
         raise ValueError(
-            f"`mems_mask` has shape {tuple(mems_mask.shape)} and type {mems_mask.dtype}: it must be bool, of shape "
-            f"({batch}, {columns})."
+            f"`{name}` has {memory.batch_size} rows, and this call {batch}: give each row its own memory, with "
+            "`Memory.rows` or `Memory.repeat`."
         )
-    looks = mems_mask.device.type == "cpu" and not torch.compiler.is_compiling()  # where looking costs little
-    if looks and bool((mems_mask[:, :-1] & ~mems_mask[:, 1:]).any()):
-        raise ValueError(
-            "`mems_mask` has padding to the right of a real column: a memory ends where its segment begins. Pass the "
-            "`mems_mask` of the last output."
-        )
+    new = model.new_memory(0, torch.empty(0, device="meta"))
+    if len(memory.layers) != len(new.layers):
+        raise ValueError(f"`{name}` has {len(memory.layers)} layers, and this model {len(new.layers)}: is it its memory?")
+    _check_tensors(f"{name}.state", memory.state, new.state, batch)
+    for index, pair in enumerate(zip(memory.layers, new.layers, strict=True)):
+        _check_layer(f"{name}.layers[{index}]", *pair, batch)
+
+
+def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -> None:
+    _check_tensors(f"{name}.state", memory.state, new.state, batch)
+    _check_tensors(f"{name}.columns", memory.columns[:1], new.columns[:1], batch)
+
+
+def _check_tensors(name: str, given: tuple, new: tuple, batch: int) -> None:
+    """Check tensors `(batch, ..)` against those of an empty memory; columns may be projected, and as many as there are."""
+    if len(given) != len(new):
+        raise ValueError(f"`{name}` has {len(given)} tensors: this model remembers {len(new)} there. Is it its memory?")
+    for index, (tensor, other) in enumerate(zip(given, new, strict=True)):
+        wanted = (batch, *other.shape[1:])
+        is_column = name.endswith(".columns")
+        same = tensor.dim() > 2 if is_column else tuple(tensor.shape) == wanted
+        if is_column and tensor.dim() == other.dim():
+            wanted = (batch, tensor.shape[1], other.shape[2])
+            same = tuple(tensor.shape) == wanted
+        if not same or tensor.shape[0] != batch or tensor.is_floating_point() != other.is_floating_point():
+            raise ValueError(
+                f"`{name}`[{index}] has shape {tuple(tensor.shape)} and type {tensor.dtype}: it must be {wanted}. Is it the "
+                "memory of this model?"
+            )
+
+
+__all__ = [
+    "check_continued_rows",
+    "check_ids",
+    "check_inputs",
+    "check_keywords",
+    "check_memory",
+    "check_targets",
+    "without_packing",
+]

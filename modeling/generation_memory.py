@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.generation import (
@@ -17,8 +17,9 @@ from transformers.generation import (
 from transformers.utils import ModelOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
-from transformers_xl.modeling.checks import check_memory, check_one_form
+from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory, with_columns_of
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 # Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.
@@ -26,23 +27,19 @@ PREFILL_CHUNK = 512
 
 
 class _WithMemory:
-    """Memory of a generated text, as properties: a field would be copied into the answers of a pipeline."""
+    """Memory of a generated text, as a property: a field would be copied into the answers of a pipeline."""
 
     past_key_values: Any  # a `MemoryCache`, or None
 
     @property
-    def mems(self) -> MemoryCache | None:
+    def mems(self) -> Memory | None:
         """The memory after all but the last token of each sequence; hand it on as `generate(..., mems=result.mems)`.
 
-        The next call begins with `result.sequences[:, -1:]`. None for a model without memory. A row that ended before
-        the others remembers nothing from its end on.
+        The next call begins with `result.sequences[:, -1:]`. A row that ended before the others remembers nothing from its
+        end on. None for a model without memory, and after beam search: the beams that ran last are not those that won. Read
+        their sequences to continue them.
         """
-        return self.past_key_values
-
-    @property
-    def mems_mask(self) -> torch.Tensor | None:
-        """Bool `(batch, positions)`, which positions of the memory are real; None when all are. `mems` knows it too."""
-        return None if self.past_key_values is None else self.past_key_values.mask
+        return None if self.past_key_values is None else self.past_key_values.memory
 
 
 class MemoryGenerateOutput(_WithMemory, GenerateDecoderOnlyOutput):
@@ -50,17 +47,7 @@ class MemoryGenerateOutput(_WithMemory, GenerateDecoderOnlyOutput):
 
 
 class MemoryGenerateBeamOutput(_WithMemory, GenerateBeamDecoderOnlyOutput):
-    """Result of beam search, with `mems` of the returned sequences."""
-
-
-class _BeamStart(NamedTuple):
-    """What beam search started from, one row per beam."""
-
-    cache: MemoryCache
-    already_read: int
-    attention_mask: torch.Tensor | None
-    inputs_embeds: torch.Tensor | None
-    position_ids: torch.Tensor | None
+    """Result of beam search, whose `mems` are None."""
 
 
 class _NotingStoppingCriteria(StoppingCriteriaList):
@@ -91,11 +78,9 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         Everything of transformers' `generate()`, and:
 
         Args:
-            mems (`tuple[torch.Tensor]` or [`MemoryCache`], *optional*):
-                What to remember before the prompt: `mems` of a model's output, or of an earlier result. Nothing is changed
-                in place: the same memory can be continued in several ways.
-            mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
-                Which positions of `mems` are real.
+            mems ([`Memory`], *optional*):
+                What to remember before the prompt: `mems` of a model's output, or of an earlier result. Nothing in it is
+                changed: the same memory can be continued in several ways.
             reset (`torch.Tensor` of shape `(batch,)`, *optional*):
                 Bool, rows that forget `mems` before the prompt.
 
@@ -107,7 +92,6 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         mems = kwargs.get("mems")
         if mems is None and "mems" in kwargs:
             del kwargs["mems"]  # transformers takes any key of this name for a cache
-        check_one_form(mems, kwargs.get("past_key_values"))
         # a `PeftModel` puts its own method over this one while it generates
         caller = getattr(self.prepare_inputs_for_generation, "__self__", self)
         check_prompt_learning(caller, mems is not None or kwargs.get("past_key_values") is not None)
@@ -122,21 +106,15 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
                 ids: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
             return ids.clone()  # such a tensor could not be trained on
         result: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
-        returned = isinstance(result, ModelOutput)
-        cache = result.past_key_values if returned else kwargs.get("past_key_values")
-        cache = cache if isinstance(cache, MemoryCache) else None
-        start = None if cache is None else cache.start
-        if cache is not None and not getattr(generation_config, "is_assistant", False):
+        is_result = isinstance(result, ModelOutput)
+        cache = result.past_key_values if is_result else kwargs.get("past_key_values")
+        if isinstance(cache, MemoryCache) and not getattr(generation_config, "is_assistant", False):
             cache.finish()  # an assistant's next call takes tokens back
-        if not returned:
+        if not is_result:
             return result
         if isinstance(result, GenerateBeamDecoderOnlyOutput):
-            result = MemoryGenerateBeamOutput(**result)
-            cache = None if start is None else self._rebuild_cache(result, start)
-        else:
-            result = MemoryGenerateOutput(**result)
-        result.past_key_values = cache
-        return result
+            return MemoryGenerateBeamOutput(**{**result, "past_key_values": None})
+        return MemoryGenerateOutput(**{**result, "past_key_values": cache if isinstance(cache, MemoryCache) else None})
 
     def _returns_ids_alone(self, configs: list[dict]) -> bool:
         """Whether no other tensor that is made on the way can be seen afterwards."""
@@ -189,61 +167,40 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             generation_config.use_cache = False
         if generation_config.use_cache is False:
             return  # every step reads `mems` and the whole text again
-        reset = model_kwargs.pop("reset", None)
-        cache = model_kwargs.get("past_key_values")
+        cache, mems = model_kwargs.get("past_key_values"), model_kwargs.pop("mems", None)
         rows = batch_size * max(generation_config.num_beams, generation_config.num_return_sequences)
-        by_step = self._reads_by_step(generation_config, generation_mode, rows, model_kwargs.get("mems"))
+        is_static = generation_config.cache_implementation == "static"
         if cache is None:
-            cache = self._start_cache(
-                model_kwargs.pop("mems", None),
-                model_kwargs.pop("mems_mask", None),
-                rows=rows,
-                static=generation_config.cache_implementation == "static" or by_step,
-            )
-            model_kwargs["past_key_values"] = cache
+            by_step = self._reads_by_step(generation_config, generation_mode, rows)
+            cache = model_kwargs["past_key_values"] = self._start_cache(mems, rows, is_static or by_step)
         else:
+            check_memory(self.model, rows, cache, mems)
             cache._is_user_defined = True
-        if reset is not None:
-            cache.memory.reset_rows(reset)
+        reset = model_kwargs.pop("reset", None)
+        if reset is not None and cache.memory is not None:
+            cache.memory = self.model.forget(cache.memory, reset)
         if generation_config.is_assistant:
             cache.activate_past_recording()
-        if generation_mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE):
-            prompt = [model_kwargs.get(name) for name in _BeamStart._fields[2:]]
-            cache.start = _BeamStart(cache.copy(), int(cache.get_seq_length()), *prompt)
-        elif generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-            vars(generation_config)["_memory_cache"] = (
-                cache  # for `_get_stopping_criteria`; this config is private to the call
-            )
+        if generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
+            # for `_get_stopping_criteria`; this config is private to the call
+            vars(generation_config)["_memory_cache"] = cache
 
     def _reads_by_step(
-        self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int, mems: Any
+        self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int
     ) -> bool:
-        """Whether a compiled step is there for a call that names no cache. The memory of a result keeps its form."""
-        if generation_config.cache_implementation is not None:
-            return False
-        if isinstance(mems, MemoryCache):
-            return mems.static
+        """Whether a compiled step is there for a call that names no cache."""
         step, modes = self.generation_step, (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
         is_off = generation_config.disable_compile or generation_config.is_assistant or self.training
+        is_off = is_off or generation_config.cache_implementation is not None
         return step is not None and step.batch == rows and generation_mode in modes and not is_off
 
-    def _start_cache(
-        self,
-        mems: tuple[torch.Tensor, ...] | MemoryCache | None,
-        mems_mask: torch.Tensor | None,
-        rows: int,
-        static: bool,
-    ) -> MemoryCache:
-        check_memory(self.model, rows, None, mems, mems_mask)
-        if not isinstance(mems, MemoryCache):
-            like = torch.empty(0, dtype=self.dtype, device=self.device)
-            with torch.no_grad():
-                return self.model.make_cache(mems, mems_mask, like, static)
-        if mems.static != static:
-            raise ValueError(
-                "`mems` was made with another `cache_implementation`: continue with the one it was made with."
-            )
-        return mems.copy(mems_mask)
+    def _start_cache(self, mems: Memory | None, rows: int, static: bool) -> MemoryCache:
+        check_memory(self.model, rows, None, mems)
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        if static:
+            empty = self.model.new_memory(rows, like, static=True)
+            mems = empty if mems is None else with_columns_of(mems, empty)
+        return MemoryCache(self.model.new_memory(rows, like) if mems is None else mems, static)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:
         criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
@@ -253,11 +210,8 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
         input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
         mems = model_kwargs.get("mems")  # transformers repeats tensors only
-        if expand_size > 1 and isinstance(mems, MemoryCache):
-            model_kwargs["mems"] = mems.copy()
-            model_kwargs["mems"].batch_repeat_interleave(expand_size)
-        elif expand_size > 1 and mems is not None:
-            model_kwargs["mems"] = tuple(memory.repeat_interleave(expand_size, dim=0) for memory in mems)
+        if expand_size > 1 and mems is not None:
+            model_kwargs["mems"] = mems.repeat(expand_size)
         return input_ids, model_kwargs
 
     def _update_model_kwargs_for_generation(self, outputs: ModelOutput, model_kwargs: dict, **kwargs) -> dict:
@@ -280,8 +234,6 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         front = length - PREFILL_CHUNK
         given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
         self._prefill_memory(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PREFILL_CHUNK)
-        if cache.records_past:
-            cache.crop(0)  # no token of a prompt is taken back
         inputs |= {key: inputs[key][:, front:] for key in (name, "position_ids") if key in given}
         return inputs
 
@@ -299,39 +251,6 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         if isinstance(past_key_values, MemoryCache):
             past_key_values.reorder_cache(beam_idx)
         return past_key_values
-
-    @torch.no_grad()
-    def _rebuild_cache(self, result: MemoryGenerateBeamOutput, start: _BeamStart) -> MemoryCache:
-        """The memory of the sequences that won, which is not that of the beams that ran last: they are read once more."""
-        beam_indices = result["beam_indices"]
-        rows = beam_indices[:, 0].long()  # the beam that a sequence began in: its start is that of its row
-        num_generated = (beam_indices >= 0).sum(dim=1, keepdim=True)
-        generated_length = beam_indices.shape[1]
-        prompt_ids, generated_ids = result.sequences.tensor_split(
-            [result.sequences.shape[1] - generated_length], dim=1
-        )
-        generated_ids = generated_ids[:, :-1]
-        # a sequence's last token is not remembered, and what pads a shorter sequence never is
-        columns = torch.arange(generated_length - 1, device=num_generated.device)
-        generated_mask = columns < num_generated - 1
-
-        cache = start.cache
-        cache.batch_select_indices(rows)
-        if start.inputs_embeds is not None:
-            prompt = {"inputs_embeds": start.inputs_embeds[rows]}
-            length = start.inputs_embeds.shape[1]
-        else:
-            already_read = start.already_read if start.already_read < prompt_ids.shape[1] else 0
-            prompt = {"input_ids": prompt_ids[:, already_read:]}
-            length = prompt["input_ids"].shape[1]
-        for name in ("attention_mask", "position_ids"):
-            if getattr(start, name) is not None:
-                prompt[name] = getattr(start, name)[rows, -length:]
-        # with `same_length=False` one call is one segment: the prompt, and then a token per call
-        self._prefill_memory(cache, prompt, PREFILL_CHUNK if self.config.same_length else length)
-        generated = {"input_ids": generated_ids, "attention_mask": generated_mask}
-        self._prefill_memory(cache, generated, PREFILL_CHUNK if self.config.same_length else 1)
-        return cache
 
     def _prefill_memory(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
         """Read `inputs`, each `(batch, length, ...)`, into the cache, at most `piece` tokens at once."""

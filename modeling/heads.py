@@ -21,6 +21,7 @@ from transformers_xl.modeling.layers.adaptive_softmax import (
 )
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
@@ -33,8 +34,7 @@ class ModelInputs(TypedDict):
     attention_mask: torch.Tensor | None
     past_key_values: MemoryCache | None
     inputs_embeds: torch.FloatTensor | None
-    mems: tuple[torch.Tensor, ...] | MemoryCache | None
-    mems_mask: torch.Tensor | None
+    mems: Memory | None
     reset: torch.Tensor | None
     position_ids: torch.LongTensor | None
     use_cache: bool | None
@@ -175,8 +175,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         past_key_values: MemoryCache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        mems: tuple[torch.Tensor, ...] | MemoryCache | None = None,
-        mems_mask: torch.Tensor | None = None,
+        mems: Memory | None = None,
         reset: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
@@ -190,10 +189,8 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
             The token that follows each token, used instead of `labels`: with it the last token of a segment has a target
             too, the first of the next segment. A keyword without a place in the signature: the Trainer takes every
             argument with "label" in its name for one that its datasets must have, or it reports no loss.
-        mems (`tuple[torch.Tensor]`, *optional*):
+        mems ([`Memory`], *optional*):
             The `mems` of the previous segment's output.
-        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
-            The `mems_mask` of the previous segment's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
             Bool: rows that start a new text, or tokens that begin a document.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
@@ -217,7 +214,6 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             mems=mems,
-            mems_mask=mems_mask,
             reset=reset,
             position_ids=position_ids,
             use_cache=use_cache,
@@ -308,7 +304,7 @@ class MemoryForSequenceClassification(MemoryHead):
         loss = None
         if labels is not None:
             loss = self.classification_loss(outputs, logits, labels, attention_mask, kwargs.get("num_items_in_batch"))
-        memory = ("mems", "mems_mask") if use_cache is False else ()
+        memory = ("mems",) if use_cache is False else ()
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *memory))
 
     def classification_loss(

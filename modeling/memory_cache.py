@@ -1,109 +1,68 @@
-"""The memory as the attention reads it: projected keys and values, owned by the caller and updated in place."""
+"""Where transformers' `generate()` keeps the memory: the one place that is written to."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import Cache
 
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.ops.rolling_buffer import Tensors, mark_static_address
+from transformers_xl.modeling.memory_value import Memory
+
+Tensors = tuple[torch.Tensor, ...]
 
 
-class MemoryCacheLayer:
-    """What a layer remembers, as transformers asks for it.
+class LayerRoom:
+    """What a cache keeps for one layer, beside its memory: room behind the columns, where those of the next token are
+    written, and the projections of relative positions, `(heads, distances, head_dim)`.
 
-    Attributes:
-        memories: the NamedTuple that the layer declared.
-        keys, values: of its window, `(batch, heads, columns, head_dim)`, newest last; None where it has none.
+    No column that a memory shows is written to.
     """
 
-    is_croppable = is_sliding = True
+    def __init__(self) -> None:
+        self.positions: torch.Tensor | None = None
+        self.storages: list[torch.Tensor] = []
+        self.end = 0  # of what is written
+        self.shown: Tensors | None = None  # the columns of a memory that end there
 
-    def __init__(self, memories: LayerMemory, is_compileable: bool):
-        self.memories, self.is_compileable = memories, is_compileable
-        buffers = [memory.buffer for memory in memories if isinstance(memory, ColumnMemory)]
-        self.buffers = [buffer for buffer in buffers if buffer is not None]
+    def append(self, past: Tensors, new: Tensors) -> Tensors:
+        """`[past; new]` of columns `(B, .., C, D)` and `(B, .., T, D)`: views of the room."""
+        kept, added = past[0].shape[-2], new[0].shape[-2]
+        has_room = past is self.shown and self.end + added <= self.storages[0].shape[-2]
+        if not has_room or (self.storages[0].is_inference() and not torch.is_inference_mode_enabled()):
+            self._move(past, new, kept + added)
+        for storage, each in zip(self.storages, new, strict=True):
+            storage.narrow(-2, self.end, added).copy_(each)
+        self.end += added
+        return tuple(each.narrow(-2, self.end - kept - added, kept + added) for each in self.storages)
 
-    @property
-    def is_initialized(self) -> bool:
-        return any(memory.num_rows >= 0 for memory in self.memories)
-
-    @property
-    def keys(self) -> torch.Tensor | None:
-        return self.buffers[0].tensors[0] if self.buffers and self.buffers[0].tensors else None
-
-    @property
-    def values(self) -> torch.Tensor | None:
-        return self.buffers[0].tensors[1] if self.buffers and self.buffers[0].tensors else None
-
-    @property
-    def record_past(self) -> bool:
-        """Whether tokens can be taken back."""
-        return any(buffer.records_past for buffer in self.buffers)
-
-    @record_past.setter
-    def record_past(self, value: bool) -> None:
-        for buffer in self.buffers:
-            buffer.records_past = value
-
-    def get_max_length(self) -> int:
-        """-1: a text may have any length."""
-        return -1
+    def _move(self, past: Tensors, new: Tensors, needed: int) -> None:
+        size, kept = needed + max(needed // 4, 32), past[0].shape[-2]
+        self.storages = [each.new_empty(*each.shape[:-2], size, each.shape[-1]) for each in new]
+        for storage, each in zip(self.storages, past, strict=True):
+            storage.narrow(-2, 0, kept).copy_(each)
+        self.end = kept
 
 
 class MemoryCache(Cache):
-    """The memory of a model as its layers read it: made by `model(ids, use_cache=True)` or by `generate()`.
+    """A memory for `past_key_values`: made by `model(ids, use_cache=True)` or by `generate()`.
 
-    Passing it back as `past_key_values` continues the text, one token's projections per token. It belongs to the weights
-    it was made with, and to one position of one text: `copy()` branches off. Keys and values of its layers are views of
-    memory that the next calls write to.
-
-    Attributes:
-        memory ([`ModelMemory`]): what the layers read and write.
-        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and
-            remember nothing more.
+    Its columns are keys and values. To continue a text in two ways, make two caches of one memory: `MemoryCache(memory)`.
 
     Args:
-        memory: what the model remembers, of `model.build_memory()`.
-        static (`bool`): whether the tensors have a fixed shape and address, for `torch.compile`.
+        memory ([`Memory`], *optional*): what is remembered; nothing when not given.
+        static (`bool`): whether all tensors have one shape for all steps, for `torch.compile`.
+
+    Attributes:
+        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and remember
+            nothing more.
+        records_past: whether nothing is dropped, so that tokens can be taken back.
     """
 
-    layers: list[MemoryCacheLayer]  # type: ignore[assignment]  # transformers' list may hold other kinds of layers
-
-    def __init__(self, memory: ModelMemory, static: bool = False):
-        memory.use_buffers(static)
-        layers: list[Any] = [MemoryCacheLayer(each, static) for each in memory.layers]
-        super().__init__(layers=layers)
-        self.memory, self.static = memory, static
-        self.ended: torch.Tensor | None = None
-        self.start = None  # what beam search started from, while it runs
-        self.num_tokens: int | torch.Tensor = 0
-        self.count_from_zero()
-
-    def count_from_zero(self) -> None:
-        """Let `get_seq_length()` count the tokens that are read from now on."""
-        self.num_tokens = 0
-        if self.static:
-            # a tensor, as in the static layers of transformers: every number would compile a new graph
-            self.num_tokens = torch.zeros((), dtype=torch.long)
-            mark_static_address(self.num_tokens)
-
-    @property
-    def mask(self) -> torch.Tensor | None:
-        """Bool `(batch, columns)`, columns of the longest window that hold real tokens; None: all."""
-        return self.memory.mask
-
-    @property
-    def num_kept(self) -> int:
-        """Number of columns that the next segment sees, padding included."""
-        return self.memory.num_seen
-
-    @property
-    def batch_size(self) -> int:
-        return self.memory.batch
+    def __init__(self, memory: Memory | None = None, static: bool = False):
+        super().__init__(layers=[])
+        self.static, self.records_past = static, False
+        self.rooms: list[LayerRoom] = []
+        self.reset()
+        self.memory = memory
 
     @property
     def is_compileable(self) -> bool:
@@ -111,99 +70,73 @@ class MemoryCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        return self.memory.batch >= 0
+        return self.memory is not None
 
     def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
-        """Number of tokens read since the cache was made, or copied."""
+        """Number of tokens that were read since the cache was made."""
         return self.num_tokens
 
-    def close(self, length: int) -> None:
-        """Continue from what a segment of `length` tokens wrote."""
-        self.memory.close()
-        if isinstance(self.num_tokens, torch.Tensor):
-            self.num_tokens.add_(length)
-        else:
-            self.num_tokens += length
+    def update_memory(self, memory: Memory, length: int) -> None:
+        """Hold what is remembered after `length` more tokens."""
+        self.memory = memory
+        self.num_tokens = self.num_tokens + length
 
-    def take(self, mask: torch.Tensor, keys: Tensors, values: Tensors) -> None:
-        """Continue from tensors of a static cache that one more token made: [`~exporting.as_tensors`] names them."""
-        self.memory.mask = mask
-        for window, *columns in zip(self.memory.windows, keys, values, strict=True):
-            window.buffer.tensors = tuple(columns)  # type: ignore[union-attr]  # a cache has buffers
-        self.num_tokens += 1
+    def room(self, layer: int) -> LayerRoom:
+        """That of a layer."""
+        while len(self.rooms) <= layer:
+            self.rooms.append(LayerRoom())
+        return self.rooms[layer]
 
-    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Apply `function` to every tensor that has a row per batch element."""
-        self.memory.map_rows(function)
+    def _map_rows(self, function: Any) -> None:
+        self.memory = None if self.memory is None else self.memory.map(function)
         self.ended = None if self.ended is None else function(self.ended)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        self.map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+        self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.map_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
+        self._map_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.map_rows(lambda rows: rows[indices.to(rows.device)])
+        self._map_rows(lambda rows: rows[indices.to(rows.device)])
 
     def activate_past_recording(self) -> None:
-        """Allow the tokens read from now on to be taken back, until `crop`."""
+        """Allow the tokens that are read from now on to be taken back, until `finish`."""
         if self.static:
             raise ValueError(
                 "A static memory cannot take tokens back: assisted decoding needs `cache_implementation=None`."
             )
-        for layer in self.layers:
-            layer.record_past = True
-
-    @property
-    def records_past(self) -> bool:
-        return any(layer.record_past for layer in self.layers)
+        self.records_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take the newest `-tokens_to_remove` positions back, and cut what is kept to the window again."""
-        removed = -tokens_to_remove
-        if removed < 0:
+        """Take the newest `-tokens_to_remove` tokens back.
+
+        Raises:
+            ValueError: the number is positive.
+            RuntimeError: they have pushed others out of the window, which nobody recorded.
+        """
+        if tokens_to_remove > 0:
             raise ValueError(
                 f"`tokens_to_remove`={tokens_to_remove} must be zero or negative: minus the tokens to remove."
             )
-        if removed and not self.records_past and any(w.num_held >= w.reach for w in self.memory.windows):
-            raise RuntimeError(
-                "The window is full and what left it was not recorded: call `activate_past_recording()` first."
-            )
-        self.memory.crop(removed)
-        self.num_tokens -= removed
+        if tokens_to_remove == 0 or self.memory is None:
+            return
+        if not self.records_past and bool((self.memory.tokens_read > self.memory.lengths).any()):
+            raise RuntimeError("What left the window was not recorded: call `activate_past_recording()` first.")
+        self.memory = self.memory.without(-tokens_to_remove)
+        self.num_tokens += tokens_to_remove
 
     def reset(self) -> None:
-        self.memory.clear()
-        self.ended = None
-        self.count_from_zero()
+        """Forget all rows."""
+        self.memory: Memory | None = None
+        self.ended: torch.Tensor | None = None
+        self.num_tokens: int | torch.Tensor = 0
+        if self.static:  # a number would compile a new graph at every step
+            self.num_tokens = torch.zeros((), dtype=torch.long)
 
     def finish(self) -> None:
-        """Leave `generate()`: the rows may continue, and tokens can no longer be taken back."""
-        self.ended = None
-        self.start = None
-        if not self.static:
-            self.memory.crop(0)
-            for layer in self.layers:
-                layer.record_past = False
-
-    def copy(self, mask: torch.Tensor | None = None) -> "MemoryCache":
-        """A memory that continues from here without changing this one; `get_seq_length()` counts from zero.
-
-        `mask` (batch, columns) bool replaces that of this one, where it is given.
-
-        Raises:
-            ValueError: `mask` has another shape.
-        """
-        if mask is not None and tuple(mask.shape) != (self.batch_size, self.num_kept):
-            raise ValueError(
-                f"`mems_mask` has shape {tuple(mask.shape)}: this cache holds (batch, positions) = "
-                f"({self.batch_size}, {self.num_kept}), and knows which are real: leave `mems_mask` out."
-            )
-        other = MemoryCache(self.memory.copy(), self.static)
-        other.finish()
-        other.memory.mask = other.memory.mask if mask is None else mask
-        return other
+        """Leave `generate()`: rows may continue, and tokens can no longer be taken back."""
+        self.ended, self.records_past = None, False
 
 
-__all__ = ["MemoryCache", "MemoryCacheLayer"]
+__all__ = ["LayerRoom", "MemoryCache"]

@@ -5,6 +5,8 @@ what they remember: the i-th token of a segment and the i-th token of the one be
 kimiyoung/transformer-xl (`attn_type` 2 and 3).
 """
 
+from typing import Any
+
 import torch
 from transformers.utils import auto_docstring
 
@@ -14,15 +16,10 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.absolute_positions import (
-    AbsolutePositionsContext,
-    AbsolutePositionsLayer,
-    positions_in_text,
-)
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.position_memory import PositionMemory, TextPositionMemory
+from transformers_xl.modeling.layers.absolute_positions import AbsolutePositionsLayer
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.segment import Segment
 
 
 class AbsoluteTransformerXLLayer(AbsolutePositionsLayer):
@@ -50,14 +47,8 @@ class AbsoluteTransformerXLModel(AbsoluteTransformerXLPreTrainedModel, MemoryMod
     layer_class = AbsoluteTransformerXLLayer
     positions_class = None
 
-    def own_memories(self) -> TextPositionMemory:
-        return TextPositionMemory(PositionMemory())
-
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> AbsolutePositionsContext:
-        places = positions_in_text(memory.own.tokens_read, hidden_states.shape[1], segment)
-        return AbsolutePositionsContext(**vars(segment), places=places % self.config.segment_length)
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
+        return segment, segment.places % self.config.segment_length, ()
 
 
 @auto_docstring(custom_intro="Transformer-XL with absolute positions and a language modeling head.")

@@ -50,7 +50,7 @@ class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
 
         To be called between steps: after a step of the optimizer, as [`~transformers_xl.training.trainer.SpanTrimming`]
         does, since spans may grow again. It also brings the parameters back to 0..1. A memory from before may be handed
-        on; a `MemoryCache` keeps the lengths it was made with.
+        on.
         """
         for mask in self._span_masks():
             mask.span.clamp_(0.0, 1.0)
@@ -68,8 +68,11 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel, MemoryModel):
         """The mean span of a layer's heads in positions, without ramps, summed over layers."""
         return torch.stack([mask.lengths() for mask in self._span_masks()]).mean(dim=1).sum()
 
-    def position_embeddings(self, *args) -> torch.Tensor:
-        return self.positions()
+    def attention_window(self, layer: int) -> int:
+        return self.config.layer_windows[layer]
+
+    def position_embeddings(self, *args) -> tuple[torch.Tensor, None]:
+        return self.positions(), None
 
 
 @auto_docstring(custom_intro="The Transformer with adaptive attention span and a language modeling head.")

@@ -4,7 +4,7 @@ A word is a wave over positions, with an amplitude, a frequency and a phase in e
 Transformer of complex vectors. Code: iclr-complex-order/complex-order.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.absolute_positions import positions_in_text
 from transformers_xl.modeling.layers.complex_embedding import (
     AdaptiveComplexOrderEmbedding,
     AmplitudeDropout,
@@ -29,12 +28,12 @@ from transformers_xl.modeling.layers.complex_layers import (
     ComplexLayerNorm,
     modulus,
 )
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.position_memory import PositionMemory, TextPositionMemory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryModelOutput
+from transformers_xl.modeling.segment import Segment
 
 
 class ComplexOrderTransformerLayer(MemoryLayer):
@@ -92,14 +91,14 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def build_embedding(self, config: ComplexOrderTransformerConfig) -> nn.Module:
         return AdaptiveComplexOrderEmbedding(config) if config.is_adaptive else ComplexOrderEmbedding(config)
 
-    def own_memories(self) -> TextPositionMemory:
-        return TextPositionMemory(PositionMemory())
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
+        """`plan` is the position of each token, `(B, T)`, from 1."""
+        return segment, segment.places + 1, ()
 
     def run_layers(
-        self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
-    ) -> MemoryModelOutput:
-        positions = positions_in_text(memory.own.tokens_read, hidden_states.shape[1], segment) + 1
-        return super().run_layers(at_positions(hidden_states, positions), memory, segment, **kwargs)
+        self, hidden_states: torch.Tensor, memory: tuple[LayerMemory, ...], contexts: list[LayerContext], **kwargs
+    ) -> tuple[MemoryModelOutput, list[LayerMemory]]:
+        return super().run_layers(at_positions(hidden_states, contexts[0].plan), memory, contexts, **kwargs)
 
 
 @auto_docstring(

@@ -15,9 +15,9 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.gating import GATES
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.window_memory import AttentionMemory
+from transformers_xl.modeling.memory_value import LayerMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
@@ -32,13 +32,11 @@ class GTrXLLayer(MemoryLayer):
         self.attn_gate = GATES[config.gate_type](config)
         self.mlp_gate = GATES[config.gate_type](config)
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: AttentionMemory, segment: SegmentContext, **kwargs
-    ) -> LayerOutput:
-        attn_output = self.attend(hidden_states, memory.inputs, segment, **kwargs)
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        attn_output, kept = self.attend(hidden_states, past.columns, context, **kwargs)
         gated = self.attn_gate(hidden_states, attn_output.relu())
         mlp_output = self.mlp(self.post_attention_layernorm.before(gated))
-        return LayerOutput(self.mlp_gate(gated, mlp_output.relu()))
+        return LayerOutput(self.mlp_gate(gated, mlp_output.relu()), LayerMemory(kept))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of GTrXL.")

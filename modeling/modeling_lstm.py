@@ -5,7 +5,7 @@ Its state is its memory: it goes from segment to segment as `mems`, so that the 
 generate with it. A baseline, not a row of the table of variants: it has no window to remember past.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -13,19 +13,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers_xl.configuration.configuration_lstm import LSTMConfig
 from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chunks
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-
-
-class LSTMMemory(NamedTuple):
-    """The state of a layer: `hidden` (batch, hidden_size), `cell` (batch, intermediate_size)."""
-
-    hidden: RecurrentMemory
-    cell: RecurrentMemory
+from transformers_xl.modeling.segment import Segment
 
 
 class LSTMLayer(GradientCheckpointingLayer):
@@ -36,16 +29,13 @@ class LSTMLayer(GradientCheckpointingLayer):
         self.lstm = SegmentLSTM(config, config.intermediate_size)
         self.dropout = Dropout(config, config.residual_dropout)
 
-    def memories(self) -> LSTMMemory:
-        return LSTMMemory(RecurrentMemory((self.lstm.input_size,)), RecurrentMemory((self.lstm.hidden_size,)))
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """`state` is h and c."""
+        return LayerMemory(state=self.lstm.new_state(batch, like))
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: LSTMMemory, segment: SegmentLSTMContext, **kwargs
-    ) -> LayerOutput:
-        output, hidden, cell = self.lstm(hidden_states, memory.hidden.read(), memory.cell.read(), segment.chunks)
-        memory.hidden.write(hidden)
-        memory.cell.write(cell)
-        return LayerOutput(self.dropout(output))
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        output, *state = self.lstm(hidden_states, *past.state, context.plan)
+        return LayerOutput(self.dropout(output), LayerMemory(state=tuple(state)))
 
 
 class LSTMPreTrainedModel(MemoryPreTrainedModel):
@@ -62,10 +52,8 @@ class LSTMModel(LSTMPreTrainedModel, MemoryModel):
     layer_class = LSTMLayer
     positions_class = None
 
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> SegmentLSTMContext:
-        return SegmentLSTMContext.of(segment, hidden_states.shape[1])
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
+        return segment, split_chunks(segment), ()
 
 
 class LSTMForCausalLM(LSTMPreTrainedModel, MemoryForCausalLM):

@@ -1,6 +1,5 @@
 """The backbone that every variant shares: a decoder that carries memory from segment to segment."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -14,38 +13,26 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.saved_with_code import SavedWithCode
 from transformers_xl.modeling.adapters import offer_lora_targets
 from transformers_xl.modeling.checks import (
-    check_checkpointing,
+    check_continued_rows,
     check_ids,
     check_inputs,
     check_keywords,
     check_memory,
-    drop_packing,
+    without_packing,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.captured_states import CapturedStates
 from transformers_xl.modeling.layers.dropout import Dropout
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.positions import RelativePositions
-from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.memory_layout import MemoryLayout
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.ops.call_parts import CallParts
-from transformers_xl.modeling.ops.key_mask import Columns, KeyMask
-from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
-from transformers_xl.modeling.ops.window import (
-    SegmentPacking,
-    drop_full_mask,
-    gather_columns,
-    rows_reset_at_end,
-    visible_positions,
-)
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.ops.window import drop_full_mask, gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.packed_documents import resets_of_documents
+from transformers_xl.modeling.segment import Call, Segment
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(
@@ -88,16 +75,10 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             cast(Any, module).init_weights(self.config)  # our layers that hold raw parameters
 
-    @property
-    def layout(self) -> MemoryLayout:
-        """What the tensors of `mems` are, and their order."""
-        return cast(MemoryModel, self.base_model).build_memory().layout
-
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
 
-        `mems` from before may be passed on: what is longer is cut, what is shorter grows. A `MemoryCache` keeps the lengths
-        it was made with. A model whose windows are its own (adaptive span, Longformer with given windows, Tensorized
+        `mems` from before may be passed on: what is longer is cut, what is shorter grows. A model whose windows are its own (adaptive span, Longformer with given windows, Tensorized
         Transformer) sees no farther than these, however long the memory.
 
         Raises:
@@ -184,8 +165,7 @@ class MemoryModel(MemoryPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         past_key_values: MemoryCache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        mems: tuple[torch.Tensor, ...] | MemoryCache | None = None,
-        mems_mask: torch.Tensor | None = None,
+        mems: Memory | None = None,
         reset: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
@@ -195,237 +175,224 @@ class MemoryModel(MemoryPreTrainedModel):
         attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
             1 for real tokens, 0 for padding, on any side. With a cache it may cover the whole history; the cache knows
             about what it holds, and only the last `length` columns are read.
-        mems (`tuple[torch.Tensor]` or [`MemoryCache`], *optional*):
-            The `mems` of the previous segment's output, or of a result of `generate()`. Nothing is changed in place: a
-            cache is copied, and the output has a cache too (`past_key_values`).
-        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
-            The `mems_mask` of the previous segment's output.
+        mems ([`Memory`], *optional*):
+            The `mems` of the previous segment's output, or of a result of `generate()`. Nothing in it is changed.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
             Bool. Rows that start a new text, or tokens that begin a document: what came before is not seen.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Says where packed documents begin: a position that does not continue that of the real token before it acts as
             `reset`. The numbers themselves change nothing: the model counts distances.
         use_cache (`bool`, *optional*):
-            Whether to remember in a [`MemoryCache`] (`past_key_values`) instead of `mems`.
+            Whether to remember keys and values, for calls without gradients: `mems` hold them, and a [`MemoryCache`]
+            (`past_key_values`) that writes those of the next call beside them.
         """
-        check_keywords(kwargs := drop_packing(kwargs, position_ids), self.extra_arguments)
+        check_keywords(kwargs := without_packing(kwargs, position_ids), self.extra_arguments)
         given = (input_ids, inputs_embeds, attention_mask, reset, position_ids)
         batch, length = check_inputs(self.config, *given, has_cache=past_key_values is not None)
-        check_memory(self, batch, past_key_values, mems, mems_mask)
-        if isinstance(mems, MemoryCache):
-            past_key_values, mems, mems_mask = mems.copy(mems_mask), None, None
+        check_memory(self, batch, past_key_values, mems)
         if inputs_embeds is None:
             check_ids(input_ids, self.config.vocab_size)
             inputs_embeds = self.embed_tokens(input_ids)
 
-        use_cache = use_cache and self.config.mem_len > 0
-        makes_cache = use_cache and past_key_values is None
-        cache = self.make_cache(mems, mems_mask, inputs_embeds) if makes_cache else past_key_values
-        if cache is not None:
-            check_checkpointing(self)
-        memory = self.build_memory(mems, mems_mask, inputs_embeds) if cache is None else cache.memory
-        segment_mask = segment_mask_of(attention_mask, cache, batch, length)
-        reset = self.forget(reset, position_ids, segment_mask, memory)
-        # a document that begins behind a row's last token is the one that the next call continues
-        begun = None if reset is None or segment_mask is None else rows_reset_at_end(reset, segment_mask)
+        cache = past_key_values
+        if cache is None and use_cache and self.config.mem_len > 0:
+            cache = MemoryCache(mems)
+        memory = self.memory_before(cache, mems, reset, inputs_embeds)
+        mask = mask_of_segment(attention_mask, cache, batch, length)
+        tokens = reset if reset is not None and reset.dim() == 2 else None
+        if position_ids is not None:
+            check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
+        call = Call.of(mask, tokens, position_ids)
+        inputs = gather_columns(inputs_embeds, call.pack)
+        output = self.read(inputs, memory, call, cache, **(kwargs | {"return_dict": True}))
+        return self.in_order(self.remember(output, call, cache, length), call)
 
-        # padding stands on the left inside, whatever the side it came from
-        order = TokenOrder.of(segment_mask)
-        outputs = self._run(
-            gather_columns(inputs_embeds, order.pack),
-            None if segment_mask is None else gather_columns(segment_mask, order.pack),
-            None if reset is None else gather_columns(reset.long().cumsum(1), order.pack),
-            memory,
-            order,
-            **(kwargs | {"return_dict": True}),
-        )
-        if cache is not None:
-            outputs.past_key_values = cache
-            cache.close(length)
-            if begun is not None:
-                memory.reset_rows(begun)
-        elif self.config.mem_len > 0:
-            outputs.mems, outputs.mems_mask = self.value_of(memory, begun, inputs_embeds)
-        return outputs
+    def memory_before(
+        self, cache: MemoryCache | None, mems: Memory | None, reset: torch.Tensor | None, like: torch.Tensor
+    ) -> Memory:
+        """What a call reads: of a cache or of `mems`, without the rows that `reset`, or new rows, in the type of `like`."""
+        memory = mems if cache is None else cache.memory
+        if memory is None:
+            return self.new_memory(len(like), like)
+        if cache is None or not cache.records_past:
+            memory = memory.newest(self.config.layer_mem_lens)
+        return self.forget(memory, reset) if reset is not None and reset.dim() == 1 else memory
 
-    def value_of(
-        self, memory: ModelMemory, begun: torch.Tensor | None, like: torch.Tensor
-    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """`mems` and `mems_mask` after a segment, of which the rows in `begun` (B,) remember nothing."""
-        mems, mems_mask = memory.value()
-        if begun is None:
-            return mems, mems_mask
-        memory = self.build_memory(mems, mems_mask, like)
-        memory.reset_rows(begun)
-        return memory.value()
-
-    def forget(
-        self,
-        reset: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        segment_mask: torch.Tensor | None,
-        memory: ModelMemory,
-    ) -> torch.Tensor | None:
-        """Let rows that start a new text forget; return which tokens (B, T) begin a document inside the segment."""
-        if reset is not None and reset.dim() == 1:
-            memory.reset_rows(reset)
-        inside = reset if reset is not None and reset.dim() == 2 else None
-        if position_ids is None:
-            return inside
-        batch = len(position_ids) if segment_mask is None else len(segment_mask)
-        remembers = memory.rows_with_memory(batch)
-        if remembers is not None and reset is not None and reset.dim() == 1:
-            remembers &= ~reset.to(remembers.device)
-        return resets_of_documents(self.config, position_ids, segment_mask, inside, remembers)
-
-    @capture_outputs
-    def _run(
-        self,
-        hidden_states: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        document_ids: torch.Tensor | None,
-        memory: ModelMemory,
-        order: TokenOrder,
-        **kwargs,
+    def remember(
+        self, output: MemoryModelOutput, call: Call, cache: MemoryCache | None, length: int
     ) -> MemoryModelOutput:
-        """The layers, on a segment whose padding stands on the left; what is said of tokens goes out in their `order`."""
-        hidden_states = self.dropout(hidden_states)
-        packing = memory.open(hidden_states, segment_mask, document_ids)
-        key_masks: dict[tuple, KeyMask] = {}  # layers that see equally far share it: all do, in most models
-        for window in memory.windows:
-            reach = (window.num_seen, window.sliding_window)
-            if reach not in key_masks:
-                key_masks[reach] = self.key_mask(window, packing)
-            window.key_mask = key_masks[reach]
-        positions = self.position_embeddings(hidden_states, memory.num_before + packing.length, memory)
-        segment = SegmentContext(segment_mask, document_ids, positions, self.token_order_to_capture(order, **kwargs))
-        segment = self.segment_context(hidden_states, segment, memory)
-        output = self.run_layers(hidden_states, memory, segment, **kwargs)
-        if self.norm is not None:
-            output.last_hidden_state = self.norm(output.last_hidden_state)
-        return self.in_order(output, order)
-
-    def in_order(self, output: MemoryModelOutput, order: TokenOrder) -> MemoryModelOutput:
-        """The output, with what it says of tokens where the caller put them."""
-        for name in self.token_outputs:
-            if (value := output.get(name)) is not None:
-                setattr(output, name, gather_columns(value, order.unpack))
+        """The output with what is remembered after the call: gradients end there."""
+        memory = cast(Memory, output.mems)
+        memory = memory if call.closed is None else self.forget(memory, call.closed)
+        memory = memory.detach() if torch.is_grad_enabled() else memory
+        if cache is not None:
+            cache.update_memory(memory, length)
+            output.past_key_values = cache
+        output.mems = memory if self.config.mem_len > 0 else None
         return output
 
-    def joined(self, outputs: Sequence[MemoryModelOutput], parts: CallParts, order: TokenOrder) -> MemoryModelOutput:
-        """The outputs of all parts as that of the call."""
-        hidden_states: Any = None
-        if outputs[0].hidden_states is not None:
-            layers = zip(*(output.hidden_states or () for output in outputs), strict=True)
-            hidden_states = tuple(
-                None if each[0] is None else gather_columns(parts.join(each), order.unpack) for each in layers
-            )
-        last = parts.join([output.last_hidden_state for output in outputs])
-        return self.in_order(self.output_class(last_hidden_state=last, hidden_states=hidden_states), order)
+    def in_order(self, output: MemoryModelOutput, call: Call) -> MemoryModelOutput:
+        """The output, with what it says of tokens where the caller put them."""
+        if call.unpack is None:
+            return output
+        for name in self.token_outputs:
+            if (value := output.get(name)) is not None:
+                output[name] = gather_columns(value, call.unpack)
+        for name, dim in (("hidden_states", 1), ("attentions", 2)):
+            if (values := output.get(name)) is not None:
+                output[name] = tuple(
+                    None if each is None else gather_columns(each, call.unpack, dim) for each in values
+                )
+        return output
 
-    def token_order_to_capture(self, order: TokenOrder, **kwargs) -> TokenOrder | None:
-        """The order in which hidden states and attentions are shown; None where the caller asks for neither."""
-        flags = ("output_hidden_states", "output_attentions")
-        return order if any(kwargs.get(flag, getattr(self.config, flag)) for flag in flags) else None
+    @capture_outputs
+    def read(
+        self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs
+    ) -> MemoryModelOutput:
+        """The output of a call `(B, T, E)` whose padding stands after its tokens, with the memory after it in `mems`."""
+        hidden_states = self.dropout(hidden_states)
+        segment = Segment.of(
+            memory.num_columns, memory.lengths, memory.tokens_read, hidden_states.shape[1], call
+        )
+        segment, plan, state = self.plan(segment, memory)
+        contexts = self.contexts(segment, memory, plan, cache, hidden_states)
+        output, layers = self.run_layers(hidden_states, memory.layers, contexts, **kwargs)
+        if self.norm is not None:
+            output.last_hidden_state = self.norm(output.last_hidden_state)
+        records = cache is not None and cache.records_past
+        lengths = self.lengths_after(segment, segment.num_keys if records else max(self.config.layer_mem_lens, default=0))
+        output.mems = Memory(tuple(layers), lengths, segment.after(), state)
+        return output
 
-    def capture(self, hidden_states: torch.Tensor, token_order: TokenOrder | None) -> torch.Tensor:
-        """Record `(B, T, E)`, the input of a layer or the output of the last one, where the caller asks; return it."""
-        if token_order is None:
-            return hidden_states
-        unpacked, hidden_states = unpack_tokens(hidden_states, token_order)
-        self.captured_states(unpacked)
-        return hidden_states
-
-    def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> KeyMask:
-        """What the queries of a segment see of `[window; segment]`."""
-        rows, num_keys = packing.rows(window.num_seen), window.num_seen + packing.length
-        if rows.valid is None and rows.document_ids is None:
-            columns = Columns(packing.length, num_keys, packing.device)
-            return KeyMask(by_distance=True, window=window.attention_window, columns=columns)
-        visible = visible_positions(rows, packing.length, num_keys, window.attention_window, packing.device)
-        return KeyMask(visible, window=window.attention_window, order=rows.order)
+    def contexts(
+        self, segment: Segment, memory: Memory, plan: Any, cache: MemoryCache | None, like: torch.Tensor
+    ) -> list[LayerContext]:
+        """What each layer is told: the same for all that remember and see equally much."""
+        positions, bias = self.position_embeddings(segment, cache, like)
+        shared: dict[tuple, LayerContext] = {}
+        contexts = []
+        for index, (past, keep) in enumerate(zip(memory.layers, self.config.layer_mem_lens, strict=True)):
+            key = past.num_columns, keep, self.attention_window(index)
+            if key not in shared:
+                here = segment.seen_by(*key)
+                mask = None if here.is_plain else here.visible()
+                kept = here.num_keys if cache is not None and cache.records_past else keep
+                shared[key] = LayerContext(
+                    here, key[2], kept, mask, cache is not None, positions, bias, plan=plan
+                )
+            contexts.append(shared[key] if cache is None else shared[key]._replace(room=cache.room(index)))
+        return contexts
 
     def run_layers(
-        self, hidden_states: torch.Tensor, memory: ModelMemory, segment: SegmentContext, **kwargs
-    ) -> MemoryModelOutput:
-        """Run the layers on the segment `(B, T, E)`, each with its memory: the output before the final norm, with what the
-        variant says of its tokens, packed as they are."""
-        auxiliary_loss: torch.Tensor | None = None
-        hidden_states = self.capture(hidden_states, segment.token_order)
-        for layer, layer_memory in zip(self.layers, memory.layers, strict=True):
+        self, hidden_states: torch.Tensor, memory: tuple[LayerMemory, ...], contexts: list[LayerContext], **kwargs
+    ) -> tuple[MemoryModelOutput, list[LayerMemory]]:
+        """Run the layers on the segment `(B, T, E)`: the output before the final norm, and what each layer remembers."""
+        auxiliary_loss, remembered = None, []
+        hidden_states = self.captured_states(hidden_states)
+        for layer, past, context in zip(self.layers, memory, contexts, strict=True):
             # reentrant checkpointing makes a plain tuple of it
-            output = LayerOutput(*layer(hidden_states, layer_memory, segment, **kwargs))
-            hidden_states = self.capture(output.hidden_states, segment.token_order)
+            output = LayerOutput(*layer(hidden_states, past, context, **kwargs))
+            hidden_states = self.captured_states(output.hidden_states)
+            remembered.append(output.memory)
             if output.auxiliary_loss is not None:
-                others = 0 if auxiliary_loss is None else auxiliary_loss
-                auxiliary_loss = output.auxiliary_loss + others
-        return self.output_of_layers(hidden_states, auxiliary_loss)
+                auxiliary_loss = output.auxiliary_loss + (0 if auxiliary_loss is None else auxiliary_loss)
+        return self.output_of_layers(hidden_states, auxiliary_loss), remembered
 
     def output_of_layers(self, hidden_states: torch.Tensor, auxiliary_loss: torch.Tensor | None) -> MemoryModelOutput:
         """The output of [`run_layers`]; `auxiliary_loss`, the sum of those of the layers."""
         return self.output_class(last_hidden_state=hidden_states)
 
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> SegmentContext:
-        """What the layers know about a segment `(B, T, E)`; those of a variant may want to know more."""
-        return segment
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
+        """What a variant says of a call: the segment as its layers read it, their `plan`, and the model's own state after
+        the call."""
+        return segment, None, ()
+
+    def attention_window(self, layer: int) -> int | None:
+        """Positions that a token of a layer sees, itself included; None: all that are remembered, and its call's."""
+        return self.config.layer_windows[layer] if self.config.same_length else None
+
+    def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
+        """How many of the newest `count` columns are real after a call, `(B,)`."""
+        return segment.remembered(count)
 
     def position_embeddings(
-        self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
-    ) -> PositionEmbeddings | None:
+        self, segment: Segment, cache: MemoryCache | None, like: torch.Tensor
+    ) -> tuple[torch.Tensor | None, Any]:
         """What the layers need to know of positions: the table `(distances, E)` of relative distances (None where a cache
         holds its projections), and the shared biases."""
         if self.positions is None:
-            return None
+            return None, None
         shared = cast(RelativePositions, self.positions).bias
-        bias = None if shared is None else shared()
-        if memory.is_cache:  # at once for all steps to come
-            num_keys = max(num_keys, *(window.sliding_window for window in memory.windows))
-        num_distances = self.num_distances(num_keys)
-        if memory.is_cache and not torch.is_grad_enabled() and memory.num_positions > num_distances:
+        bias, num_keys = None if shared is None else shared(), segment.num_keys
+        if cache is None:
+            return self.positions(self.num_distances(num_keys), like), bias
+        # at once for all tokens to come
+        num_distances = self.num_distances(max(num_keys, *(length + 1 for length in self.config.layer_mem_lens)))
+        held = [cache.room(index).positions for index in range(len(self.layers))]
+        if not torch.is_grad_enabled() and all(each is not None and each.shape[1] > num_distances for each in held):
             return None, bias
-        return self.positions(num_distances, hidden_states), bias
+        return self.positions(num_distances, like), bias
 
     def num_distances(self, num_keys: int) -> int:
         """Number of relative distances that a token meets, from 0, of `num_keys` columns of `[memory; segment]`: more where
         a variant has columns that lie farther, fewer where no token sees so far."""
         return num_keys
 
-    def layer_memories(self) -> list[LayerMemory]:
-        """What each layer remembers."""
-        return [cast(MemoryLayer, layer).memories() for layer in self.layers]
+    def new_memory(self, batch: int, like: torch.Tensor, static: bool = False) -> Memory:
+        """What is remembered of `batch` new rows, in the type and on the device of `like`; `static`: with all columns from
+        the beginning, the unused ones too."""
+        has_zeros, lengths = self.config.initial_memory == "zeros", self.config.layer_mem_lens
+        layers = tuple(
+            layer.new_memory(batch, length if has_zeros or static else 0, like)
+            for layer, length in zip(self.layers, lengths, strict=True)
+        )
+        none = torch.zeros(batch, dtype=torch.long, device=like.device)
+        return Memory(layers, none + max(lengths, default=0) if has_zeros else none, none, self.new_state(batch, like))
 
-    def own_memories(self) -> LayerMemory:
-        """What the model itself remembers, a NamedTuple of new memories: nothing, unless the variant says otherwise."""
+    def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the model itself remembers of new rows, beside its layers."""
         return ()
 
-    def build_memory(
-        self,
-        mems: tuple[torch.Tensor, ...] | None = None,
-        mems_mask: torch.Tensor | None = None,
-        like: torch.Tensor | None = None,
-    ) -> ModelMemory:
-        """What the model remembers: `mems`, their mask `(B, <=mem_len)`, in the type of `like`; or what new rows do."""
-        memory = ModelMemory(self.layer_memories(), self.own_memories())
-        if mems is not None and like is not None:
-            memory.load(mems, mems_mask, like)
-        return memory
-
-    def make_cache(
-        self,
-        mems: tuple[torch.Tensor, ...] | None,
-        mems_mask: torch.Tensor | None,
-        like: torch.Tensor,
-        static: bool = False,
-    ) -> MemoryCache:
-        """A new cache that remembers `mems`: the value turned into what layers read. They project it when they run."""
-        if self.config.mem_len == 0:
-            raise ValueError("`mem_len`=0 keeps no memory: call the model without a cache.")
-        return MemoryCache(self.build_memory(mems, mems_mask, like), static)
+    def forget(self, memory: Memory, rows: torch.Tensor) -> Memory:
+        """The memory with new rows in the place of `rows` (B,) bool. Columns stay where they are: none is a new row's."""
+        fresh = self.new_memory(len(rows), memory_like(memory))
+        rows = rows.to(memory.lengths.device)
+        layers = tuple(
+            forget_rows(layer, new, old, rows)
+            for layer, new, old in zip(self.layers, fresh.layers, memory.layers, strict=True)
+        )
+        lengths = fresh.lengths.clamp(max=memory.num_columns).where(rows, memory.lengths)
+        state = tuple(mixed(rows, *pair) for pair in zip(fresh.state, memory.state, strict=True))
+        return Memory(layers, lengths, memory.tokens_read.masked_fill(rows, 0), state)
 
 
-def segment_mask_of(
+def mixed(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """The `new` tensor in these `rows` (B,) bool, and the `old` one in the others."""
+    rows = rows.view(-1, *[1] * (old.dim() - 1)).to(old.device)
+    return torch.where(rows, new.to(old), old)
+
+
+def forget_rows(layer: nn.Module, new: LayerMemory, old: LayerMemory, rows: torch.Tensor) -> LayerMemory:
+    """What a layer remembers, with that of new rows in the place of `rows` (B,) bool."""
+    columns, zeros = old.columns, new.columns
+    if new.num_columns > 0 and old.num_columns > 0:  # zeros are inputs, and stand at the right of a memory of any length
+        made = cast(MemoryLayer, layer).project(zeros[0]) if len(columns) > 1 else zeros
+        made = tuple(
+            nn.functional.pad(each, (0, 0, old.num_columns, 0)).narrow(-2, each.shape[-2], old.num_columns)
+            for each in made
+        )
+        columns = tuple(mixed(rows, *pair) for pair in zip(made, columns, strict=True))
+    state = tuple(mixed(rows, *pair) for pair in zip(new.state, old.state, strict=True))
+    return old._replace(columns=columns, state=state)
+
+
+def memory_like(memory: Memory) -> torch.Tensor:
+    """A tensor of the type and on the device of what is remembered."""
+    columns = [each for layer in memory.layers for each in (*layer.columns, *layer.state)]
+    return columns[0] if columns else memory.lengths.new_empty(0, dtype=torch.get_default_dtype())
+
+
+def mask_of_segment(
     attention_mask: torch.Tensor | None, cache: MemoryCache | None, batch: int, length: int
 ) -> torch.Tensor | None:
     """Which tokens of a segment are read, (B, T) bool, None where all are: no padding, and no row that has ended."""

@@ -15,8 +15,8 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.product_key_memory import KeyUsage, ProductKeyMemory
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
@@ -50,11 +50,11 @@ class PKMTransformerLayer(MemoryLayer):
             self.mlp = ProductKeyMemory(config)
 
     def feed_forward(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, output_key_usage: bool = False, **kwargs
+        self, hidden_states: torch.Tensor, context: LayerContext, output_key_usage: bool = False, **kwargs
     ) -> torch.Tensor:
         if not isinstance(self.mlp, ProductKeyMemory):
-            return super().feed_forward(hidden_states, segment)
-        return self.mlp(hidden_states, segment.segment_mask, output_key_usage)[0]
+            return super().feed_forward(hidden_states, context)
+        return self.mlp(hidden_states, context.segment.mask, output_key_usage)[0]
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with product-key memory.")

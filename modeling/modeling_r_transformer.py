@@ -4,7 +4,7 @@ A recurrent network over the few positions up to each position comes first; it t
 so that no positions are needed.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,21 +17,12 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.local_rnn import LocalRNN, LocalRNNContext
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.layers.local_rnn import LocalRNN
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
-from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import pack_rows
-
-
-class RTransformerMemory(NamedTuple):
-    """What the attention read, and the last inputs of each LocalRNN, `(batch, networks, local_window - 1, hidden_size)`."""
-
-    inputs: WindowMemory
-    tails: RecurrentMemory
+from transformers_xl.modeling.segment import Segment
 
 
 class RTransformerLayer(MemoryLayer):
@@ -48,19 +39,17 @@ class RTransformerLayer(MemoryLayer):
         self.tails_shape = (config.num_local_rnns, config.local_window - 1, config.hidden_size)
         self.local_rnns = nn.ModuleList([LocalRNN(config) for _ in range(config.num_local_rnns)])
 
-    def memories(self) -> RTransformerMemory:
-        (inputs,) = super().memories()
-        return RTransformerMemory(inputs, RecurrentMemory(self.tails_shape))
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """`state` is the last inputs of each LocalRNN, `(batch, networks, local_window - 1, hidden_size)`."""
+        memory = super().new_memory(batch, num_columns, like)
+        return memory._replace(state=(like.new_zeros(batch, *self.tails_shape),))
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: RTransformerMemory, segment: LocalRNNContext, **kwargs
-    ) -> LayerOutput:
-        new_tails = []
-        for local_rnn, tail in zip(self.local_rnns, memory.tails.read().unbind(1), strict=True):
-            hidden_states, new_tail = local_rnn(hidden_states, tail, segment.local_rows)
-            new_tails.append(new_tail)
-        memory.tails.write(torch.stack(new_tails, dim=1))
-        return super().forward(hidden_states, memory, segment, **kwargs)
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        tails = []
+        for local_rnn, tail in zip(self.local_rnns, past.state[0].unbind(1), strict=True):
+            hidden_states, tail = local_rnn(hidden_states, tail, context.plan)
+            tails.append(tail)
+        return super().forward(hidden_states, past._replace(state=(torch.stack(tails, dim=1),)), context, **kwargs)
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the R-Transformer.")
@@ -76,12 +65,10 @@ class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
     layer_class = RTransformerLayer
     positions_class = None
 
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> LocalRNNContext:
-        shape = (*hidden_states.shape[:1], self.config.local_window - 1, hidden_states.shape[1])
-        rows = pack_rows(shape, None, segment.segment_mask, segment.document_ids)
-        return LocalRNNContext(**vars(segment), local_rows=rows)
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
+        """`plan` is where the tokens stand behind the inputs that the LocalRNNs remember."""
+        num_before = self.config.local_window - 1
+        return segment, segment.behind(num_before), ()
 
 
 @auto_docstring(custom_intro="The R-Transformer with a language modeling head.")

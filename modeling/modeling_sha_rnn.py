@@ -4,7 +4,7 @@ A stack of LSTMs, each followed by a wide feed-forward without a second matrix; 
 single head, to the memory of its own LSTM's outputs.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,31 +19,14 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, SegmentLSTMContext
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chunks
 from transformers_xl.modeling.layers.single_head_attention import SingleHeadAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
-from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-
-
-class ShaRNNMemory(NamedTuple):
-    """The state of a block's LSTM, each `(batch, hidden_size)`."""
-
-    lstm_hidden: RecurrentMemory
-    lstm_cell: RecurrentMemory
-
-
-class AttendingShaRNNMemory(NamedTuple):
-    """That, and what the block's attention read."""
-
-    lstm_hidden: RecurrentMemory
-    lstm_cell: RecurrentMemory
-    inputs: WindowMemory
+from transformers_xl.modeling.segment import Segment
 
 
 class ShaRNNLayer(GradientCheckpointingLayer):
@@ -77,33 +60,26 @@ class ShaRNNLayer(GradientCheckpointingLayer):
     def layer_norm(config: ShaRNNConfig) -> nn.LayerNorm:
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def memories(self) -> LayerMemory:
-        hidden, cell = RecurrentMemory((self.hidden_size,)), RecurrentMemory((self.hidden_size,))
-        if not self.has_attention:
-            return ShaRNNMemory(hidden, cell)
-        return AttendingShaRNNMemory(hidden, cell, WindowMemory.of(self.self_attn.config, self.layer_idx))
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """`state` is that of the LSTM, h and c, each `(batch, hidden_size)`."""
+        columns = (like.new_zeros(batch, num_columns, self.hidden_size),) if self.has_attention else ()
+        return LayerMemory(columns, self.lstm.new_state(batch, like))
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        memory: ShaRNNMemory | AttendingShaRNNMemory,
-        segment: SegmentLSTMContext,
-        **kwargs,
-    ) -> LayerOutput:
-        state = memory.lstm_hidden.read(), memory.lstm_cell.read()
-        inputs = (self.input_layernorm(hidden_states), *state, segment.chunks)
-        hidden_states, hidden, cell = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
-        memory.lstm_hidden.write(hidden)
-        memory.lstm_cell.write(cell)
-        hidden_states = self.dropout(hidden_states)
-        if isinstance(memory, AttendingShaRNNMemory):
+    def project(self, inputs: torch.Tensor) -> Tensors:
+        """Keys and values of what was normalised when it was remembered."""
+        return self.self_attn.project(inputs)
+
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        inputs = (self.input_layernorm(hidden_states), *past.state, context.plan)
+        hidden_states, *state = call_with_weight_dropout(self.lstm, self.weight_dropout, *inputs)
+        hidden_states, kept = self.dropout(hidden_states), past.columns
+        if self.has_attention:
             key_states, hidden_states = self.memory_layernorm(hidden_states), self.query_layernorm(hidden_states)
-            past = memory.inputs.unprojected()  # it was normalised when it was remembered
-            memory.inputs.write(key_states)
-            attn_output, _ = self.self_attn(hidden_states, past, memory.inputs, segment, key_states, **kwargs)
+            columns, kept = context.extend(past.columns, key_states, self.project(key_states), self.project)
+            attn_output, _ = self.self_attn(hidden_states, *columns, context, **kwargs)
             hidden_states = hidden_states + self.dropout(attn_output)
         mlp_output = self.mlp(self.mlp_layernorm(hidden_states))
-        return LayerOutput(self.residual_layernorm(hidden_states) + mlp_output)
+        return LayerOutput(self.residual_layernorm(hidden_states) + mlp_output, LayerMemory(kept, tuple(state)))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of SHA-RNN.")
@@ -120,10 +96,8 @@ class ShaRNNModel(ShaRNNPreTrainedModel, MemoryModel):
     layer_class = ShaRNNLayer
     positions_class = None
 
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> SegmentLSTMContext:
-        return SegmentLSTMContext.of(segment, hidden_states.shape[1])
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, Tensors]:
+        return segment, split_chunks(segment), ()
 
 
 @auto_docstring(custom_intro="SHA-RNN with a language modeling head.")

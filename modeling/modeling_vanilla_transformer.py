@@ -4,7 +4,7 @@ A causal Transformer on fixed segments, without memory: deep, with learned posit
 auxiliary predictions in training - by every position, by intermediate layers, of two tokens.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,16 +18,12 @@ from transformers_xl.modeling.heads import (
     ModelInputs,
     whole_logits,
 )
-from transformers_xl.modeling.layers.absolute_positions import (
-    AbsolutePositionsContext,
-    AbsolutePositionsLayer,
-    positions_without_memory,
-)
+from transformers_xl.modeling.layers.absolute_positions import AbsolutePositionsLayer, places_without_memory
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss, output_layer
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.segment import Segment
 
 
 class VanillaTransformerLayer(AbsolutePositionsLayer):
@@ -64,11 +60,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, MemoryModel):
     layer_class = VanillaTransformerLayer
     positions_class = None
 
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> AbsolutePositionsContext:
-        places = positions_without_memory(self.config, hidden_states.shape[1], segment, hidden_states.device)
-        return AbsolutePositionsContext(**vars(segment), places=places)
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
+        return segment, places_without_memory(self.config, segment), ()
 
 
 @auto_docstring(

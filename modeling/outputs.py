@@ -6,6 +6,8 @@ import torch
 from transformers import Cache
 from transformers.utils import ModelOutput
 
+from transformers_xl.modeling.memory_value import Memory
+
 
 @dataclass
 class MemoryModelOutput(ModelOutput):
@@ -14,24 +16,19 @@ class MemoryModelOutput(ModelOutput):
         last_hidden_state (`torch.Tensor` of shape `(batch, length, hidden_size)`):
             Output of the last layer.
         past_key_values ([`MemoryCache`], *optional*):
-            The memory as keys and values, where the call used a cache.
-        mems (`tuple[torch.Tensor]`, *optional*):
-            The memory as a value, where the call used no cache: the last `mem_len` inputs of each layer (of the stream that
-            its attention reads), `(batch, <=mem_len, hidden_size)`, newest last, detached; behind them, what a variant
-            remembers beside. `model.layout` names the tensors. To be handed to the next call.
-        mems_mask (`torch.Tensor` of shape `(batch, <=mem_len)`, *optional*):
-            Bool, which positions of `mems` are real; None when all are. Pass it on with `mems`.
+            The cache of the call, which holds `mems` too.
+        mems ([`Memory`], *optional*):
+            What is remembered, to be handed to the next call, without a graph; None where `mem_len` is 0.
         hidden_states (`tuple[torch.Tensor]`, *optional*):
             Input of each layer and output of the last one.
         attentions (`tuple[torch.Tensor]`, *optional*):
-            Weights of each layer, `(batch, heads, length, keys)`, the keys being those of `[memory; segment]` with
-            padding packed to the left.
+            Weights of each layer, `(batch, heads, length, keys)`, the keys being those of `[memory; segment]`
+            with the padding of a segment after its tokens.
     """
 
     last_hidden_state: torch.Tensor
     past_key_values: Cache | None = None
-    mems: tuple[torch.Tensor, ...] | None = None
-    mems_mask: torch.Tensor | None = None
+    mems: Memory | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None
 
@@ -45,7 +42,7 @@ class MemoryHeadOutput(ModelOutput):
         logits (`torch.Tensor`):
             `(batch, length, vocab_size)` for language models, `(batch, num_labels)` for sequence classification,
             `(batch, length, num_labels)` for token classification.
-        past_key_values, mems, mems_mask, hidden_states, attentions:
+        past_key_values, mems, hidden_states, attentions:
             As in [`MemoryModelOutput`].
         token_losses (`torch.Tensor` of shape `(batch, length)`, *optional*):
             Of a language model that was called with `output_token_losses=True`: nats of each target, 0 where there is none.
@@ -54,8 +51,7 @@ class MemoryHeadOutput(ModelOutput):
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     past_key_values: Cache | None = None
-    mems: tuple[torch.Tensor, ...] | None = None
-    mems_mask: torch.Tensor | None = None
+    mems: Memory | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None
     token_losses: torch.Tensor | None = None
@@ -69,14 +65,13 @@ class MemoryActorCriticOutput(ModelOutput):
             The policy before its softmax.
         value (`torch.Tensor` of shape `(batch, steps)`):
             The return that the critic expects from each step on.
-        past_key_values, mems, mems_mask, hidden_states, attentions:
+        past_key_values, mems, hidden_states, attentions:
             As in [`MemoryModelOutput`].
     """
 
     logits: torch.Tensor | None = None
     value: torch.Tensor | None = None
     past_key_values: Cache | None = None
-    mems: tuple[torch.Tensor, ...] | None = None
-    mems_mask: torch.Tensor | None = None
+    mems: Memory | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
     attentions: tuple[torch.Tensor, ...] | None = None

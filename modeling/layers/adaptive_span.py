@@ -17,8 +17,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 from transformers_xl.modeling.ops.window import keep_last
 
@@ -80,14 +79,14 @@ class AdaptiveSpanAttention(MemoryAttention):
         self.span_mask = SpanMask(config)
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
+        self, query: torch.Tensor, num_keys: int, context: LayerContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         reach = min(num_keys, self.config.layer_windows[self.layer_idx]) - 1
         mask = self.span_mask(reach)
         hidden = mask == 0
         # the logarithm is kept away from zero, or the gradient of what is hidden would be infinity times zero
         log_mask = mask.masked_fill(hidden, 1.0).log().masked_fill(hidden, -torch.inf).to(query.dtype)
-        positions = keep_last(cast(torch.Tensor, segment.position_embeddings), reach, dim=0)
+        positions = keep_last(cast(torch.Tensor, context.positions), reach, dim=0)
         by_distance = query * self.scaling @ positions.T + log_mask[:, None]  # [B, H, T, N]
         # behind distance 1 come 0, the token itself, and the -1 that the shift asks for
         wide = nn.functional.pad(by_distance, (num_keys - 1 - reach, 2), value=-torch.inf)

@@ -11,10 +11,8 @@ from transformers_xl.configuration.configuration_complex_order_transformer impor
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
-from transformers_xl.modeling.ops.token_order import unpack_tokens
 
 
 def times_i(states: torch.Tensor) -> torch.Tensor:
@@ -101,15 +99,12 @@ class ComplexAttention(MemoryAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        memory: ColumnMemory,
-        segment: SegmentContext,
+        context: LayerContext,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output `(B, T, 2, H D / 2)`, the two parts with the heads of each side by side, and weights `(B, H, T, K)`."""
         query = query * self.scaling
         real, imaginary = (part @ key.transpose(-1, -2) for part in (query, times_i(query)))
-        weights, attended = unpack_tokens(
-            masked_softmax(modulus(real, imaginary), memory.key_mask.visible), segment.token_order, dim=2
-        )
-        attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training) @ value
+        weights = masked_softmax(modulus(real, imaginary), context.visible)
+        attended = nn.functional.dropout(weights, p=self.attention_dropout, training=self.training) @ value
         return attended.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(-2), weights

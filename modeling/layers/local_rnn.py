@@ -1,25 +1,15 @@
 """A recurrent network that reads the few positions up to each position: Wang et al., 2019, https://arxiv.org/abs/1907.05572."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
-from transformers_xl.modeling.ops.window import PackedRows, gather_columns, keep_last, next_memory_mask
+from transformers_xl.modeling.segment import Segment
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalRNNContext(SegmentContext):
-    """`local_rows`: how the last inputs of a LocalRNN and those of the segment are packed."""
-
-    local_rows: PackedRows
 
 
 # B batch, T segment length, M local_window, E hidden size
@@ -39,27 +29,29 @@ class LocalRNN(nn.Module):
         self.weight_dropout = config.weight_dropout
 
     def forward(
-        self, hidden_states: torch.Tensor, tail: torch.Tensor, rows: PackedRows
+        self, hidden_states: torch.Tensor, tail: torch.Tensor, segment: Segment
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Args:
-            hidden_states: `(B, T, E)`, padding on the left.
+            hidden_states: `(B, T, E)`, padding after the tokens.
             tail: `(B, M - 1, E)`, the inputs of the network before the segment.
-            rows: where the tokens of `[tail; segment]` stand.
+            segment: where the tokens stand behind those of the tail.
 
         Returns:
             The output `(B, T, E)`, and the tail of the next segment.
         """
         batch, length = hidden_states.shape[:2]
-        inputs = gather_columns(torch.cat([tail, self.norm.before(hidden_states)], dim=1), rows.order)
+        inputs = torch.cat([tail.to(hidden_states), self.norm.before(hidden_states)], dim=1)
         windows = inputs.unfold(1, self.window, 1).transpose(2, 3)  # [B, T, M, E]
-        if rows.document_ids is not None:
-            documents = rows.document_ids.unfold(1, self.window, 1)
-            windows = windows * (documents == documents[..., -1:])[..., None]
+        if segment.document_ids is not None:
+            first = torch.arange(length, device=windows.device)  # column of each window's first input
+            columns = first[:, None] + torch.arange(self.window, device=windows.device)
+            windows = windows * (columns >= segment.first[..., None])[..., None]
         outputs, _ = call_with_weight_dropout(self.rnn, self.weight_dropout, windows.flatten(0, 1))
         local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
 
-        tail, kept = keep_last(inputs, self.window - 1), next_memory_mask(rows, self.window - 1)
-        if kept is not None:
-            tail = tail * kept[..., None]
-        return self.norm.after(hidden_states + local), tail
+        kept = segment.newest(inputs, self.window - 1)
+        if segment.document_ids is not None:
+            is_own = torch.arange(1 - self.window, 0, device=kept.device) >= -segment.remembered(self.window - 1)[:, None]
+            kept = kept * is_own[..., None]
+        return self.norm.after(hidden_states + local), kept

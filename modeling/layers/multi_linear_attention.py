@@ -16,6 +16,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_tensorized_transformer import TensorizedTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.positions import Biases
+from transformers_xl.modeling.ops.window import keep_last
 
 # numbers of the largest tensor of a piece: tokens are worked on together as long as their windows are no larger
 PIECE_SIZE = 2**22
@@ -47,15 +48,15 @@ class MultiLinearAttention(RelativeAttention):
     def init_weights(self, config: TensorizedTransformerConfig) -> None:
         init.copy_(self.cores, torch.randn_like(self.cores).softmax(dim=-1))
 
-    def attend(self, query, key, value, memory, segment, **kwargs):
-        projected, bias = self.relative_terms(segment, memory, self.window)
-        relative = projected[:, :-1].flip(1).transpose(0, 1)  # [W, H, D], of the distances 0 .. W-1
+    def attend(self, query, key, value, context, **kwargs):
+        projected, bias = self.relative_terms(context)
+        relative = keep_last(projected, self.window + 1)[:, :-1].flip(1).transpose(0, 1)  # [W, H, D], of the distances 0 .. W-1
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]
         content_query, position_query = self.weighted_queries(query, bias)
         columns = window_columns(length, num_keys, self.window, key.device)
-        is_full = memory.key_mask.by_distance and num_keys - length >= self.window - 1
-        seen = None if is_full else seen_in_window(memory.key_mask.visible, columns)
+        is_full = context.segment.is_plain and num_keys - length >= self.window - 1
+        seen = None if is_full else seen_in_window(context.visible, columns)
 
         size = max(1, PIECE_SIZE // (batch * heads * self.window * max(self.window, width)))
         outputs = []

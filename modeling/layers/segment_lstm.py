@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.ops.window import reset_state
+from transformers_xl.modeling.segment import Segment
 
 
 class LSTMChunk(NamedTuple):
@@ -26,33 +25,16 @@ class LSTMChunk(NamedTuple):
     begins: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SegmentLSTMContext(SegmentContext):
-    """`chunks`: what an LSTM reads at once, in order."""
-
-    chunks: list[LSTMChunk]
-
-    @classmethod
-    def of(cls, segment: SegmentContext, length: int) -> Self:
-        """What the layers know about a `segment` of `length` columns."""
-        return cls(**vars(segment), chunks=split_chunks(length, segment.segment_mask, segment.document_ids))
-
-
-def split_chunks(length: int, segment_mask: torch.Tensor | None, document_ids: torch.Tensor | None) -> list[LSTMChunk]:
-    """Cut a segment of `length` columns where any row ends its padding, which stands on the left, or begins a document.
+def split_chunks(segment: Segment) -> list[LSTMChunk]:
+    """Cut a segment where any row ends or begins a document.
 
     A graph holds for any padding, so that a traced segment is cut at every column.
-
-    Args:
-        segment_mask: (B, T) bool, real columns; None when all are.
-        document_ids: (B, T) number of the document of each token, 0 for that of the memory; None when all are one document.
     """
-    mask = segment_mask
-    if mask is None:
-        if document_ids is None:
-            return [LSTMChunk(slice(0, length))]
-        mask = torch.ones_like(document_ids, dtype=torch.bool)
-    number = torch.zeros_like(mask, dtype=torch.long) if document_ids is None else document_ids.masked_fill(~mask, 0)
+    mask, document_ids, length = segment.mask, segment.document_ids, segment.length
+    if mask is None and document_ids is None:
+        return [LSTMChunk(slice(0, length))]
+    number = torch.zeros_like(mask, dtype=torch.long) if document_ids is None else document_ids
+    mask = torch.ones_like(number, dtype=torch.bool) if mask is None else mask
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
     if torch.compiler.is_compiling():
         return [LSTMChunk(slice(i, i + 1), mask[:, i], begins[:, i]) for i in range(length)]
@@ -76,6 +58,10 @@ class SegmentLSTM(nn.LSTM):
         cell_size = width if cell_size is None else cell_size
         super().__init__(width, cell_size, batch_first=True, proj_size=width if cell_size > width else 0)
 
+    def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """h `(B, E)` and c `(B, C)` of new rows."""
+        return like.new_zeros(batch, self.proj_size or self.hidden_size), like.new_zeros(batch, self.hidden_size)
+
     @contextmanager
     def weights_of_call(self) -> Iterator[None]:
         """Torch's LSTM has a list of its own, which does not hear of weights that Accelerate brings from disk."""
@@ -94,10 +80,10 @@ class SegmentLSTM(nn.LSTM):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
         Args:
-            inputs: `(B, T, E)`, padding on the left.
+            inputs: `(B, T, E)`, padding after the tokens.
             hidden: `(B, E)`, the state h before the segment.
             cell: `(B, C)`, the state c.
-            chunks: the `chunks` of the segment.
+            chunks: what `split_chunks` makes of the segment.
 
         Returns:
             The states h of all positions, `(B, T, E)`, and h and c after the segment.
@@ -107,7 +93,9 @@ class SegmentLSTM(nn.LSTM):
             if begins is not None:
                 hidden, cell = reset_state(hidden, begins), reset_state(cell, begins)
             with self.weights_of_call():
-                output, (new_hidden, new_cell) = super().forward(inputs[:, columns], (hidden[None], cell[None]))
+                output, (new_hidden, new_cell) = super().forward(
+                    inputs[:, columns], (hidden[None].to(inputs), cell[None].to(inputs))
+                )
             outputs.append(output)
             if reads is None:
                 hidden, cell = new_hidden[0], new_cell[0]

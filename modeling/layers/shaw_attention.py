@@ -8,10 +8,8 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.ops.relative_attention import attention_weights
-from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 
 
 # B batch, T segment length, K = memory + T, H heads, D key width, V value width, N = 2k + 1 clipped distances
@@ -50,7 +48,7 @@ class ShawAttention(MemoryAttention):
         return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
+        self, query: torch.Tensor, num_keys: int, context: LayerContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.key_table is None:
             return query, None
@@ -70,12 +68,11 @@ class ShawAttention(MemoryAttention):
         attention_mask: torch.Tensor | None,
         scaling: float,
         dropout: float = 0.0,
-        token_order: TokenOrder | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.value_table is not None, "without it the attention is an ordinary one"
-        weights, attended = unpack_tokens(attention_weights(query, key, attention_mask, scaling), token_order, dim=2)
-        attended = nn.functional.dropout(attended, p=dropout, training=self.training)
+        weights = attention_weights(query, key, attention_mask, scaling)
+        attended = nn.functional.dropout(weights, p=dropout, training=self.training)
         index = self.distances(weights.shape[2], weights.shape[3], weights.device).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[1])
         by_distance = by_distance.scatter_add(-1, index, attended)  # [B, H, T, N]

@@ -10,21 +10,17 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeAttention
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.feed_forward import FeedForward
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm, SublayerNorm
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory, HasWindow, WindowMemory
+from transformers_xl.modeling.memory_value import LayerMemory
 
 
 class LayerOutput(NamedTuple):
-    """What a layer returns: a NamedTuple, in which Accelerate and pytree find the tensors.
-
-    `hidden_states` (B, T, E); `auxiliary_loss`, what training minimises beside the loss of the head, None where there is
-    nothing.
-    """
+    """What a layer returns: the states `(B, T, E)` after it, what it remembers, and what training minimises beside the loss
+    of the head (None where there is nothing)."""
 
     hidden_states: torch.Tensor
+    memory: LayerMemory
     auxiliary_loss: torch.Tensor | None = None
 
 
@@ -47,52 +43,50 @@ class MemoryLayer(GradientCheckpointingLayer):
         self.mlp = self.feed_forward_class(config)
         self.dropout = Dropout(config, config.residual_dropout)
 
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """What the layer remembers of new rows, with `num_columns` zeros in its window."""
+        return LayerMemory((like.new_zeros(batch, num_columns, self.self_attn.config.hidden_size),))
+
     def attention_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """What the attention reads of inputs `(B, n, E)`, of the segment or of the memory."""
         return self.input_layernorm.before(hidden_states)
 
-    def memories(self) -> LayerMemory:
-        """What the layer remembers, a NamedTuple of new memories."""
-        return AttentionMemory(WindowMemory.of(self.self_attn.config, self.self_attn.layer_idx))
-
-    def attention_inputs(
-        self, hidden_states: torch.Tensor, memory: ColumnMemory
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The inputs of the attention: the segment `(B, T, E)`, and the columns `(B, M, E)` of the memory that are not
-        projected yet, None where there are none. The memory takes the segment in."""
-        past = memory.unprojected()
-        past = None if past is None else self.attention_input(past)
-        memory.write(hidden_states)
-        return self.attention_input(hidden_states), past
+    def project(self, hidden_states: torch.Tensor) -> Tensors:
+        """Keys and values of inputs `(B, n, E)`, each `(B, H, n, D)`."""
+        return self.self_attn.project(self.attention_input(hidden_states))
 
     def attend(
-        self, hidden_states: torch.Tensor, memory: ColumnMemory, segment: SegmentContext, **kwargs
-    ) -> torch.Tensor:
-        """What the segment `(B, T, E)` attends to in `[memory; segment]`, after dropout: `(B, T, E)`."""
-        normed, past = self.attention_inputs(hidden_states, memory)
-        attn_output, _ = self.self_attn(normed, past, memory, segment, **kwargs)
-        return self.dropout(attn_output)
+        self, hidden_states: torch.Tensor, past: Tensors, context: LayerContext, **kwargs
+    ) -> tuple[torch.Tensor, Tensors]:
+        """What the segment `(B, T, E)` attends to in `[past; segment]`, after dropout, `(B, T, E)`; and the columns that the
+        layer remembers."""
+        normed = self.attention_input(hidden_states)
+        columns, kept = context.extend(past, hidden_states, self.self_attn.project(normed), self.project)
+        attn_output, _ = self.self_attn(normed, *columns, context, **kwargs)
+        return self.dropout(attn_output), kept
 
-    def feed_forward(self, hidden_states: torch.Tensor, segment: SegmentContext, **kwargs) -> torch.Tensor:
+    def feed_forward(self, hidden_states: torch.Tensor, context: LayerContext, **kwargs) -> torch.Tensor:
         """The second sub-layer, of states `(B, T, E)` or `(N, E)`."""
         return self.mlp(hidden_states)
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: HasWindow, segment: SegmentContext, **kwargs
-    ) -> LayerOutput:
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
         """
         Args:
             hidden_states: the segment `(B, T, E)`.
-            memory: what `memories()` declares; it takes the segment in.
-            segment: padding, documents and positions.
+            past: what the layer remembers.
+            context: where the tokens stand, what they see, positions.
         """
-        attn_output = self.attend(hidden_states, memory.inputs, segment, **kwargs)
-        return LayerOutput(self.after_attention(hidden_states, attn_output, segment, **kwargs))
+        attn_output, kept = self.attend(hidden_states, past.columns, context, **kwargs)
+        hidden_states = self.after_attention(hidden_states, attn_output, context, **kwargs)
+        return LayerOutput(hidden_states, past._replace(columns=kept))
 
     def after_attention(
-        self, hidden_states: torch.Tensor, attn_output: torch.Tensor, segment: SegmentContext, **kwargs
+        self, hidden_states: torch.Tensor, attn_output: torch.Tensor, context: LayerContext, **kwargs
     ) -> torch.Tensor:
         """The residual sums and the feed-forward, of `(B, T, E)` or `(N, E)`."""
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
-        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), segment, **kwargs)
+        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), context, **kwargs)
         return self.post_attention_layernorm.after(hidden_states + mlp_output)
+
+
+__all__ = ["LayerOutput", "MemoryLayer"]

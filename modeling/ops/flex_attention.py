@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers.utils import is_triton_available
 
-from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.relative_attention import position_scores_at
 from transformers_xl.modeling.ops.window import keep_last
@@ -53,7 +53,7 @@ def flex_relative_attention(
     )
     queries = query.to(value.dtype), content_bias, position_bias
     learns = torch.is_grad_enabled() and any(each.requires_grad for each in (*queries, key, value, positions))
-    follows_window = far is not None and far.key_mask.distance is None
+    follows_window = far is not None and far.distance is None
     if query.shape[2] == 1 and visible is None and not learns and (far is None or follows_window):
         return one_token_attention(*queries, key, value, positions, visible, window, scaling, far)
     if far is not None and follows_window:
@@ -80,9 +80,9 @@ def _attend(
     by_distance = torch.einsum("bhtd,hkd->bhtk", position_query, keep_last(positions, num_keys + 1))
     by_column, far_visible = None, None
     if far is not None:
-        num_far, far_visible = far.key.shape[2], far.key_mask.visible
-        assert far.key_mask.distance is not None, "`behind_the_window` reads these"
-        by_column = position_scores_at(position_query, positions, far.key_mask.distance)
+        num_far, far_visible = far.key.shape[2], far.visible
+        assert far.distance is not None, "`behind_the_window` reads these"
+        by_column = position_scores_at(position_query, positions, far.distance)
         key, value = torch.cat([far.key, key], dim=2), torch.cat([far.value, value], dim=2)
 
     def add_position(

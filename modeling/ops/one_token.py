@@ -5,7 +5,7 @@ score[j] = ((q + u) . k_j + (q + v) . r_j) / sqrt(d)         Dai et al., 2019, h
 
 import torch
 
-from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.window import keep_last
 
 

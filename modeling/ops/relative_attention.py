@@ -7,8 +7,6 @@ The first term is ordinary attention with queries `q + u`. The second one is com
 
 import torch
 
-from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
-
 
 def relative_shift(scores: torch.Tensor) -> torch.Tensor:
     """Turn scores by distance into scores by key, as a view.
@@ -102,10 +100,9 @@ def eager_attention_forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    token_order: TokenOrder | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in plain steps: the output of shape `(B, T, H, D)`, and the weights, their rows as `token_order`."""
-    weights, attended = unpack_tokens(attention_weights(query, key, attention_mask, scaling), token_order, dim=2)
-    attended = torch.nn.functional.dropout(attended, p=dropout, training=module.training)
+    """Attention in plain steps: the output of shape `(B, T, H, D)`, and the weights before dropout."""
+    weights = attention_weights(query, key, attention_mask, scaling)
+    attended = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
     return (attended @ value).transpose(1, 2).contiguous(), weights

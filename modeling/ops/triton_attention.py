@@ -16,7 +16,7 @@ import torch
 import triton
 
 from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
-from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.triton_backward import grad_of_keys, grad_of_positions, grad_of_queries
 from transformers_xl.modeling.ops.triton_forward import attend_part, attend_tiles, join_parts
 from transformers_xl.modeling.ops.triton_tiles import Inputs, Known, Sizes, Strided, Tile
@@ -68,7 +68,7 @@ def triton_relative_attention(
     the registers.
     """
     too_wide = query.shape[-1] > (64 if value.dtype == torch.float32 else 128)
-    if too_wide or (far is not None and far.key_mask.distance is not None):
+    if too_wide or (far is not None and far.distance is not None):
         tensors = (query, key, value, positions, content_bias, position_bias)
         return flex_relative_attention(*tensors, visible, window, scaling, recompute, far)
     if far is not None:

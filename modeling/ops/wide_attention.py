@@ -46,7 +46,7 @@ from typing import NamedTuple, Self
 import torch
 from torch.autograd.function import once_differentiable
 
-from transformers_xl.modeling.ops.key_mask import FarColumns
+from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.relative_attention import relative_shift, table_rows
 from transformers_xl.modeling.ops.rolling_buffer import Tensors
@@ -78,10 +78,10 @@ class _Columns(NamedTuple):
     @classmethod
     def of(cls, far: FarColumns, positions: torch.Tensor) -> Self:
         """Far columns; the last row of `positions` `(H, P, D)` is the distance -1."""
-        assert far.key_mask.distance is not None, "`behind_the_window` reads these"
-        rows = positions.shape[1] - 1 - far.key_mask.min_distance
-        index = table_rows(far.key_mask.distance, positions.shape[1]).clamp(max=rows - 1)
-        return cls(far.key, far.value, positions.narrow(1, 0, rows), far.key_mask.visible, index)
+        assert far.distance is not None, "`behind_the_window` reads these"
+        rows = positions.shape[1] - 1 - far.min_distance
+        index = table_rows(far.distance, positions.shape[1]).clamp(max=rows - 1)
+        return cls(far.key, far.value, positions.narrow(1, 0, rows), far.visible, index)
 
     def heads_first(self) -> Self:
         """The same with heads before rows, so that the queries of all rows meet the positions of a head in one product."""
@@ -154,7 +154,7 @@ def wide_attention(
     queries = query, content_bias, position_bias
     tensors = (*queries, key, value, positions, *(() if far is None else far[:2]))
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    follows_window = far is not None and far.key_mask.distance is None
+    follows_window = far is not None and far.distance is None
     if query.shape[2] == 1 and not learns and (far is None or (follows_window and visible is None)):
         return one_token_attention(*queries, key, value, positions, visible, window, scaling, far)
     if far is not None and follows_window:

@@ -1,0 +1,191 @@
+"""What a model remembers, as one value: every tensor has the batch first, nothing is changed in place.
+
+    output = model(ids)                          # `output.mems` is a `Memory`
+    output = model(more_ids, mems=output.mems)
+    model.generate(ids, mems=output.mems)
+
+Every row ends at the right: its newest column is the last one, and a row that remembers less has unused columns on its left.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+
+
+class LayerMemory(NamedTuple):
+    """What one layer remembers.
+
+    Args:
+        columns: one vector a position, the newest last: `(inputs,)` `(batch, columns, hidden_size)`, of which keys and values
+            are projected again with a gradient for their weights; or, from a call with `use_cache=True`, `(keys, values, ..)`
+            `(batch, heads, columns, head_dim)`. Empty where a layer has no window.
+        state: tensors `(batch, ..)` that a call replaces: of a recurrent network, a matrix. The layer says which.
+        older: columns that have left the window, `(batch, .., columns, width)`: compressed, or looked up.
+    """
+
+    columns: tuple[torch.Tensor, ...] = ()
+    state: tuple[torch.Tensor, ...] = ()
+    older: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the window, of all rows."""
+        return self.columns[0].shape[-2] if self.columns else 0
+
+    def newest(self, count: int) -> Self:
+        """With at most `count` columns in the window."""
+        if self.num_columns <= count:
+            return self
+        return self._replace(columns=tuple(each.narrow(-2, each.shape[-2] - count, count) for each in self.columns))
+
+
+class Memory(NamedTuple):
+    """What a model remembers of every row of a batch.
+
+    Args:
+        layers: of each layer. One that remembers fewer columns has the newest.
+        lengths: `(batch,)` integers, how many columns of the longest window are real: the newest.
+        tokens_read: `(batch,)` integers, how many tokens of its text each row has read.
+        state: tensors `(batch, ..)` that the model itself remembers.
+    """
+
+    layers: tuple[LayerMemory, ...]
+    lengths: torch.Tensor
+    tokens_read: torch.Tensor
+    state: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return len(self.lengths)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the longest window, the unused ones of a row included."""
+        return max((layer.num_columns for layer in self.layers), default=0)
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """The memory with `function` applied to every tensor."""
+        return _map(function, self)
+
+    def to(
+        self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None, non_blocking: bool = False
+    ) -> Self:
+        """On another device; a type is that of the floating-point tensors."""
+        return self.map(
+            lambda each: each.to(device, dtype if each.is_floating_point() else None, non_blocking=non_blocking)
+        )
+
+    def rows(self, rows: torch.Tensor | slice | Sequence[int]) -> Self:
+        """Some rows, in this order: a slice, numbers, or a mask `(batch,)`."""
+        return self.map(lambda each: each[rows])
+
+    def repeat(self, repeats: int) -> Self:
+        """Every row `repeats` times, side by side."""
+        return self.map(lambda each: each.repeat_interleave(repeats, 0))
+
+    def detach(self) -> Self:
+        """Without the graph that made it."""
+        return self.map(torch.Tensor.detach)
+
+    def newest(self, counts: Sequence[int]) -> Self:
+        """With at most so many columns in the window of each layer."""
+        layers = tuple(layer.newest(count) for layer, count in zip(self.layers, counts, strict=True))
+        return self._replace(layers=layers, lengths=self.lengths.clamp(max=max(counts, default=0)))
+
+    def without(self, tokens: int) -> Self:
+        """With the newest `tokens` of every row taken back, of a memory that has only windows."""
+        layers = tuple(
+            layer._replace(columns=tuple(each.narrow(-2, 0, each.shape[-2] - tokens) for each in layer.columns))
+            for layer in self.layers
+        )
+        lengths, tokens_read = ((each - tokens).clamp(min=0) for each in (self.lengths, self.tokens_read))
+        return self._replace(layers=layers, lengths=lengths, tokens_read=tokens_read)
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor by its name: `layers.0.columns.1`, `lengths`; what a file of safetensors holds."""
+        return dict(_named(self, ""))
+
+    @classmethod
+    def from_named_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> Self:
+        """The memory of what `named_tensors` gave.
+
+        Raises:
+            ValueError: a name is missing, or one is unknown.
+        """
+        names = [name.split(".") for name in tensors if name.startswith("layers.")]
+        num_layers = 1 + max((int(name[1]) for name in names if len(name) > 1 and name[1].isdigit()), default=-1)
+        layers = tuple(
+            LayerMemory(*(_numbered(tensors, f"layers.{index}.{field}") for field in LayerMemory._fields))
+            for index in range(num_layers)
+        )
+        missing = [name for name in ("lengths", "tokens_read") if name not in tensors]
+        if missing:
+            raise ValueError(f"`{missing[0]}` is not among the tensors of a memory: they have {sorted(tensors)[:4]}.")
+        memory = cls(layers, tensors["lengths"], tensors["tokens_read"], _numbered(tensors, "state"))
+        if unknown := tensors.keys() - memory.named_tensors().keys():
+            raise ValueError(f"`{min(unknown)}` is no name of a memory's tensor: see `Memory.named_tensors`.")
+        return memory
+
+
+def cat_memories(memories: Sequence[Memory]) -> Memory:
+    """The rows of all memories in one batch; windows of fewer columns get unused ones on their left.
+
+    Raises:
+        ValueError: they are of different models, or one has inputs where another has keys and values.
+    """
+
+    def joined(*tensors: torch.Tensor) -> torch.Tensor:
+        longest = max(each.shape[-2] for each in tensors) if tensors[0].dim() > 2 else 0
+        if any(each.dim() > 2 and each.shape[-2] < longest for each in tensors):
+            pads = [(0, 0, longest - each.shape[-2], 0) for each in tensors]
+            tensors = tuple(torch.nn.functional.pad(each, pad) for each, pad in zip(tensors, pads, strict=True))
+        return torch.cat(tensors)
+
+    names = [each.named_tensors() for each in memories]
+    for number, other in enumerate(names):
+        if other.keys() != names[0].keys():
+            raise ValueError(
+                f"`memories`[{number}] has other tensors than the first: all must come from one model, and all from calls "
+                "with `use_cache=True` (as `generate()` makes them) or all from calls without."
+            )
+    return Memory.from_named_tensors({name: joined(*(each[name] for each in names)) for name in names[0]})
+
+
+def with_columns_of(memory: Memory, other: Memory) -> Memory:
+    """The memory with as many columns in each window as the `other` one: the newest ones, or unused ones on their left."""
+
+    def widened(columns: torch.Tensor, count: int) -> torch.Tensor:
+        missing = count - columns.shape[-2]
+        return columns if missing <= 0 else torch.nn.functional.pad(columns, (0, 0, missing, 0))
+
+    counts = [layer.num_columns for layer in other.layers]
+    memory = memory.newest(counts)
+    layers = tuple(
+        layer._replace(columns=tuple(widened(each, count) for each in layer.columns))
+        for layer, count in zip(memory.layers, counts, strict=True)
+    )
+    return memory._replace(layers=layers)
+
+
+def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    mapped = [_map(function, each) for each in value]
+    return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
+
+
+def _named(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        return [(name, value)]
+    keys = getattr(value, "_fields", range(len(value)))
+    return [pair for key, each in zip(keys, value, strict=True) for pair in _named(each, f"{name}.{key}".lstrip("."))]
+
+
+def _numbered(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[torch.Tensor, ...]:
+    count = sum(each.startswith(f"{name}.") for each in tensors)
+    return tuple(tensors[f"{name}.{index}"] for index in range(count) if f"{name}.{index}" in tensors)
+
+
+__all__ = ["LayerMemory", "Memory", "cat_memories", "with_columns_of"]

@@ -1,0 +1,196 @@
+"""Where the tokens of a call stand, and what they see.
+
+A row's memory ends where its segment begins, and padding stands after the tokens of a segment. So the distance of two tokens
+is that of their columns in every row, and what a token sees is an interval that ends with itself: one number says it.
+
+    row    memory     segment      first column that b sees
+    0      . . p q  | a b .        2   (0 and 1 are unused)
+    1      p q r s  | a b c        0
+    2      p q r s  | a B c        5   (B begins a document)
+
+Shapes: B batch, T tokens of a call, C columns of the memory, K = C + T.
+"""
+
+from typing import NamedTuple, Self
+
+import torch
+from torch.nn import functional as F
+
+from transformers_xl.modeling.ops.window import gather_columns, inverse
+
+
+class Call(NamedTuple):
+    """The tokens of a call as the layers read them: padding stands after them, whatever the side that it came from.
+
+    Args:
+        num: `(B,)`, how many tokens of each row are real; None: all.
+        document_ids: `(B, T)`, number of the document of each token, 0 for that of the memory; padding has that of its row's
+            last token. None: no document begins inside.
+        pack, unpack: `(B, T)`, the order in which layers read tokens, and the order that undoes it; None: it is the same.
+        closed: `(B,)` bool, rows in which a document begins after the last token: the next call continues it. None: none.
+    """
+
+    num: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
+    pack: torch.Tensor | None = None
+    unpack: torch.Tensor | None = None
+    closed: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, mask: torch.Tensor | None, reset: torch.Tensor | None, position_ids: torch.Tensor | None) -> Self:
+        """
+        Args:
+            mask: `(B, T)` bool, real tokens; None: all.
+            reset: `(B, T)` bool, tokens that begin a document; None: none.
+            position_ids: `(B, T)`. A token whose position does not continue that of the real one before it begins one.
+        """
+        mask = None if mask is None or is_true(mask.all(), unless=False) else mask
+        pack = None if mask is None else (~mask).long().argsort(dim=1, stable=True)
+        if position_ids is not None:
+            starts = document_starts(position_ids, mask, pack)
+            reset = starts if reset is None else starts | reset
+        document_ids = None
+        if reset is not None and is_true(reset.any(), unless=True):
+            document_ids = reset.long().cumsum(1)
+        if mask is None or pack is None:
+            return cls(document_ids=document_ids)
+        closed, num = None, mask.sum(1)
+        if document_ids is not None:
+            inside = document_ids.where(mask, 0).amax(1)  # of a row's last token
+            closed = document_ids[:, -1] > inside
+            document_ids = gather_columns(document_ids.where(mask, inside[:, None]), pack)
+        if is_true((pack[:, 1:] > pack[:, :-1]).all(), unless=False):
+            return cls(num, document_ids, closed=closed)
+        return cls(num, document_ids, pack, inverse(pack), closed)
+
+
+def is_true(condition: torch.Tensor, unless: bool) -> bool:
+    """A `condition` (one bool), or `unless` in a compiled graph, which cannot ask."""
+    return unless if torch.compiler.is_compiling() else bool(condition)
+
+
+def document_starts(
+    position_ids: torch.Tensor, mask: torch.Tensor | None, pack: torch.Tensor | None
+) -> torch.Tensor:
+    """Tokens `(B, T)` bool whose position does not continue that of the real token before them."""
+    position_ids = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
+    starts = F.pad(position_ids.diff(dim=1) != 1, (1, 0))
+    if mask is None or pack is None:
+        return starts
+    return gather_columns(starts & gather_columns(mask, pack), inverse(pack))
+
+
+class Segment(NamedTuple):
+    """The tokens of a call behind the columns of a memory.
+
+    Args:
+        num_before: C.
+        length: T.
+        start: `(B or 1, T)`, the first column that is remembered of each token's document.
+        first: `(B or 1, T)`, the first column that it sees.
+        lengths: `(B,)`, how many columns of the memory are real.
+        tokens_read: `(B,)`, how many tokens of its text each row has read before.
+        num, document_ids: as in [`Call`].
+        is_plain: whether all rows are alike: all of their columns are real, and of one document.
+    """
+
+    num_before: int
+    length: int
+    start: torch.Tensor
+    first: torch.Tensor
+    lengths: torch.Tensor
+    tokens_read: torch.Tensor
+    num: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
+    is_plain: bool = False
+
+    @classmethod
+    def of(cls, num_before: int, lengths: torch.Tensor, tokens_read: torch.Tensor, length: int, call: Call) -> Self:
+        """`length` tokens of a call behind `num_before` columns."""
+        is_plain = call.num is None and call.document_ids is None
+        is_plain = is_plain and is_true((lengths == num_before).all(), unless=False)
+        if is_plain:
+            start = lengths.new_zeros(1, length)
+        else:
+            start = (num_before - lengths)[:, None].expand(-1, length)
+        if call.document_ids is not None:
+            begins = call.document_ids != F.pad(call.document_ids, (1, 0))[:, :-1]
+            columns = num_before + torch.arange(length, device=lengths.device)
+            start = torch.where(call.document_ids > 0, columns.where(begins, 0).cummax(1).values, start)
+        return cls(num_before, length, start, start, lengths, tokens_read, call.num, call.document_ids, is_plain)
+
+    def behind(self, num_before: int) -> Self:
+        """The same tokens behind `num_before` columns of another kind, all of them real."""
+        lengths = torch.full_like(self.lengths, num_before)
+        return self.of(num_before, lengths, self.tokens_read, self.length, Call(self.num, self.document_ids))
+
+    @property
+    def num_keys(self) -> int:
+        """K."""
+        return self.num_before + self.length
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Which tokens are real, `(B, T)` bool; None: all."""
+        return None if self.num is None else torch.arange(self.length, device=self.num.device) < self.num[:, None]
+
+    @property
+    def end(self) -> torch.Tensor:
+        """The column after each row's last token, `(B,)`."""
+        return torch.full_like(self.lengths, self.num_keys) if self.num is None else self.num_before + self.num
+
+    @property
+    def columns(self) -> torch.Tensor:
+        """The column of each token, `(T,)`."""
+        return torch.arange(self.num_before, self.num_keys, device=self.lengths.device)
+
+    @property
+    def places(self) -> torch.Tensor:
+        """The place of each token in its text, `(B, T)`, from 0."""
+        origin = (self.num_before - self.tokens_read)[:, None]
+        return self.columns - (origin if self.document_ids is None else self.start.where(self.document_ids > 0, origin))
+
+    def after(self) -> torch.Tensor:
+        """`tokens_read` after the call, `(B,)`."""
+        if self.num is None and self.document_ids is None:
+            return self.tokens_read + self.length
+        num = self.end - self.num_before
+        if self.document_ids is None:
+            return self.tokens_read + num
+        return torch.where(self.document_ids[:, -1] > 0, self.end - self.start[:, -1], self.tokens_read + num)
+
+    def remembered(self, count: int) -> torch.Tensor:
+        """How many of the newest `count` columns are real after the call, `(B,)`."""
+        return (self.end - self.start[:, -1]).clamp(max=min(count, self.num_keys))
+
+    def seen_by(self, num_before: int, keep: int, window: int | None) -> Self:
+        """The same for a layer that has the newest `num_before` of these columns, of which it may see `keep`, and whose
+        tokens see `window` positions (None: all before them)."""
+        moved = self.num_before - num_before
+        start = (self.start - moved).clamp(min=0) if moved else self.start
+        first, is_plain = start, self.is_plain
+        if window is None and num_before > keep:
+            first, is_plain = start.clamp(min=num_before - keep), False
+        elif window is not None and num_before + self.length > window:
+            columns = torch.arange(num_before, num_before + self.length, device=start.device)
+            first = start.maximum(columns - (window - 1))
+        lengths = self.lengths.clamp(max=num_before) if moved else self.lengths
+        return self._replace(num_before=num_before, start=start, first=first, lengths=lengths, is_plain=is_plain)
+
+    def visible(self) -> torch.Tensor | None:
+        """Which columns each token sees, `(B or 1, 1, T, K)` bool; None: one token sees them all."""
+        if self.is_plain and self.length == 1 and self.first is self.start:
+            return None
+        key = torch.arange(self.num_keys, device=self.first.device)
+        return ((key >= self.first[..., None]) & (key <= self.columns[:, None]))[:, None]
+
+    def newest(self, columns: torch.Tensor, count: int) -> torch.Tensor:
+        """The newest `count` columns of each row, or fewer, of `(B, .., K, D)`: padding left out."""
+        count = min(count, columns.shape[-2])
+        if self.num is None:
+            return columns.narrow(-2, columns.shape[-2] - count, count)
+        order = self.end[:, None] - count + torch.arange(count, device=columns.device)
+        return gather_columns(columns, order.clamp(min=0), dim=-2)
+
+
+__all__ = ["Call", "Segment", "document_starts", "is_true"]
