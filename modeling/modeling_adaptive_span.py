@@ -4,6 +4,7 @@ Every head learns how far back it looks, and pays for it in the training loss. W
 remembered nor computed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,8 +69,8 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel, MemoryModel):
         """The mean span of a layer's heads in positions, without ramps, summed over layers."""
         return torch.stack([mask.lengths() for mask in self._span_masks()]).mean(dim=1).sum()
 
-    def attention_window(self, layer: int) -> int:
-        return self.config.layer_windows[layer]
+    def attention_windows(self) -> Sequence[int | None]:
+        return self.config.layer_windows
 
     def position_embeddings(self, *args) -> tuple[torch.Tensor, None]:
         return self.positions(), None

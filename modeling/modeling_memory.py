@@ -1,5 +1,6 @@
 """The backbone that every variant shares: a decoder that carries memory from segment to segment."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -269,17 +270,16 @@ class MemoryModel(MemoryPreTrainedModel):
     ) -> list[LayerContext]:
         """What each layer is told: the same for all that remember and see equally much."""
         positions, bias = self.position_embeddings(segment, cache, like)
+        reaches = zip(memory.layers, self.config.layer_mem_lens, self.attention_windows(), strict=True)
         shared: dict[tuple, LayerContext] = {}
         contexts = []
-        for index, (past, keep) in enumerate(zip(memory.layers, self.config.layer_mem_lens, strict=True)):
-            key = past.num_columns, keep, self.attention_window(index)
+        for index, (past, keep, window) in enumerate(reaches):
+            key = past.num_columns, keep, window
             if key not in shared:
                 here = segment.seen_by(*key)
                 mask = None if here.is_plain else here.visible()
                 kept = here.num_keys if cache is not None and cache.records_past else keep
-                shared[key] = LayerContext(
-                    here, key[2], kept, mask, cache is not None, positions, bias, plan=plan
-                )
+                shared[key] = LayerContext(here, window, kept, mask, cache is not None, positions, bias, plan=plan)
             contexts.append(shared[key] if cache is None else shared[key]._replace(room=cache.room(index)))
         return contexts
 
@@ -307,9 +307,10 @@ class MemoryModel(MemoryPreTrainedModel):
         the call."""
         return segment, None, ()
 
-    def attention_window(self, layer: int) -> int | None:
-        """Positions that a token of a layer sees, itself included; None: all that are remembered, and its call's."""
-        return self.config.layer_windows[layer] if self.config.same_length else None
+    def attention_windows(self) -> Sequence[int | None]:
+        """Positions that a token of each layer sees, itself included; None: all that are remembered, and its call's."""
+        windows = self.config.layer_windows
+        return windows if self.config.same_length else [None] * len(windows)
 
     def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
         """How many of the newest `count` columns are real after a call, `(B,)`."""
