@@ -17,6 +17,8 @@ class LayerRoom:
     No column that a memory shows is written to.
     """
 
+    is_ring = False  # whether columns are written over, in turn
+
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
         self.storages: list[torch.Tensor] = []
@@ -48,7 +50,7 @@ class MemoryCache(Cache):
     Its columns are keys and values. To continue a text in two ways, make two caches of one memory: `MemoryCache(memory)`.
 
     Args:
-        memory ([`Memory`], *optional*): what is remembered; nothing when not given.
+        memory: what is remembered; nothing when not given.
         static (`bool`): whether all tensors have one shape for all steps, for `torch.compile`.
 
     Attributes:
@@ -65,12 +67,28 @@ class MemoryCache(Cache):
         self.memory = memory
 
     @property
+    def memory(self) -> Memory | None:
+        """What is remembered ([`Memory`]); None: nothing yet."""
+        if self.ring is not None:
+            self.memory = self.ring.memory(self.ended)
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: Memory | None) -> None:
+        self._memory, self.ring = memory, None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows; -1: nothing is remembered yet."""
+        return -1 if self._memory is None else self._memory.batch_size
+
+    @property
     def is_compileable(self) -> bool:
         return self.static
 
     @property
     def is_initialized(self) -> bool:
-        return self.memory is not None
+        return self._memory is not None
 
     def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
         """Number of tokens that were read since the cache was made."""
@@ -128,7 +146,8 @@ class MemoryCache(Cache):
 
     def reset(self) -> None:
         """Forget all rows."""
-        self.memory: Memory | None = None
+        self.ring: Any = None  # where a compiled step keeps the memory
+        self.memory = None
         self.ended: torch.Tensor | None = None
         self.num_tokens: int | torch.Tensor = 0
         if self.static:  # a number would compile a new graph at every step

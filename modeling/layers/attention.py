@@ -162,8 +162,9 @@ class RelativeAttention(MemoryAttention):
         positions, bias = self.relative_terms(context)
         visible = None if context.segment.is_plain else context.visible
         backend = relative_backend(self.config._attn_implementation, query)
-        if backend is None or (self.training and self.attention_dropout > 0):
-            return self.attend_in_steps(query, key, value, positions, bias, context.visible, far, **kwargs)
+        if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
+            rest = context.visible, far, context.distance
+            return self.attend_in_steps(query, key, value, positions, bias, *rest, **kwargs)
         return self.attend_at_once(backend, query, key, value, positions, bias, visible, context.window, far), None
 
     def attend_at_once(

@@ -26,6 +26,8 @@ class LayerContext(NamedTuple):
         positions: the table `(distances, E)` of relative positions; None: `room` has its projections, or there is none.
         bias: the biases of relative positions that all layers share.
         room: where a cache keeps what this layer projected; None without one.
+        distance: `(B or 1, T, K)` integers, how far the columns lie from each token, where they do not stand in their order;
+            None: they do.
         plan: what a variant says of the call, the same for all layers.
     """
 
@@ -37,6 +39,7 @@ class LayerContext(NamedTuple):
     positions: torch.Tensor | None = None
     bias: Biases | None = None
     room: LayerRoom | None = None
+    distance: torch.Tensor | None = None
     plan: Any = None
 
     @property
@@ -55,6 +58,8 @@ class LayerContext(NamedTuple):
             new: the projections of the segment, each `(B, .., T, D)`.
             project: makes them of inputs `(B, C, E)`.
         """
+        if self.room is not None and self.room.is_ring:
+            return self.room.append(past, new), past
         if len(past) < len(new):  # inputs, or nothing
             return self._extend_inputs(past[0].to(inputs) if past else inputs[:, :0], inputs, new, project)
         if self.room is None or torch.is_grad_enabled() or torch.compiler.is_compiling():

@@ -17,6 +17,7 @@ from tiny import (
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from transformers_xl.modeling.exporting import export_step, step_memory
+from transformers_xl.modeling.memory_value import Memory
 
 LENGTH = 2 * MEM_LEN + 3  # the window fills, and moves on
 # their layers are other ones around the attention of Transformer-XL, which is what reads a static memory
@@ -37,7 +38,7 @@ def small(model_type: str, **fields):
     )
 
 
-def steps(program, ids: torch.Tensor, memory: dict) -> torch.Tensor:
+def steps(program, ids: torch.Tensor, memory: Memory) -> torch.Tensor:
     step, logits = program.module(), []
     for column in ids.split(1, dim=1):
         said, memory = step(column, memory)
@@ -63,7 +64,7 @@ def test_an_exported_step_is_the_model(model_type: str):
     memory = step_memory(model, batch=2)
     expected = eager(model, ids)
     torch.testing.assert_close(steps(program, ids, memory), expected, **FLOAT32)
-    assert not bool(memory["mask"].any())  # nothing was changed in place
+    assert not bool(memory.lengths.any())  # nothing was changed in place
     torch.testing.assert_close(steps(program, ids, memory), expected, **FLOAT32)
 
 
@@ -79,7 +80,7 @@ def test_a_step_goes_on_from_mems_and_from_a_file(tmp_path: Path):
     model, before, ids = small("transformer_xl"), tokens(2, 5, seed=1), tokens(2, LENGTH)
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
     output = model(before, attention_mask=mask)
-    carried = {"mems": output.mems, "mems_mask": output.mems_mask}
+    carried = {"mems": output.mems}
     torch.export.save(export_step(model, batch=2), tmp_path / "step.pt2")
     program = torch.export.load(tmp_path / "step.pt2")
     memory = step_memory(model, batch=2, **carried)

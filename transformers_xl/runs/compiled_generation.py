@@ -17,9 +17,11 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from transformers_xl.files.atomic_write import atomic_write
-from transformers_xl.modeling.exporting import ExportableStep, as_tensors, export_step, step_memory
+from transformers_xl.modeling.exporting import ExportableStep, export_module, step_memory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.outputs import MemoryHeadOutput
+from transformers_xl.runs.ring_step import RingMemory, Rings, RingStep, with_rows_of
 
 
 def compile_generation(
@@ -38,7 +40,7 @@ def compile_generation(
 
     Args:
         model: a language model on the CPU, in evaluation mode, whose only memory is that of its attention (see
-            [`export_step`]).
+            [`~transformers_xl.modeling.exporting.export_step`]).
         batch: rows of the batches to come.
         folder: where compiled steps are kept, by graph, types, processor and version of torch;
             `~/.cache/transformers-xl/steps` when not given. What lies there is run: give no folder that others write.
@@ -52,7 +54,7 @@ def compile_generation(
             f"`model` is on {model.device}: this compiles for the CPU. On a GPU `generate(cache_implementation='static')` "
             "compiles by itself."
         )
-    program = export_step(model, batch)
+    program = export_module(*step_of(model, batch))
     path = (default_folder() if folder is None else Path(folder)) / f"{_name_of(program)}.pt2"
     if not path.is_file():
         options = {"aot_inductor.package_constants_in_so": False}
@@ -81,7 +83,7 @@ class GenerationStep:
 
     def fits(self, cache: Any) -> bool:
         """Whether it can read a token into this cache."""
-        return isinstance(cache, MemoryCache) and cache.static and cache.batch_size in (-1, self.batch)
+        return isinstance(cache, MemoryCache) and cache.static and cache.batch_size == self.batch
 
     def of(self, model: PreTrainedModel) -> Callable[..., ModelOutput]:
         """The step with the weights that the model has now: call it as the model, for the rest of a `generate()`.
@@ -92,7 +94,7 @@ class GenerationStep:
         """
         if model.training:
             return model.__call__
-        step = ExportableStep(model, step_memory(model, self.batch))
+        step, _ = step_of(model, self.batch)
         if _described(step.state_dict(keep_vars=True)) != self.compiled_for:
             raise ValueError(
                 "`generation_step` was compiled for other weights: the model has other layers, adapters, types or another "
@@ -114,14 +116,29 @@ class GenerationStep:
         cache = past_key_values
         shown = inputs.get("output_hidden_states") or inputs.get("output_attentions")
         is_token = input_ids is not None and tuple(input_ids.shape) == (self.batch, 1)
-        if not is_token or shown or not self.fits(cache) or cache is None or not cache.is_initialized:
+        if not is_token or shown or not self.fits(cache) or not cache.num_tokens:
             return model(input_ids=input_ids, past_key_values=cache, **inputs)
-        before = as_tensors(cache)
-        logits, after = self.package(input_ids, before)
-        if cache.ended is not None and bool(cache.ended.any()):
-            after = _without_rows(before, after, cache.ended)
-        cache.take(after["mask"], after["keys"], after["values"])
+        if not RingStep.fits(model):
+            logits, memory = self.package(input_ids, cache.memory)
+            if cache.ended is not None and bool(cache.ended.any()):
+                memory = with_rows_of(cache.memory, memory, cache.ended)
+            cache.update_memory(memory, 1)
+        else:
+            ring = cache.ring or RingMemory(cache.memory, model.config.sliding_window)
+            ring.note_ended(cache.ended)
+            logits, *after = self.package(input_ids, ring.rings)
+            ring.close(*after)
+            cache.ring = ring
+            cache.num_tokens += 1
         return MemoryHeadOutput(logits=logits[:, None], past_key_values=cache)
+
+
+def step_of(model: PreTrainedModel, batch: int) -> tuple[ExportableStep, Memory | Rings]:
+    """The step that is compiled, and a memory for it."""
+    memory = step_memory(model, batch)
+    if RingStep.fits(model):
+        return RingStep(model, memory), RingMemory(memory, model.config.sliding_window).rings
+    return ExportableStep(model, memory), memory
 
 
 def default_folder() -> Path:
@@ -138,16 +155,6 @@ def _name_of(program: ExportedProgram) -> str:
 def _described(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple]:
     """Names, shapes and types."""
     return {name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()}
-
-
-def _without_rows(before: dict, after: dict, ended: torch.Tensor) -> dict:
-    """The memory `after` a token, of which the rows in `ended` `(batch,)` bool took nothing in."""
-    rows = ended[:, None, None, None]
-    columns = {
-        name: tuple(torch.where(rows, *pair) for pair in zip(before[name], after[name], strict=True))
-        for name in ("keys", "values")
-    }
-    return columns | {"mask": torch.where(ended[:, None], before["mask"], after["mask"])}
 
 
 __all__ = ["GenerationStep", "compile_generation"]
