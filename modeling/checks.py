@@ -224,7 +224,9 @@ def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -
 def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:
     """Check tensors `(batch, ..)` against those of an empty memory; there may be any number of columns."""
     if len(given) != len(new):
-        raise ValueError(f"`{name}` has {len(given)} tensors: this model remembers {len(new)} there. Is it its memory?")
+        raise ValueError(
+            f"`{name}` has {len(given)} tensors: this model remembers {len(new)} there. Is it its memory?"
+        )
     for tensor, other in zip(given, new, strict=True):
         shape, wanted = tuple(tensor.shape), (batch, *other.shape[1:])
         if are_columns and len(shape) == len(wanted):

@@ -39,7 +39,10 @@ class _WithMemory:
         end on. None for a model without memory, and after beam search: the beams that ran last are not those that won. Read
         their sequences to continue them.
         """
-        return None if self.past_key_values is None else self.past_key_values.memory
+        cache = self.past_key_values
+        if cache is None or cache.memory is None or not cache.static:
+            return None if cache is None else cache.memory
+        return cache.memory.map(torch.clone)  # the cache writes to its own
 
 
 class MemoryGenerateOutput(_WithMemory, GenerateDecoderOnlyOutput):
@@ -187,9 +190,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             # for `_get_stopping_criteria`; this config is private to the call
             vars(generation_config)["_memory_cache"] = cache
 
-    def _reads_by_step(
-        self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int
-    ) -> bool:
+    def _reads_by_step(self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int) -> bool:
         """Whether a compiled step is there for a call that names no cache."""
         step, modes = self.generation_step, (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
         is_off = generation_config.disable_compile or generation_config.is_assistant or self.training
