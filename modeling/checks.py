@@ -137,6 +137,19 @@ def check_targets(
             )
 
 
+def check_starts(config: MemoryConfig, document_ids: torch.Tensor | None) -> None:
+    """Check that documents may begin inside a segment; `document_ids` (B, T), None where none does.
+
+    Raises:
+        ValueError: they would have to begin with zeros.
+    """
+    if document_ids is not None and config.initial_memory == "zeros" and not torch.compiler.is_compiling():
+        raise ValueError(
+            "`position_ids` begin a document inside a segment, which cannot begin with the memory of zeros of "
+            "`initial_memory`='zeros': give each document its own row."
+        )
+
+
 def check_continued_rows(
     position_ids: torch.Tensor,
     mask: torch.Tensor | None,
@@ -245,6 +258,7 @@ __all__ = [
     "check_inputs",
     "check_keywords",
     "check_memory",
+    "check_starts",
     "check_targets",
     "without_packing",
 ]

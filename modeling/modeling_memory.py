@@ -19,6 +19,7 @@ from transformers_xl.modeling.checks import (
     check_inputs,
     check_keywords,
     check_memory,
+    check_starts,
     without_packing,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
@@ -204,6 +205,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if position_ids is not None:
             check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
         call = Call.of(mask, tokens, position_ids)
+        check_starts(self.config, call.document_ids)
         inputs = gather_columns(inputs_embeds, call.pack)
         output = self.read(inputs, memory, call, cache, **(kwargs | {"return_dict": True}))
         return self.in_order(self.remember(output, call, cache, length), call)
