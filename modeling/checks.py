@@ -137,6 +137,19 @@ def check_targets(
             )
 
 
+def check_starts(config: MemoryConfig, document_ids: torch.Tensor | None) -> None:
+    """Check that documents may begin inside a segment; `document_ids` (B, T), None where none does.
+
+    Raises:
+        ValueError: they would have to begin with zeros.
+    """
+    if document_ids is not None and config.initial_memory == "zeros" and not torch.compiler.is_compiling():
+        raise ValueError(
+            "`position_ids` begin a document inside a segment, which cannot begin with the memory of zeros of "
+            "`initial_memory`='zeros': give each document its own row."
+        )
+
+
 def check_continued_rows(
     position_ids: torch.Tensor,
     mask: torch.Tensor | None,
@@ -198,6 +211,8 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
     if past_key_values is not None and past_key_values.rooms:
         return  # a call made it
     new = model.new_memory(0, torch.empty(0, device="meta"))
+    for field in ("lengths", "tokens_read"):
+        _check_tensors(f"{name}.{field}", (getattr(memory, field),), (getattr(new, field),), batch)
     _check_tensors(f"{name}.state", memory.state, new.state, batch)
     for index, pair in enumerate(zip(memory.layers, new.layers, strict=True)):
         _check_layer(f"{name}.layers[{index}]", *pair, batch)
@@ -205,24 +220,35 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
 
 def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -> None:
     _check_tensors(f"{name}.state", memory.state, new.state, batch)
-    _check_tensors(f"{name}.columns", memory.columns[:1], new.columns[:1], batch)
+    _check_tensors(f"{name}.older", memory.older, new.older, batch, are_columns=True)
+    columns = memory.columns
+    if not (columns and new.columns) or columns[0].dim() == new.columns[0].dim():
+        _check_tensors(f"{name}.columns", columns, new.columns, batch, are_columns=True)
+        return
+    # keys and values: the layer compares them with its own
+    sizes = {(each.dim(), len(each), each.shape[-2], each.is_floating_point()) for each in columns}
+    if sizes != {(4, batch, memory.num_columns, True)}:
+        raise ValueError(
+            f"`{name}.columns` have shapes {[tuple(each.shape) for each in columns]}: they must be inputs (batch, columns, "
+            "hidden_size), or keys and values (batch, heads, columns, head_dim). Is it the memory of this model?"
+        )
 
 
-def _check_tensors(name: str, given: tuple, new: tuple, batch: int) -> None:
-    """Check tensors `(batch, ..)` against those of an empty memory; columns may be projected, and as many as there are."""
+def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:
+    """Check tensors `(batch, ..)` against those of an empty memory; there may be any number of columns."""
     if len(given) != len(new):
-        raise ValueError(f"`{name}` has {len(given)} tensors: this model remembers {len(new)} there. Is it its memory?")
-    for index, (tensor, other) in enumerate(zip(given, new, strict=True)):
-        wanted = (batch, *other.shape[1:])
-        is_column = name.endswith(".columns")
-        same = tensor.dim() > 2 if is_column else tuple(tensor.shape) == wanted
-        if is_column and tensor.dim() == other.dim():
-            wanted = (batch, tensor.shape[1], other.shape[2])
-            same = tuple(tensor.shape) == wanted
-        if not same or tensor.shape[0] != batch or tensor.is_floating_point() != other.is_floating_point():
+        raise ValueError(
+            f"`{name}` has {len(given)} tensors: this model remembers {len(new)} there. Is it its memory?"
+        )
+    for tensor, other in zip(given, new, strict=True):
+        shape, wanted = tuple(tensor.shape), (batch, *other.shape[1:])
+        if are_columns and len(shape) == len(wanted):
+            wanted = (*wanted[:-2], given[0].shape[-2], wanted[-1])
+        if shape != wanted or tensor.is_floating_point() != other.is_floating_point():
+            kind = "floating-point numbers" if other.is_floating_point() else "integers"
             raise ValueError(
-                f"`{name}`[{index}] has shape {tuple(tensor.shape)} and type {tensor.dtype}: it must be {wanted}. Is it the "
-                "memory of this model?"
+                f"`{name}` has shape {shape} and type {tensor.dtype}: it must be {kind} of shape {wanted}. Is it the memory "
+                "of this model?"
             )
 
 
@@ -232,6 +258,7 @@ __all__ = [
     "check_inputs",
     "check_keywords",
     "check_memory",
+    "check_starts",
     "check_targets",
     "without_packing",
 ]

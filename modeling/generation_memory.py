@@ -39,7 +39,10 @@ class _WithMemory:
         end on. None for a model without memory, and after beam search: the beams that ran last are not those that won. Read
         their sequences to continue them.
         """
-        return None if self.past_key_values is None else self.past_key_values.memory
+        cache = self.past_key_values
+        if cache is None or cache.memory is None or not cache.static:
+            return None if cache is None else cache.memory
+        return cache.memory.map(torch.clone)  # the cache writes to its own
 
 
 class MemoryGenerateOutput(_WithMemory, GenerateDecoderOnlyOutput):
@@ -127,10 +130,12 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
     def _refuse_caches(self, configs: list[dict]) -> None:
         kind = next((c["cache_implementation"] for c in configs if c.get("cache_implementation") is not None), None)
-        if kind not in (None, "dynamic", "static"):
+        possible = (None, "dynamic", "static") if self._can_compile_fullgraph else (None, "dynamic")
+        if kind not in possible:
+            remedy = "leave it out, or use 'static'" if "static" in possible else "leave it out"
             raise ValueError(
-                f"`cache_implementation`={kind!r} cannot hold this model's memory: leave it out, or use 'static'. The "
-                f"memory never grows beyond `mem_len`={self.config.mem_len} positions."
+                f"`cache_implementation`={kind!r} cannot hold this model's memory: {remedy}. The memory never grows beyond "
+                f"`mem_len`={self.config.mem_len} positions."
             )
 
     def _valid_auto_compile_criteria(self, model_kwargs: dict, generation_config: GenerationConfig) -> bool:
@@ -185,9 +190,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             # for `_get_stopping_criteria`; this config is private to the call
             vars(generation_config)["_memory_cache"] = cache
 
-    def _reads_by_step(
-        self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int
-    ) -> bool:
+    def _reads_by_step(self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int) -> bool:
         """Whether a compiled step is there for a call that names no cache."""
         step, modes = self.generation_step, (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
         is_off = generation_config.disable_compile or generation_config.is_assistant or self.training

@@ -6,8 +6,16 @@ import torch
 from transformers import Cache
 
 from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.ops.window import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
+
+
+def mark_static_address(tensor: torch.Tensor) -> None:
+    """Tell the compiler that a tensor stays where it is. The call is private: without it, CUDA records graphs again."""
+    mark = getattr(getattr(torch, "_dynamo", None), "mark_static_address", None)
+    if mark is not None and not torch.compiler.is_compiling():
+        mark(tensor)
 
 
 class LayerRoom:
@@ -51,7 +59,8 @@ class MemoryCache(Cache):
 
     Args:
         memory: what is remembered; nothing when not given.
-        static (`bool`): whether all tensors have one shape for all steps, for `torch.compile`.
+        static (`bool`): whether all tensors have one shape and place for all steps, for `torch.compile`: those of `memory`
+            are then written to.
 
     Attributes:
         ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and remember
@@ -96,8 +105,29 @@ class MemoryCache(Cache):
 
     def update_memory(self, memory: Memory, length: int) -> None:
         """Hold what is remembered after `length` more tokens."""
-        self.memory = memory
-        self.num_tokens = self.num_tokens + length
+        self.memory = self._placed(memory) if self.static else memory
+        self.num_tokens += length
+
+    def _placed(self, memory: Memory) -> Memory:
+        """The memory in tensors of this cache alone: a recorded graph (CUDA) reads and writes them where they are."""
+        new = list(memory.named_tensors().values())
+        own = [] if self.placed is None else list(self.placed.named_tensors().values())
+        stays = self.placed is not None and self._memory is self.placed
+        if not stays or [each.shape for each in own] != [each.shape for each in new]:
+            self.placed = memory.map(lambda each: each.clone(memory_format=torch.contiguous_format))
+            own = list(self.placed.named_tensors().values())
+            for each in own:
+                mark_static_address(each)
+            return self.placed
+        for old, each in zip(own, new, strict=True):
+            old.copy_(each)
+        return self.placed
+
+    def keep_distances(self, count: int) -> None:
+        """Forget the projections of relative positions but for the nearest `count`: those of one token."""
+        for room in self.rooms:
+            if room.positions is not None and room.positions.shape[1] > count:
+                room.positions = keep_last(room.positions, count).mT.contiguous().mT
 
     def room(self, layer: int) -> LayerRoom:
         """That of a layer."""
@@ -149,9 +179,11 @@ class MemoryCache(Cache):
         self.ring: Any = None  # where a compiled step keeps the memory
         self.memory = None
         self.ended: torch.Tensor | None = None
+        self.placed: Memory | None = None
         self.num_tokens: int | torch.Tensor = 0
         if self.static:  # a number would compile a new graph at every step
             self.num_tokens = torch.zeros((), dtype=torch.long)
+            mark_static_address(self.num_tokens)
 
     def finish(self) -> None:
         """Leave `generate()`: rows may continue, and tokens can no longer be taken back."""

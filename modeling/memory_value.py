@@ -63,14 +63,17 @@ class Memory(NamedTuple):
     @property
     def num_columns(self) -> int:
         """Columns of the longest window, the unused ones of a row included."""
-        return max((layer.num_columns for layer in self.layers), default=0)
+        return max([0, *(layer.num_columns for layer in self.layers)])  # TorchDynamo knows no `default`
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         """The memory with `function` applied to every tensor."""
         return _map(function, self)
 
     def to(
-        self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None, non_blocking: bool = False
+        self,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
     ) -> Self:
         """On another device; a type is that of the floating-point tensors."""
         return self.map(
@@ -92,7 +95,7 @@ class Memory(NamedTuple):
     def newest(self, counts: Sequence[int]) -> Self:
         """With at most so many columns in the window of each layer."""
         layers = tuple(layer.newest(count) for layer, count in zip(self.layers, counts, strict=True))
-        return self._replace(layers=layers, lengths=self.lengths.clamp(max=max(counts, default=0)))
+        return self._replace(layers=layers, lengths=self.lengths.clamp(max=max([0, *counts])))
 
     def without(self, tokens: int) -> Self:
         """With the newest `tokens` of every row taken back, of a memory that has only windows."""

@@ -19,6 +19,7 @@ from transformers_xl.modeling.checks import (
     check_inputs,
     check_keywords,
     check_memory,
+    check_starts,
     without_packing,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
@@ -204,6 +205,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if position_ids is not None:
             check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
         call = Call.of(mask, tokens, position_ids)
+        check_starts(self.config, call.document_ids)
         inputs = gather_columns(inputs_embeds, call.pack)
         output = self.read(inputs, memory, call, cache, **(kwargs | {"return_dict": True}))
         return self.in_order(self.remember(output, call, cache, length), call)
@@ -228,6 +230,8 @@ class MemoryModel(MemoryPreTrainedModel):
         memory = memory.detach() if torch.is_grad_enabled() else memory
         if cache is not None:
             cache.update_memory(memory, length)
+            if cache.static:
+                cache.keep_distances(self.num_distances(self.most_keys()) + 1)
             output.past_key_values = cache
         output.mems = memory if self.config.mem_len > 0 else None
         return output
@@ -252,16 +256,14 @@ class MemoryModel(MemoryPreTrainedModel):
     ) -> MemoryModelOutput:
         """The output of a call `(B, T, E)` whose padding stands after its tokens, with the memory after it in `mems`."""
         hidden_states = self.dropout(hidden_states)
-        segment = Segment.of(
-            memory.num_columns, memory.lengths, memory.tokens_read, hidden_states.shape[1], call
-        )
+        segment = Segment.of(memory.num_columns, memory.lengths, memory.tokens_read, hidden_states.shape[1], call)
         segment, plan, state = self.plan(segment, memory)
         contexts = self.contexts(segment, memory, plan, cache, hidden_states)
         output, layers = self.run_layers(hidden_states, memory.layers, contexts, **kwargs)
         if self.norm is not None:
             output.last_hidden_state = self.norm(output.last_hidden_state)
         records = cache is not None and cache.records_past
-        lengths = self.lengths_after(segment, segment.num_keys if records else max(self.config.layer_mem_lens, default=0))
+        lengths = self.lengths_after(segment, segment.num_keys if records else max([0, *self.config.layer_mem_lens]))
         output.mems = Memory(tuple(layers), lengths, segment.after(), state)
         return output
 
@@ -328,11 +330,15 @@ class MemoryModel(MemoryPreTrainedModel):
         if cache is None:
             return self.positions(self.num_distances(num_keys), like), bias
         # at once for all tokens to come
-        num_distances = self.num_distances(max(num_keys, *(length + 1 for length in self.config.layer_mem_lens)))
+        num_distances = self.num_distances(max(num_keys, self.most_keys()))
         held = [cache.room(index).positions for index in range(len(self.layers))]
         if not torch.is_grad_enabled() and all(each is not None and each.shape[1] > num_distances for each in held):
             return None, bias
         return self.positions(num_distances, like), bias
+
+    def most_keys(self) -> int:
+        """Columns of a full memory and one token."""
+        return max([0, *self.config.layer_mem_lens]) + 1
 
     def num_distances(self, num_keys: int) -> int:
         """Number of relative distances that a token meets, from 0, of `num_keys` columns of `[memory; segment]`: more where
@@ -348,7 +354,7 @@ class MemoryModel(MemoryPreTrainedModel):
             for layer, length in zip(self.layers, lengths, strict=True)
         )
         none = torch.zeros(batch, dtype=torch.long, device=like.device)
-        return Memory(layers, none + max(lengths, default=0) if has_zeros else none, none, self.new_state(batch, like))
+        return Memory(layers, none + max([0, *lengths]) if has_zeros else none, none, self.new_state(batch, like))
 
     def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the model itself remembers of new rows, beside its layers."""
@@ -376,7 +382,9 @@ def mixed(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Ten
 def forget_rows(layer: nn.Module, new: LayerMemory, old: LayerMemory, rows: torch.Tensor) -> LayerMemory:
     """What a layer remembers, with that of new rows in the place of `rows` (B,) bool."""
     columns, zeros = old.columns, new.columns
-    if new.num_columns > 0 and old.num_columns > 0:  # zeros are inputs, and stand at the right of a memory of any length
+    if (
+        new.num_columns > 0 and old.num_columns > 0
+    ):  # zeros are inputs, and stand at the right of a memory of any length
         made = cast(MemoryLayer, layer).project(zeros[0]) if len(columns) > 1 else zeros
         made = tuple(
             nn.functional.pad(each, (0, 0, old.num_columns, 0)).narrow(-2, each.shape[-2], old.num_columns)

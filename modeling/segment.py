@@ -69,9 +69,7 @@ def is_true(condition: torch.Tensor, unless: bool) -> bool:
     return unless if torch.compiler.is_compiling() else bool(condition)
 
 
-def document_starts(
-    position_ids: torch.Tensor, mask: torch.Tensor | None, pack: torch.Tensor | None
-) -> torch.Tensor:
+def document_starts(position_ids: torch.Tensor, mask: torch.Tensor | None, pack: torch.Tensor | None) -> torch.Tensor:
     """Tokens `(B, T)` bool whose position does not continue that of the real token before them."""
     position_ids = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
     starts = F.pad(position_ids.diff(dim=1) != 1, (1, 0))
@@ -148,7 +146,9 @@ class Segment(NamedTuple):
     def places(self) -> torch.Tensor:
         """The place of each token in its text, `(B, T)`, from 0."""
         origin = (self.num_before - self.tokens_read)[:, None]
-        return self.columns - (origin if self.document_ids is None else self.start.where(self.document_ids > 0, origin))
+        return self.columns - (
+            origin if self.document_ids is None else self.start.where(self.document_ids > 0, origin)
+        )
 
     def after(self) -> torch.Tensor:
         """`tokens_read` after the call, `(B,)`."""

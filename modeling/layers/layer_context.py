@@ -57,11 +57,15 @@ class LayerContext(NamedTuple):
             inputs: the segment `(B, T, E)`, of the kind that the memory has.
             new: the projections of the segment, each `(B, .., T, D)`.
             project: makes them of inputs `(B, C, E)`.
+
+        Raises:
+            ValueError: the columns have another shape than those that the layer projects.
         """
         if self.room is not None and self.room.is_ring:
             return self.room.append(past, new), past
-        if len(past) < len(new):  # inputs, or nothing
+        if not past or past[0].dim() == inputs.dim():
             return self._extend_inputs(past[0].to(inputs) if past else inputs[:, :0], inputs, new, project)
+        check_columns(past, new)
         if self.room is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             columns = tuple(torch.cat([old.to(each), each], -2) for old, each in zip(past, new, strict=True))
             return columns, tuple(self.segment.newest(each.detach(), self.keep) for each in columns)
@@ -82,6 +86,16 @@ class LayerContext(NamedTuple):
             held, inputs = keep_last(held, max(self.keep - inputs.shape[1], 0)), keep_last(inputs, self.keep)
             return columns, (torch.cat([held, inputs], 1),)
         return columns, (segment.newest(torch.cat([held, inputs], 1), self.keep),)
+
+
+def check_columns(past: Tensors, new: Tensors) -> None:
+    """Check that remembered columns can stand beside new ones."""
+    for old, each in zip(past, new, strict=False):
+        if old.shape[:-2] != each.shape[:-2] or old.shape[-1] != each.shape[-1] or len(past) != len(new):
+            raise ValueError(
+                f"`mems` has columns of shapes {[tuple(given.shape) for given in past]}: this layer projects "
+                f"{[tuple(made.shape) for made in new]}. Is it the memory of this model?"
+            )
 
 
 __all__ = ["LayerContext", "Tensors"]

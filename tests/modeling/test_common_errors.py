@@ -23,7 +23,8 @@ from tiny import (
 )
 from transformers import DynamicCache
 
-from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
 
 every_variant = pytest.mark.parametrize("model_type", models())
 of_our_own = pytest.mark.parametrize("model_type", [each for each in models() if each not in AROUND_BASES])
@@ -71,49 +72,58 @@ def test_attention_mask_longer_than_the_segment_needs_a_cache(model_type):
         tiny_model(model_type)(tokens(2, 5), attention_mask=torch.ones(2, 9))
 
 
+def first_layer(memory: Memory, **parts) -> Memory:
+    """The memory with other `parts` in its first layer."""
+    return memory._replace(layers=(memory.layers[0]._replace(**parts), *memory.layers[1:]))
+
+
 @pytest.mark.parametrize("model_type", [each for each in one_of_each_kind(WINDOWED) if each not in AROUND_BASES])
-def test_mems(model_type):
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
+def test_mems(model_type, use_cache):
     model, memory = tiny_model(model_type), partial(memory_value, model_type)
-    for make_arguments, names in (
-        (lambda memory: {"mems": memory(batch=3)}, ["mems", "batch", "3"]),
-        (lambda memory: {"mems": memory() + memory()[:1]}, ["mems", "inputs"]),
-        (lambda memory: {"mems": memory()[:1]}, ["mems", "of length 1: .*inputs"]),
-        (lambda memory: {"mems": memory(width=40)}, ["mems", "hidden_size", "40"]),
-        (lambda memory: {"mems": tuple(m[0] for m in memory())}, ["mems", "batch"]),
-        (lambda memory: {"mems": tuple(m.long() for m in memory())}, ["mems", "int64", "float"]),
-        (
-            lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, 3, dtype=torch.bool)},
-            ["mems_mask", r"\(2, 3\)"],
-        ),
-        (lambda memory: {"mems": memory(), "mems_mask": torch.ones(2, MEM_LEN)}, ["mems_mask", "float32", "bool"]),
-        (lambda memory: {"mems_mask": torch.ones(2, MEM_LEN, dtype=torch.bool)}, ["mems_mask", "mems`"]),
-        (
-            lambda memory: {"mems": memory(), "mems_mask": torch.arange(MEM_LEN).expand(2, -1) != 3},
-            ["mems_mask", "to the right"],
-        ),
+    columns = (torch.zeros(2, MEM_LEN, 32),)
+    for mems, names in (
+        (memory(batch=3), ["mems", "3 rows", "2"]),
+        (memory(layers=3), ["mems", "3 layers"]),
+        (columns, ["mems", "tuple", "Memory"]),
+        (MemoryCache(memory()), ["mems", "MemoryCache", "Memory"]),
+        (memory().map(lambda each: each.long()), ["mems", "int64"]),
+        (first_layer(memory(), state=(*memory().layers[0].state, columns[0])), [r"mems.layers\[0\].state"]),
+        (first_layer(memory(), older=(*memory().layers[0].older, columns[0])), [r"mems.layers\[0\].older"]),
+        (memory()._replace(state=(*memory().state, columns[0])), [r"mems.state"]),
+        (memory()._replace(lengths=torch.zeros(3, dtype=torch.long)), ["mems", "3 rows"]),
+        (memory()._replace(lengths=torch.zeros(2)), ["mems.lengths", "float32"]),
+        (memory()._replace(tokens_read=torch.zeros(3, dtype=torch.long)), ["mems.tokens_read", r"\(3,\)"]),
     ):
-        for use_cache in (None, True):
-            assert_refused(names, model, tokens(2, 5), use_cache=use_cache, **make_arguments(memory))
+        assert_refused(names, model, tokens(2, 5), use_cache=use_cache, mems=mems)
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    [
-        model_type
-        for model_type in one_of_each_kind(WINDOWED)
-        if type(tiny_config(model_type)).layer_windows is MemoryConfig.layer_windows
-    ],
+    "model_type", [each for each in WINDOWED if each not in AROUND_BASES and memory_value(each).layers[-1].columns]
 )
-@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
-def test_mems_of_unequal_length(model_type, use_cache):
-    """Layers without windows of their own remember equally much."""
-    model = tiny_model(model_type)
-    longer, shorter = memory_value(model_type), memory_value(model_type, length=3)
-    for index, tensor in enumerate(model.layout.tensors[: model.layout.num_windows]):
-        if tensor.layer == 1:
-            mems = (*longer[:index], shorter[index], *longer[index + 1 :])
-            with pytest.raises(ValueError, match=rf"`mems`\[{index}\].* \(2, 3, 32\)"):
-                model(tokens(2, 5), use_cache=use_cache, mems=mems)
+def test_columns_that_are_no_columns_of_the_model(model_type):
+    """Of another width, another number of heads, another number of projections, another batch, or of another type."""
+    model, memory = tiny_model(model_type), memory_value(model_type)
+    inputs, projected = memory.layers[-1].columns, model(tokens(2, 5), use_cache=True).mems.layers[-1].columns
+
+    def given(*columns: torch.Tensor) -> Memory:
+        return memory._replace(layers=(*memory.layers[:-1], memory.layers[-1]._replace(columns=columns)))
+
+    wrong = [
+        (),
+        (inputs[0][..., :-1],),
+        (inputs[0][:1],),
+        (inputs[0][0],),
+        (inputs[0].long(),),
+        (inputs[0], inputs[0]),
+        (*projected, projected[0]),
+        projected[:1],
+        tuple(each[..., :-1] for each in projected),
+        (projected[0][:1], *projected[1:]),
+        (projected[0][..., 1:, :], *projected[1:]),
+    ]
+    for columns in wrong:
+        assert_refused(["`mems.*columns"], model, tokens(2, 5), mems=given(*columns))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +137,10 @@ def test_mems_of_unequal_length(model_type, use_cache):
 def test_mems_longer_than_mem_len(model_type):
     """Handed to a model whose `mem_len` was made smaller, the oldest positions are forgotten: by both forms."""
     model = tiny_model(model_type)
-    mems = tuple(torch.randn_like(state) for state in memory_value(model_type, length=MEM_LEN + 4))
-    windows = model.layout.windows(mems)
-    expected = model(tokens(2, 5), mems=(*(window[:, 4:] for window in windows), *mems[len(windows) :]))
+    mems = memory_value(model_type, length=MEM_LEN + 4).map(
+        lambda t: torch.randn_like(t) if t.is_floating_point() else t
+    )
+    expected = model(tokens(2, 5), mems=mems.newest(model.config.layer_mem_lens))
     for use_cache in (None, True):
         output = model(tokens(2, 5), mems=mems, use_cache=use_cache)
         torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state)
@@ -152,13 +163,8 @@ def test_caches(model_type):
         model(tokens(3, 5), past_key_values=cache)
     with pytest.raises(ValueError, match="`past_key_values` is a DynamicCache"):
         model(tokens(2, 5), past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="`past_key_values`.* rows"):
-        model(tokens(3, 5), mems=cache)
-    with pytest.raises(ValueError, match="`mems_mask` has shape"):
-        model(tokens(2, 5), mems=cache, mems_mask=torch.ones(2, 77, dtype=torch.bool))
-    model.train().activation_checkpointing_enable()
-    with pytest.raises(ValueError, match="activation checkpointing"):
-        model(tokens(2, 5), use_cache=True)
+    with pytest.raises(ValueError, match="`mems` is a MemoryCache"):
+        model(tokens(2, 5), mems=cache)
 
 
 @windowed
@@ -172,7 +178,7 @@ def test_cache_of_another_depth(model_type):
 def test_refused_calls_leave_the_cache_as_it_was(model_type):
     model = tiny_model(model_type)
     cache = model(tokens(2, 5), use_cache=True).past_key_values
-    expected = model(tokens(2, 5, seed=1), past_key_values=cache.copy()).last_hidden_state
+    expected = model(tokens(2, 5, seed=1), past_key_values=MemoryCache(cache.memory)).last_hidden_state
     with pytest.raises(ValueError, match="input_ids"):
         model(torch.full((2, 5), VOCAB_SIZE), past_key_values=cache)
     with pytest.raises(ValueError, match="reset"):

@@ -9,7 +9,7 @@ from tiny import (
     AROUND_BASES,
     EXACT,
     MEM_LEN,
-    assert_newest,
+    assert_same_memory,
     memory_of,
     models,
     num_remembered,
@@ -19,6 +19,9 @@ from tiny import (
     tiny_model,
     tokens,
 )
+
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import cat_memories
 
 CARRYING = st.sampled_from(models(memory=("exact", "own")))
 WINDOWED = st.sampled_from(models(memory=("exact",)))
@@ -121,37 +124,63 @@ def test_rows_that_start_afresh_with_a_segment(model_type, initial_memory, same_
 @given(
     model_type=CARRYING,
     text=texts(),
-    forms=st.lists(st.booleans(), min_size=5, max_size=5),
+    forms=st.lists(st.sampled_from(["inputs", "keys and values", "cache"]), min_size=5, max_size=5),
     same_length=st.booleans(),
 )
-def test_value_may_become_cache_between_any_two_segments(model_type, same_length, text, forms):
-    """The value is read on as a value, and turned into a cache where `forms` says so: from there on it stays one."""
+def test_a_memory_may_change_its_form_between_any_two_segments(model_type, same_length, text, forms):
+    """Inputs become keys and values where `use_cache` says so, a cache is made of them, and its value is read on."""
     model = tiny_model(model_type, **({} if model_type in AROUND_BASES else {"same_length": same_length}))
-    start, memory, results = 0, {}, []
-    for length, use_cache in zip(text.lengths, forms, strict=False):
+    start, memory, results = 0, None, []
+    for length, form in zip(text.lengths, forms, strict=False):
         here = slice(start, start + length)
-        output = model(text.input_ids[:, here], attention_mask=text.mask[:, here], use_cache=use_cache, **memory)
+        given = {"past_key_values": MemoryCache(memory)} if form == "cache" else {"mems": memory}
+        given |= {"use_cache": True} if form == "keys and values" else {}
+        output = model(text.input_ids[:, here], attention_mask=text.mask[:, here], **given)
         results.append(result_of(output))
-        memory, start = memory_of(output), start + length
+        memory, start = output.mems, start + length
     assert_rows_alone(model, text, torch.cat(results, dim=1), text.lengths)
 
 
 @several
-@given(model_type=WINDOWED, text=texts(documents=True))
-def test_memory_is_the_newest_real_tokens_of_the_document(model_type, text):
+@given(model_type=WINDOWED, text=texts(documents=True), use_cache=FORMS)
+def test_memory_is_the_newest_real_tokens_of_the_document(model_type, text, use_cache):
     """Whatever the cut, the padding and the documents: what a row remembers is what it remembers alone."""
     model = tiny_model(model_type)
-    _, memory = read(model, *text[:2], attention_mask=text.mask, reset=text.reset)
+    memory = None
+    start = 0
+    for length in text.lengths:
+        here = slice(start, start + length)
+        given = {"attention_mask": text.mask[:, here], "reset": text.reset[:, here], "use_cache": use_cache}
+        memory, start = model(text.input_ids[:, here], mems=memory, **given).mems, start + length
     for row in range(len(text.input_ids)):
         columns = text.mask[row].nonzero().flatten()
         begins = text.reset[row].nonzero().flatten()
         columns = columns[columns >= begins[-1]] if len(begins) else columns
-        kept = num_remembered(model, len(columns))
-        if memory["mems_mask"] is not None:
-            assert memory["mems_mask"][row].sum() == kept
-        if kept:
-            alone, windows = model(text.input_ids[row : row + 1, columns]).mems, model.layout.num_windows
-            for remembered, expected in zip(memory["mems"][:windows], alone[:windows], strict=True):
-                torch.testing.assert_close(remembered[row, -min(kept, expected.shape[1]) :], expected[0], **EXACT)
-            for state, expected in zip(memory["mems"][windows:], alone[windows:], strict=True):
-                assert_newest(state[row], expected[0])
+        assert memory.lengths[row] == num_remembered(model, len(columns))
+        assert memory.tokens_read[row] == len(columns)
+        if len(columns):
+            alone = model(text.input_ids[row : row + 1, columns], use_cache=use_cache).mems
+            assert_same_memory(memory.rows([row]), alone)
+
+
+@several
+@given(model_type=CARRYING, texts=st.tuples(texts(), texts()), use_cache=FORMS)
+def test_rows_side_by_side_go_on_as_alone(model_type, texts, use_cache):
+    """Whatever each of two batches has read: one batch of their rows continues both."""
+    model = tiny_model(model_type)
+    memories = []
+    for text in texts:
+        memory, start = None, 0
+        for length in text.lengths:
+            here = slice(start, start + length)
+            given = {"attention_mask": text.mask[:, here], "use_cache": use_cache}
+            memory, start = model(text.input_ids[:, here], mems=memory, **given).mems, start + length
+        memories.append(memory)
+    together = cat_memories(memories)
+    ids = tokens(together.batch_size, 12, seed=7)
+    ours, _ = read(model, ids, [5, 7], memory={"mems": together})
+    expected = [
+        read(model, each, [5, 7], memory={"mems": memory})[0]
+        for each, memory in zip(ids.split([memory.batch_size for memory in memories]), memories, strict=True)
+    ]
+    torch.testing.assert_close(ours, torch.cat(expected), **EXACT)

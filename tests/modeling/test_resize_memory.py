@@ -73,28 +73,27 @@ def test_a_memory_from_before_is_handed_on(model_type: str, mem_len: int):
     ids = tokens(2, 18, seed=1)
     results, after = read(model, ids, [6, 6, 6], memory=memory)
     torch.testing.assert_close(results, read(fresh, ids, [6, 6, 6], memory=memory)[0], **EXACT)
-    read_before = [memory.shape[1] for memory in model.layout.windows(memory["mems"])]
-    read_before = [18] * len(read_before) if model_type in SEGMENT_BY_SEGMENT else read_before  # not all are tokens
-    lengths = [memory.shape[1] for memory in model.layout.windows(after["mems"])]
-    windows = model.build_memory().windows
-    assert lengths == [
-        num_remembered(model, before + 18, window.length) for before, window in zip(read_before, windows, strict=True)
-    ]
+    assert after["mems"].tokens_read.tolist() == [36, 36]
+    for layer, before, longest in zip(
+        after["mems"].layers, memory["mems"].layers, model.config.layer_mem_lens, strict=True
+    ):
+        count = 18 if model_type in SEGMENT_BY_SEGMENT else before.num_columns  # not all are tokens
+        assert layer.num_columns == (num_remembered(model, count + 18, longest) if layer.columns else 0)
 
 
 @pytest.mark.parametrize("same_length", [True, False])
-def test_a_cache_keeps_the_lengths_it_was_made_with(same_length: bool):
-    """A shorter window hides what the cache keeps beyond it; a longer one finds no more than that."""
+def test_a_cache_follows_the_memory(same_length: bool):
+    """A shorter window forgets what the cache holds beyond it; a longer one finds no more than that, and grows."""
     model = tiny_model("transformer_xl", same_length=same_length)
     ids, more = tokens(2, 18), tokens(2, 3, seed=1)
     for mem_len in LENGTHS:
         model.resize_memory(MEM_LEN)
         memory = read(model, ids, [6, 6, 6], use_cache=True)[1]
-        kept = memory["past_key_values"].num_kept
         model.resize_memory(mem_len)
+        value = {"mems": memory["past_key_values"].memory}
         results, memory = read(model, more, [3], use_cache=True, memory=memory)
-        assert memory["past_key_values"].num_kept == kept
-        assert results.isfinite().all()
+        assert memory["past_key_values"].memory.num_columns == min(MEM_LEN + 3, mem_len)
+        torch.testing.assert_close(results, read(model, more, [3], memory=value)[0], **EXACT)
 
 
 @pytest.mark.parametrize(
