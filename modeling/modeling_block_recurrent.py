@@ -66,7 +66,7 @@ class RecurrentLayer(BlockRecurrentLayer):
         return memory._replace(state=(like.new_zeros(batch, config.num_states, config.hidden_size),))
 
     def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
-        plan, (written,) = cast(BlockPlan, context.plan), past.state
+        plan, written = cast(BlockPlan, context.plan), past.state[0].to(hidden_states)
         normed = self.attention_input(hidden_states)
         columns, kept = context.extend(past.columns, hidden_states, self.self_attn.project(normed), self.project)
         own = self.state.read(written, plan.begun, context.room)
@@ -113,7 +113,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         if not self.config.feedback:
             return super().contexts(segment, memory, plan, cache, like)
         last = max(self.config.recurrent_layers)
-        (written,), state = memory.layers[last].state, cast(BlockState, self.layers[last].state)
+        written, state = memory.layers[last].state[0].to(like.dtype), cast(BlockState, self.layers[last].state)
         fed_back = state.read(written, plan.begun, None if cache is None else cache.room(last))
         contexts = super().contexts(segment, memory, plan._replace(fed_back=fed_back), cache, like)
         return [context._replace(keeps_graph=True) for context in contexts]

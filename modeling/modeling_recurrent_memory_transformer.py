@@ -84,7 +84,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         """The output for tokens `(B, n, E)` of one segment, between memory tokens where it begins and where it ends."""
         config, (batch, length), count = self.config, embeds.shape[:2], self.config.num_memory_tokens
         num = torch.full_like(memory.tokens_read, length) if call.num is None else call.num
-        place, (written,) = memory.tokens_read % config.segment_length, memory.state
+        place, written = memory.tokens_read % config.segment_length, memory.state[0].to(embeds)
         reads, writes = (place == 0) & (num > 0), place + num == config.segment_length
         tokens = self.memory_tokens(written, memory.tokens_read >= config.segment_length)
         inputs, masks = [embeds], [torch.arange(length, device=num.device) < num[:, None]]
@@ -99,9 +99,15 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         if has_written:
             written = torch.where(writes[:, None, None], output.last_hidden_state[:, -count:], written)
         output.mems = self.trimmed(output.mems)._replace(tokens_read=memory.tokens_read + num, state=(written,))
+        return self.narrowed(output, start, length)
+
+    def narrowed(self, output: MemoryModelOutput, start: int, length: int) -> MemoryModelOutput:
+        """The output, restricted to `length` positions from `start`: without those of memory tokens."""
         output.last_hidden_state = output.last_hidden_state.narrow(1, start, length)
         if output.hidden_states is not None:
-            output.hidden_states = tuple(each.narrow(1, start, length) for each in output.hidden_states)
+            output.hidden_states = tuple(
+                None if each is None else each.narrow(1, start, length) for each in output.hidden_states
+            )
         return output
 
     def trimmed(self, memory: Memory) -> Memory:

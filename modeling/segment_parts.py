@@ -75,7 +75,7 @@ class CallParts(NamedTuple):
         output.last_hidden_state = join([each.last_hidden_state for each in outputs])
         if output.hidden_states is not None:
             of_layers = zip(*(each.hidden_states or () for each in outputs), strict=True)
-            output.hidden_states = tuple(join(states) for states in of_layers)
+            output.hidden_states = tuple(None if each[0] is None else join(each) for each in of_layers)
         return output
 
 

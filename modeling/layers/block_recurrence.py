@@ -182,7 +182,7 @@ class BlockState(nn.Module):
         return self.mlp(state, found if self.mlp_layernorm is None else self.mlp_layernorm(state))
 
     def started(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
-        """What rows read, `(B, S, E)`: what they have `written`, or the start where they have not `begun` `(B,)` to write."""
+        """What rows read, `(B, S, E)`: what they have `written`, or the start where they have not `begun` `(B,)`."""
         start = self.start().to(written.dtype)
         return torch.where(begun[:, None, None].to(start.device), written.to(start.device), start)
 
