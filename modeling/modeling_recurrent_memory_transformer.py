@@ -127,9 +127,6 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         start = segment.start.maximum(start[:, None])
         return segment._replace(start=start, first=first, is_plain=False), None, memory.state
 
-    def attention_window(self, layer: int) -> None:
-        return None  # `plan` says it
-
 
 @auto_docstring(custom_intro="The Recurrent Memory Transformer with a language modeling head.")
 class RecurrentMemoryTransformerForCausalLM(RecurrentMemoryTransformerPreTrainedModel, MemoryForCausalLM):
