@@ -1,5 +1,6 @@
 """Where transformers' `generate()` keeps the memory: the one place that is written to."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def mark_static_address(tensor: torch.Tensor) -> None:
 
 class LayerRoom:
     """What a cache keeps for one layer, beside its memory: room behind the columns, where those of the next token are
-    written, and the projections of relative positions, `(heads, distances, head_dim)`.
+    written, the projections of relative positions, `(heads, distances, head_dim)`, and what was made of a state.
 
     No column that a memory shows is written to.
     """
@@ -29,6 +30,7 @@ class LayerRoom:
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
+        self.made: tuple[torch.Tensor, Tensors] | None = None
         self.storages: list[torch.Tensor] = []
         self.end = 0  # of what is written
         self.shown: Tensors | None = None  # the columns of a memory that end there
@@ -43,6 +45,12 @@ class LayerRoom:
             storage.narrow(-2, self.end, added).copy_(each)
         self.end += added
         return tuple(each.narrow(-2, self.end - kept - added, kept + added) for each in self.storages)
+
+    def made_of(self, state: torch.Tensor, make: Callable[[], Tensors]) -> Tensors:
+        """What `make` gives of a `state` of the memory, kept until there is another one."""
+        if self.made is None or self.made[0] is not state:
+            self.made = state, make()
+        return self.made[1]
 
     def _move(self, past: Tensors, new: Tensors, needed: int) -> None:
         size, kept = needed + max(needed // 4, 32), past[0].shape[-2]
