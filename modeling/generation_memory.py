@@ -127,10 +127,12 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
     def _refuse_caches(self, configs: list[dict]) -> None:
         kind = next((c["cache_implementation"] for c in configs if c.get("cache_implementation") is not None), None)
-        if kind not in (None, "dynamic", "static"):
+        possible = (None, "dynamic", "static") if self._can_compile_fullgraph else (None, "dynamic")
+        if kind not in possible:
+            remedy = "leave it out, or use 'static'" if "static" in possible else "leave it out"
             raise ValueError(
-                f"`cache_implementation`={kind!r} cannot hold this model's memory: leave it out, or use 'static'. The "
-                f"memory never grows beyond `mem_len`={self.config.mem_len} positions."
+                f"`cache_implementation`={kind!r} cannot hold this model's memory: {remedy}. The memory never grows beyond "
+                f"`mem_len`={self.config.mem_len} positions."
             )
 
     def _valid_auto_compile_criteria(self, model_kwargs: dict, generation_config: GenerationConfig) -> bool:

@@ -21,6 +21,7 @@ from tiny import (
     result_of,
     right_padded,
     said_by,
+    tensors_of,
     tiny_config,
     tiny_model,
     tokens,
@@ -34,6 +35,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+
+from transformers_xl.modeling.memory_cache import MemoryCache
 
 AUTO_CLASSES = {
     "model": AutoModel,
@@ -377,7 +380,8 @@ def test_bfloat16_stays_bfloat16(model_type, head):
     second = model(tokens(2, 10, seed=1), attention_mask=right_padded(), **memory_if_any(model_type, first))
     for output in (first, second):
         assert result_of(output).dtype == torch.bfloat16
-        types = {state.dtype for state in output.mems or () if state.is_floating_point()}
+        memory = tensors_of(output.mems) if output.mems is not None else ()
+        types = {state.dtype for state in memory if state.is_floating_point()}
         assert types == (types_of_memory(model, torch.bfloat16) if types else set())
         coarse = {parameter.dtype for name, parameter in model.named_parameters() if "reader." not in name}
         assert coarse == {torch.bfloat16}  # a memory around a base has its own: test_modeling_segment_memory.py
@@ -391,14 +395,14 @@ def test_float32_memory_goes_into_a_bfloat16_model(model_type, use_cache):
     """Accelerate's mixed precision hands back bfloat16 memories as float32."""
     model = tiny_model(model_type, dtype=torch.bfloat16)
     # of their own storage, as what is widened: where numbers lie may change the order of a sum
-    mems = tuple(state.clone() for state in model(tokens(2, 10)).mems)
-    widened = tuple(state.float() if state.is_floating_point() else state for state in mems)
+    mems = model(tokens(2, 10)).mems.map(torch.clone)
+    widened = mems.to(dtype=torch.float32)
     expected = model(tokens(2, 10, seed=1), mems=mems, use_cache=use_cache)
     output = model(tokens(2, 10, seed=1), mems=widened, use_cache=use_cache)
     assert result_of(output).dtype == torch.bfloat16
     torch.testing.assert_close(result_of(output), result_of(expected), atol=0, rtol=0)
-    types = {state.dtype for state in output.mems or () if state.is_floating_point()}
-    assert types == (set() if use_cache else types_of_memory(model, torch.bfloat16))
+    types = {state.dtype for state in tensors_of(output.mems) if state.is_floating_point()}
+    assert types == types_of_memory(model, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -437,8 +441,15 @@ def test_eager_is_sdpa(model_type, same_length):
 def test_a_static_cache_is_promised_where_there_is_one(model_type):
     """`_can_compile_fullgraph` is how transformers asks a class whether it generates with a static cache."""
     model = tiny_model(model_type)
-    if model._can_compile_fullgraph:
-        model.make_cache(None, None, torch.empty(0), static=True)
-    else:
-        with pytest.raises(ValueError, match="static|mem_len"):
-            model.make_cache(None, None, torch.empty(0), static=True)
+    if not model._can_compile_fullgraph:
+        if ROWS[model_type].causal_lm_class is not None:
+            with pytest.raises(ValueError, match="`cache_implementation`='static'"):
+                tiny_model(model_type, "causal_lm").generate(tokens(2, 5), cache_implementation="static")
+        return
+    empty = model.new_memory(2, torch.empty(0, dtype=torch.float64), static=True)
+    shapes = [tensor.shape for tensor in tensors_of(model(tokens(2, 1), mems=empty, use_cache=True).mems)]
+    cache, expected = MemoryCache(empty, static=True), model(tokens(2, 12)).last_hidden_state
+    for index in range(12):
+        output = model(tokens(2, 12)[:, index : index + 1], past_key_values=cache)
+        torch.testing.assert_close(output.last_hidden_state, expected[:, index : index + 1], **EXACT)
+        assert [tensor.shape for tensor in tensors_of(output.mems)] == shapes
