@@ -64,6 +64,7 @@ class Lookups(NamedTuple):
         places, read = here.places, segment.after()
         last = here.columns - places % size
         first = here.start.maximum(last - config.num_memory_keys)
+        last = last if here.mask is None else last.where(here.mask, first)  # padding searches nothing
         opened = read % size
         keep = (opened + (read - opened).clamp(max=config.num_memory_keys)).max()
         # cut where the first row begins a block: in rows that begin theirs elsewhere, a part has tokens of two
