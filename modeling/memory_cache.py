@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.ops.window import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
@@ -34,6 +34,12 @@ class LayerRoom:
         self.storages: list[torch.Tensor] = []
         self.end = 0  # of what is written
         self.shown: Tensors | None = None  # the columns of a memory that end there
+        self.older: Any = None  # a room of its own for columns that a layer appends beside its window
+
+    def move_rows(self, function: Any, memory: LayerMemory) -> None:
+        """`function` has been applied to what the layer remembers, which is `memory` now."""
+        if self.older is not None:
+            self.older.move_rows(function, memory)
 
     def append(self, past: Tensors, new: Tensors) -> Tensors:
         """`[past; new]` of columns `(B, .., C, D)` and `(B, .., T, D)`: views of the room."""
@@ -146,6 +152,8 @@ class MemoryCache(Cache):
     def _map_rows(self, function: Any) -> None:
         self.memory = None if self.memory is None else self.memory.map(function)
         self.ended = None if self.ended is None else function(self.ended)
+        for room, layer in zip(self.rooms, () if self.memory is None else self.memory.layers, strict=False):
+            room.move_rows(function, layer)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))

@@ -218,8 +218,12 @@ class MemoryModel(MemoryPreTrainedModel):
         if memory is None:
             return self.new_memory(len(like), like)
         if cache is None or not cache.records_past:
-            memory = memory.newest(self.config.layer_mem_lens)
+            memory = self.recent(memory)
         return self.forget(memory, reset) if reset is not None and reset.dim() == 1 else memory
+
+    def recent(self, memory: Memory) -> Memory:
+        """What a call reads of a memory: the newest columns, as many as a layer may have now."""
+        return memory.newest(self.config.layer_mem_lens)
 
     def remember(
         self, output: MemoryModelOutput, call: Call, cache: MemoryCache | None, length: int
