@@ -3,9 +3,10 @@
 import pytest
 import torch
 from huggingface_hub.dataclasses import strict
-from tiny import EXACT, tokens
+from tiny import EXACT, memory_of, tokens
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl.modeling.memory_cache import MemoryCache
 
 
 @strict
@@ -42,7 +43,7 @@ def test_each_layer_sees_its_window(model):
         seen = (distance >= 0) & (distance < window)
         assert (weights[0, :, seen] > 0).all()
         assert (weights[0, :, ~seen] == 0).all()
-    assert [memory.shape[1] for memory in output.mems] == [2, 5, 0]
+    assert [layer.num_columns for layer in output.mems.layers] == [2, 5, 0]
 
 
 @pytest.mark.parametrize("cuts", [(1,) * 12, (5, 7), (3, 1, 8), (12,)])
@@ -50,11 +51,11 @@ def test_each_layer_sees_its_window(model):
 @pytest.mark.parametrize("static", [False, True])
 def test_segments_equal_the_whole_text(model, cuts, cached, static):
     ids = tokens(2, 12)
-    cache = model.model.make_cache(None, None, model.model.embed_tokens.weight, static) if cached else None
-    logits, memory = [], {"past_key_values": cache} if cached else {}
+    empty = model.model.new_memory(2, model.model.embed_tokens.weight, static)
+    logits, memory = [], {"past_key_values": MemoryCache(empty, static)} if cached else {"mems": empty}
     for segment in ids.split(cuts, dim=1):
         output = model(segment, **memory)
-        memory = memory if cached else {"mems": output.mems, "mems_mask": output.mems_mask}
+        memory = memory if cached else memory_of(output)
         logits.append(output.logits)
     torch.testing.assert_close(torch.cat(logits, dim=1), whole(model, ids), **EXACT)
 
@@ -69,10 +70,7 @@ def test_padding_and_resets_do_not_matter(model, cached):
     padded[0, mask[0].bool()] = first[0]
     padded[1] = tokens(2, 9, seed=1)[1]
     output = model(padded, attention_mask=mask, use_cache=cached)
-    memory = (
-        {"past_key_values": output.past_key_values} if cached else {"mems": output.mems, "mems_mask": output.mems_mask}
-    )
-    output = model(second, reset=torch.tensor([False, True]), **memory)
+    output = model(second, reset=torch.tensor([False, True]), **memory_of(output))
     torch.testing.assert_close(output.logits[:1], whole(model, ids[:1])[:, 4:], **EXACT)
     torch.testing.assert_close(output.logits[1:], whole(model, second[1:]), **EXACT)
 
