@@ -38,8 +38,8 @@ class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
 class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
     layer_class = CausalLongformerLayer
 
-    def attention_window(self, layer: int) -> int:
-        return self.config.layer_windows[layer]
+    def attention_windows(self) -> list[int]:
+        return self.config.layer_windows
 
     def key_mask(self, segment: Segment) -> None:
         """None: it would have T x K entries."""
