@@ -7,7 +7,12 @@ from transformers_xl.modeling.segment import Call, Segment
 
 
 def context_of(
-    length: int, num_before: int = 0, batch: int = 1, mask: torch.Tensor | None = None, window: int | None = None, **told
+    length: int,
+    num_before: int = 0,
+    batch: int = 1,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    **told,
 ) -> LayerContext:
     """That of `length` tokens after `num_before` columns, all of them real.
 

@@ -128,14 +128,15 @@ class ReleasedLayer(nn.Module):
         inner = self.norms["self"](states)
         states = states + self.attend("self", inner, inner, visible)
         if self.is_decoder:
-            states = states + self.attend("encoder", self.norms["encoder"](states), encoded, visible.new_ones(1, 1, 1, 1))
+            states = states + self.attend(
+                "encoder", self.norms["encoder"](states), encoded, visible.new_ones(1, 1, 1, 1)
+            )
         inner = self.norms["convolutions"](states).transpose(1, 2)
         for convolution in self.convolutions:
             reach = convolution.kernel_size[0] - 1
             around = (reach, 0) if self.is_decoder else (reach // 2, reach - reach // 2)
             inner = convolution(F.pad(inner, around)).relu()
         return states + inner.transpose(1, 2)
-
 
     def attend(self, place: str, queries: torch.Tensor, read: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         attention = self.attentions[place]
