@@ -238,9 +238,9 @@ def test_a_document_cannot_begin_inside_of_a_segment():
     [
         ((), r"`mems.state` has 0 tensors: this model remembers 1"),
         ((torch.zeros(2, 32),) * 2, r"`mems.state` has 2 tensors: this model remembers 1"),
-        ((torch.zeros(3, 32),), r"`mems.state`\[0\] has shape \(3, 32\).*: it must be \(2, 32\)"),
-        ((torch.zeros(2, 4, 32),), r"`mems.state`\[0\] has shape \(2, 4, 32\).*: it must be \(2, 32\)"),
-        ((torch.zeros(2, 32).long(),), r"`mems.state`\[0\] has .*type torch.int64"),
+        ((torch.zeros(3, 32),), r"`mems.state`.* has shape \(3, 32\).*: it must be .*\(2, 32\)"),
+        ((torch.zeros(2, 4, 32),), r"`mems.state`.* has shape \(2, 4, 32\).*: it must be .*\(2, 32\)"),
+        ((torch.zeros(2, 32).long(),), r"`mems.state`.* has .*type torch.int64"),
     ],
     ids=["none", "two", "rows", "window", "type"],
 )
