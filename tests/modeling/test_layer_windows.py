@@ -3,7 +3,7 @@
 import pytest
 import torch
 from huggingface_hub.dataclasses import strict
-from tiny import EXACT, memory_of, tokens
+from tiny import EXACT, tokens
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.modeling.memory_cache import MemoryCache
@@ -52,10 +52,11 @@ def test_each_layer_sees_its_window(model):
 def test_segments_equal_the_whole_text(model, cuts, cached, static):
     ids = tokens(2, 12)
     empty = model.model.new_memory(2, model.model.embed_tokens.weight, static)
-    logits, memory = [], {"past_key_values": MemoryCache(empty, static)} if cached else {"mems": empty}
+    cache = MemoryCache(empty, static) if cached else None
+    logits, memory = [], {"past_key_values": cache} if cached else {}
     for segment in ids.split(cuts, dim=1):
         output = model(segment, **memory)
-        memory = memory if cached else memory_of(output)
+        memory = memory if cached else {"mems": output.mems}
         logits.append(output.logits)
     torch.testing.assert_close(torch.cat(logits, dim=1), whole(model, ids), **EXACT)
 
@@ -70,7 +71,8 @@ def test_padding_and_resets_do_not_matter(model, cached):
     padded[0, mask[0].bool()] = first[0]
     padded[1] = tokens(2, 9, seed=1)[1]
     output = model(padded, attention_mask=mask, use_cache=cached)
-    output = model(second, reset=torch.tensor([False, True]), **memory_of(output))
+    memory = {"past_key_values": output.past_key_values} if cached else {"mems": output.mems}
+    output = model(second, reset=torch.tensor([False, True]), **memory)
     torch.testing.assert_close(output.logits[:1], whole(model, ids[:1])[:, 4:], **EXACT)
     torch.testing.assert_close(output.logits[1:], whole(model, second[1:]), **EXACT)
 
