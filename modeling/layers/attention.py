@@ -172,12 +172,25 @@ class RelativeAttention(MemoryAttention):
 
     def attend(self, query, key, value, context, far=None, **kwargs):
         """`far` ([`FarColumns`], *optional*): further columns, whose weights stand before those of the others."""
-        positions, bias = self.relative_terms(context)
-        visible = None if context.segment.is_plain else context.visible
+        return self.attend_relative(query, key, value, *self.relative_terms(context), context, far, **kwargs)
+
+    def attend_relative(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        bias: Biases,
+        context: LayerContext,
+        far: FarColumns | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query)
         if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
             rest = context.visible, far, context.distance
             return self.attend_in_steps(query, key, value, positions, bias, *rest, **kwargs)
+        visible = None if context.segment.is_plain else context.visible
         return self.attend_at_once(backend, query, key, value, positions, bias, visible, context.window, far), None
 
     def attend_at_once(

@@ -82,15 +82,19 @@ class LayerContext(NamedTuple):
     def _extend_inputs(
         self, held: torch.Tensor, inputs: torch.Tensor, new: Tensors, project: Callable[[torch.Tensor], Tensors]
     ) -> tuple[Tensors, Tensors]:
-        columns, segment, inputs = new, self.segment, self._kept(inputs)
+        columns, inputs = new, self._kept(inputs)
         if held.shape[1] > 0:  # apart from the segment: no gradient is computed for what needs none
             columns = tuple(torch.cat(pair, -2) for pair in zip(project(held), new, strict=True))
         if self.projects:
-            return columns, tuple(segment.newest(self._kept(each), self.keep) for each in columns)
-        if segment.num is None:  # only what is kept is copied
+            return columns, tuple(self.segment.newest(self._kept(each), self.keep) for each in columns)
+        return columns, self.newest_inputs(held, inputs)
+
+    def newest_inputs(self, held: torch.Tensor, inputs: torch.Tensor) -> Tensors:
+        """The columns that are remembered of inputs, `held` `(B, C, E)` and those of the segment, `(B, T, E)`."""
+        if self.segment.num is None:  # only what is kept is copied
             held, inputs = keep_last(held, max(self.keep - inputs.shape[1], 0)), keep_last(inputs, self.keep)
-            return columns, (torch.cat([held, inputs], 1),)
-        return columns, (segment.newest(torch.cat([held, inputs], 1), self.keep),)
+            return (torch.cat([held, inputs], 1),)
+        return (self.segment.newest(torch.cat([held, inputs], 1), self.keep),)
 
 
 def check_columns(past: Tensors, new: Tensors) -> None:
