@@ -205,7 +205,7 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
 
 def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -> None:
     _check_tensors(f"{name}.state", memory.state, new.state, batch)
-    _check_tensors(f"{name}.columns", memory.columns[:1], new.columns[:1], batch)
+    _check_tensors(f"{name}.columns", memory.columns[: len(new.columns)], new.columns, batch)
 
 
 def _check_tensors(name: str, given: tuple, new: tuple, batch: int) -> None:
@@ -215,10 +215,9 @@ def _check_tensors(name: str, given: tuple, new: tuple, batch: int) -> None:
     for index, (tensor, other) in enumerate(zip(given, new, strict=True)):
         wanted = (batch, *other.shape[1:])
         is_column = name.endswith(".columns")
-        same = tensor.dim() > 2 if is_column else tuple(tensor.shape) == wanted
         if is_column and tensor.dim() == other.dim():
-            wanted = (batch, tensor.shape[1], other.shape[2])
-            same = tuple(tensor.shape) == wanted
+            wanted = (batch, *other.shape[1:-2], tensor.shape[-2], other.shape[-1])
+        same = tuple(tensor.shape) == wanted or (is_column and tensor.dim() > other.dim())
         if not same or tensor.shape[0] != batch or tensor.is_floating_point() != other.is_floating_point():
             raise ValueError(
                 f"`{name}`[{index}] has shape {tuple(tensor.shape)} and type {tensor.dtype}: it must be {wanted}. Is it the "

@@ -12,7 +12,8 @@ Tensors = tuple[torch.Tensor, ...]
 
 class LayerRoom:
     """What a cache keeps for one layer, beside its memory: room behind the columns, where those of the next token are
-    written, and the projections of relative positions, `(heads, distances, head_dim)`.
+    written, the projections of relative positions, `(heads, distances, head_dim)`, and what a variant has `derived` from the
+    memory. That says itself whose it is, and follows its rows with `map_rows(function, memory)`.
 
     No column that a memory shows is written to.
     """
@@ -21,6 +22,7 @@ class LayerRoom:
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
+        self.derived: Any = None
         self.storages: list[torch.Tensor] = []
         self.end = 0  # of what is written
         self.shown: Tensors | None = None  # the columns of a memory that end there
@@ -108,6 +110,9 @@ class MemoryCache(Cache):
     def _map_rows(self, function: Any) -> None:
         self.memory = None if self.memory is None else self.memory.map(function)
         self.ended = None if self.ended is None else function(self.ended)
+        for index, room in enumerate(self.rooms):
+            if room.derived is not None and self.memory is not None:
+                room.derived = room.derived.map_rows(function, self.memory.layers[index])
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
