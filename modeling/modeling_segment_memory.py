@@ -146,11 +146,8 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         check_config(self.config)
 
     def new_memory(self, batch: int, like: torch.Tensor, static: bool = False) -> Memory:
-        if static:
-            raise ValueError(
-                "`cache_implementation`='static' needs a memory of one size, which that around a base is not: leave it out."
-            )
-        return self.reader.new_memory(self.backbone, batch, like)
+        counts = self.config.layer_mem_lens if static else [0] * len(self.config.layer_mem_lens)
+        return self.reader.new_memory(self.backbone, batch, counts, like)
 
     def run_backbone(
         self,

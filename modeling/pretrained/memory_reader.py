@@ -46,8 +46,9 @@ class MemoryReader(nn.Module):
         super().__init__()
         self.config = config
 
-    def new_memory(self, backbone: nn.Module, batch: int, like: torch.Tensor) -> Memory:
-        """What is remembered of `batch` new rows, in the type and on the device of `like`."""
+    def new_memory(self, backbone: nn.Module, batch: int, counts: list[int], like: torch.Tensor) -> Memory:
+        """What is remembered of `batch` new rows, in the type and on the device of `like`; `counts`: unused columns of each
+        layer."""
         raise NotImplementedError
 
     def read(

@@ -144,11 +144,11 @@ class TokenReader(MemoryReader):
         super().__init__(config)
         self.memory_tokens = ScaledMemoryTokens(config.num_memory_tokens, config.embedding_width)
 
-    def new_memory(self, backbone: nn.Module, batch: int, like: torch.Tensor) -> Memory:
+    def new_memory(self, backbone: nn.Module, batch: int, counts: list[int], like: torch.Tensor) -> Memory:
         width = self.config.embedding_width
         written = like.new_zeros(batch, self.config.num_memory_tokens, width)
         none = torch.zeros(batch, dtype=torch.long, device=like.device)
-        return Memory((LayerMemory((like.new_zeros(batch, 0, width),), (written,)),), none, none)
+        return Memory((LayerMemory((like.new_zeros(batch, *counts, width),), (written,)),), none, none)
 
     def read(
         self,

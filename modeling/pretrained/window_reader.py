@@ -62,16 +62,16 @@ class WindowReader(MemoryReader):
     def mem_len(self) -> int:
         return cast(int, self.config.mem_len)
 
-    def new_memory(self, backbone: nn.Module, batch: int, like: torch.Tensor) -> Memory:
+    def new_memory(self, backbone: nn.Module, batch: int, counts: list[int], like: torch.Tensor) -> Memory:
         if self.shapes is None:
             self.shapes = key_value_shapes(written_by(backbone, 1, [0]))
         # in layers that do not see the sinks too: a shorter `mem_len` would let them
         layers = tuple(
             LayerMemory(
-                shape.new_columns(batch, 0, like),
+                shape.new_columns(batch, count, like),
                 shape.new_columns(batch, self.num_sinks, like) if self.num_sinks > 0 else (),
             )
-            for shape in self.shapes
+            for shape, count in zip(self.shapes, counts, strict=True)
         )
         none = torch.zeros(batch, dtype=torch.long, device=like.device)
         return Memory(layers, none, none, (none,))

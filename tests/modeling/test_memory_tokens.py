@@ -113,8 +113,8 @@ def test_activation_checkpointing_changes_nothing():
 
 
 def test_documents_begin_anywhere():
-    """Each is read as if it were alone, and its segments are counted from its first token."""
-    model, ids = wrapped(), tokens(2, 15)
+    """Each is read as if it were alone, and its segments are counted from its first token; the last one goes on."""
+    model, ids, after = wrapped(), tokens(2, 15), tokens(2, 3, seed=2)
     reset = torch.zeros_like(ids, dtype=torch.bool)
     reset[0, 6] = reset[1, 3] = reset[1, 4] = True
     before = tokens(2, 6, seed=1)
@@ -122,10 +122,13 @@ def test_documents_begin_anywhere():
         for use_cache in (False, True):
             output = model(before, use_cache=use_cache)
             memory = {"past_key_values": output.past_key_values} if use_cache else {"mems": output.mems}
-            logits = model(ids, reset=reset, **memory).logits
+            output = model(ids, reset=reset, **memory)
+            memory = {"past_key_values": output.past_key_values} if use_cache else {"mems": output.mems}
+            logits = torch.cat([output.logits, model(after, **memory).logits], dim=1)
             for row in range(2):
                 number = reset[row].long().cumsum(0)
                 texts = [ids[row][number == document] for document in range(int(number[-1]) + 1)]
+                texts[-1] = torch.cat([texts[-1], after[row]])
                 first = by_hand(model, torch.cat([before[row], texts[0]]))[6:]
                 expected = torch.cat([first, *(by_hand(model, text) for text in texts[1:])])
                 torch.testing.assert_close(logits[row], expected, **EXACT)
