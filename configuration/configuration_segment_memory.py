@@ -84,7 +84,7 @@ class SegmentMemoryConfig(ConfigWithCode):
     sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
         "text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama")
     }
-    keys_to_ignore_at_inference = ["past_key_values", "mems", "mems_mask"]
+    keys_to_ignore_at_inference = ["past_key_values", "mems"]
 
     text_config: dict | PreTrainedConfig | None = None
     kind: str = "window"
@@ -258,8 +258,8 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        """Positions that each layer remembers."""
-        return [window - 1 for window in self.layer_windows]
+        """Positions that each layer remembers; or the most tokens of an open segment."""
+        return [window - 1 for window in self.layer_windows] if self.kind == "window" else [self.segment_length - 1]
 
 
 OF_BASE = {name for name, value in vars(SegmentMemoryConfig).items() if isinstance(value, property) and value.fset}

@@ -26,7 +26,7 @@ from transformers_xl.modeling import (
     modeling_pkm_transformer,
     modeling_r_transformer,
     modeling_recurrent_memory_transformer,
-    # TODO modeling_segment_memory,
+    modeling_segment_memory,
     modeling_sha_rnn,
     modeling_shaw_transformer,
     modeling_star_transformer,
@@ -298,15 +298,15 @@ VARIANTS: dict[str, Variant] = {
             croppable=False,
             recurrent=True,
         ),
-        # TODO _variant(
-        # TODO     modeling_segment_memory,
-        # TODO     paper="Transformer-XL's memory around any language model of transformers",
-        # TODO     authors="Dai et al.",
-        # TODO     year=2019,
-        # TODO     url="https://arxiv.org/abs/1901.02860",
-        # TODO     idea="A language model of transformers keeps the keys and values of the last positions, or writes vectors to "
-        # TODO     "itself.",
-        # TODO ),
+        _variant(
+            modeling_segment_memory,
+            paper="Transformer-XL's memory around any language model of transformers",
+            authors="Dai et al.",
+            year=2019,
+            url="https://arxiv.org/abs/1901.02860",
+            idea="A language model of transformers keeps the keys and values of the last positions, or writes vectors to "
+            "itself.",
+        ),
     )
 }
 

@@ -1,12 +1,11 @@
 """Where transformers' `generate()` keeps the memory: the one place that is written to."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import Cache
 
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.ops.window import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
@@ -21,7 +20,8 @@ def mark_static_address(tensor: torch.Tensor) -> None:
 
 class LayerRoom:
     """What a cache keeps for one layer, beside its memory: room behind the columns, where those of the next token are
-    written, the projections of relative positions, `(heads, distances, head_dim)`, and what was made of a state.
+    written, the projections of relative positions, `(heads, distances, head_dim)`, and what a layer has `derived` from its
+    memory: it says itself of which, and is dropped when rows move, unless it has a `map_rows(function, layer_memory)`.
 
     No column that a memory shows is written to.
     """
@@ -30,16 +30,10 @@ class LayerRoom:
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
-        self.made: tuple[torch.Tensor, Tensors] | None = None
+        self.derived: Any = None
         self.storages: list[torch.Tensor] = []
         self.end = 0  # of what is written
         self.shown: Tensors | None = None  # the columns of a memory that end there
-        self.older: Any = None  # a room of its own for columns that a layer appends beside its window
-
-    def move_rows(self, function: Any, memory: LayerMemory) -> None:
-        """`function` has been applied to what the layer remembers, which is `memory` now."""
-        if self.older is not None:
-            self.older.move_rows(function, memory)
 
     def append(self, past: Tensors, new: Tensors) -> Tensors:
         """`[past; new]` of columns `(B, .., C, D)` and `(B, .., T, D)`: views of the room."""
@@ -51,12 +45,6 @@ class LayerRoom:
             storage.narrow(-2, self.end, added).copy_(each)
         self.end += added
         return tuple(each.narrow(-2, self.end - kept - added, kept + added) for each in self.storages)
-
-    def made_of(self, state: torch.Tensor, make: Callable[[], Tensors]) -> Tensors:
-        """What `make` gives of a `state` of the memory, kept until there is another one."""
-        if self.made is None or self.made[0] is not state:
-            self.made = state, make()
-        return self.made[1]
 
     def _move(self, past: Tensors, new: Tensors, needed: int) -> None:
         size, kept = needed + max(needed // 4, 32), past[0].shape[-2]
@@ -152,8 +140,10 @@ class MemoryCache(Cache):
     def _map_rows(self, function: Any) -> None:
         self.memory = None if self.memory is None else self.memory.map(function)
         self.ended = None if self.ended is None else function(self.ended)
-        for room, layer in zip(self.rooms, () if self.memory is None else self.memory.layers, strict=False):
-            room.move_rows(function, layer)
+        if self.memory is not None:
+            for room, layer in zip(self.rooms, self.memory.layers, strict=False):
+                move = getattr(room.derived, "map_rows", None)
+                room.derived = None if move is None else move(function, layer)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))

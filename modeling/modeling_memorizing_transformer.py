@@ -70,9 +70,9 @@ class RetrievalLayer(MemorizingTransformerLayer):
         """That of a cache for what the layer remembers beside the window."""
         if context.room is None:
             return None
-        if context.room.older is None:
-            context.room.older = KeyRoom(self.key_search())
-        return context.room.older
+        if context.room.derived is None:
+            context.room.derived = KeyRoom(self.key_search())
+        return context.room.derived
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Memorizing Transformer.")

@@ -67,6 +67,11 @@ class LayerContext(NamedTuple):
             return self.room.append(past, new), past
         if not past or past[0].dim() == inputs.dim():
             return self._extend_inputs(past[0].to(inputs) if past else inputs[:, :0], inputs, new, project)
+        return self.append(past, new)
+
+    def append(self, past: Tensors, new: Tensors) -> tuple[Tensors, Tensors]:
+        """`[memory; segment]` of columns `(B, .., C, D)` and `(B, .., T, D)` of one kind, and what the layer remembers of
+        them."""
         check_columns(past, new)
         if self.room is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             columns = tuple(torch.cat([old.to(each), each], -2) for old, each in zip(past, new, strict=True))

@@ -141,8 +141,9 @@ class KeyRoom(LayerRoom):
         super().__init__()
         self.search = search
 
-    def move_rows(self, function: Callable[[torch.Tensor], torch.Tensor], memory: LayerMemory) -> None:
+    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor], memory: LayerMemory) -> Self:
         self.search.move_rows(function, memory.older)
+        return self
 
 
 class RetrievalAttention(LocalAttention):

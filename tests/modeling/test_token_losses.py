@@ -126,8 +126,8 @@ def test_bases_with_memory_learn_in_slices(family: str, kind: str, few_at_a_time
     right = gradients(model, expected)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, right[name], **CLOSE, msg=name)
-    mems = model(ids).mems
-    assert all(map(torch.equal, output.mems, mems))
+    mems = model(ids).mems.named_tensors()
+    assert all(torch.equal(each, mems[name]) for name, each in output.mems.named_tensors().items())
 
 
 @pytest.mark.parametrize("model_type", one_of_each_kind(models(causal_lm=True)))
