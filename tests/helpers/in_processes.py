@@ -21,6 +21,7 @@ from trained import SEGMENT, Bare, Flowing, arguments, flat, losses, segments, s
 from transformers_xl import MemoryTrainer, add_memory
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.files.output_lock import LOCK
+from transformers_xl.modeling.memory_value import Memory
 
 ROWS = 4  # of a batch, over all processes
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
@@ -64,6 +65,14 @@ def model_of(kind: str | None) -> nn.Module:
     return add_memory(base, kind=kind, **AROUND_BASES[kind]).train()
 
 
+def rows_of(memory: Memory) -> torch.Tensor:
+    """All that each row remembers, in one row of a matrix."""
+    return torch.cat(
+        [tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None] for tensor in memory.named_tensors().values()],
+        dim=1,
+    )
+
+
 def build(folder: Path, train_dataset, eval_dataset=None, kind: str | None = None, **fields) -> MemoryTrainer:
     defaults = {
         "use_cpu": True, "per_device_train_batch_size": ROWS // WORLD, "per_device_eval_batch_size": ROWS // WORLD,
@@ -87,7 +96,7 @@ def train(folder: Path, name: str) -> dict[str, torch.Tensor]:
         "losses": losses(trainer),
         "evaluations": torch.tensor(evaluations),
         "weights": flat(trainer.accelerator.unwrap_model(trainer.model)),
-        "memory": torch.cat([state.reshape(len(state), -1) for state in trainer.memory["train"].mems], dim=1),
+        "memory": rows_of(trainer.memory["train"].mems),
         "predictions": torch.from_numpy(trainer.predict(held_out).predictions),
     }
 
@@ -178,7 +187,7 @@ def shard(folder: Path, kind: str | None = None) -> dict[str, torch.Tensor]:
     return {
         "losses": torch.stack(found),
         "weights": torch.cat([parameter.detach().flatten() for parameter in parameters]),
-        "memory": torch.cat([state.reshape(len(state), -1) for state in mems], dim=1),
+        "memory": rows_of(mems),
     }
 
 

@@ -1,6 +1,5 @@
 """The memory contract, for every variant of the table in `modeling/auto.py`: what a memory must never get wrong."""
 
-import copy
 from itertools import product
 
 import pytest
@@ -11,25 +10,27 @@ from tiny import (
     MEM_LEN,
     SEGMENT_BY_SEGMENT,
     allows,
-    assert_newest,
+    assert_same_memory,
     follows_same_length,
-    held_by,
     in_turn,
     memory_of,
     memory_value,
     models,
+    newest,
     num_remembered,
     pairwise,
     reach_of_states,
     read,
     read_row_alone,
     result_of,
+    tensors_of,
     tiny_model,
     tokens,
 )
 
-from transformers_xl.modeling.memory.window_memory import WindowMemory
-from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
 
 CARRYING = models(memory=("exact", "own"))
 WINDOWED = models(memory=("exact",))
@@ -70,7 +71,7 @@ def test_value_form_is_cache_form(model_type, same_length, initial_memory, mem_l
         cached, cache = read(model, ids, lengths, use_cache=True)
         torch.testing.assert_close(cached, value, **EXACT)
         assert memory["mems"] is not None
-        assert cache["past_key_values"] is not None
+        assert cache["past_key_values"].memory is not None
 
 
 @pytest.mark.parametrize(("model_type", "same_length"), in_turn(CARRYING, [True, False]))
@@ -81,10 +82,11 @@ def test_value_turned_into_cache(model_type, same_length):
     _, memory = read(model, ids[:, :9], [9], attention_mask=mask[:, :9])
     value, _ = read(model, ids[:, 9:], [9, 9], attention_mask=mask[:, 9:], memory=memory)
     first = model(ids[:, 9:18], attention_mask=mask[:, 9:18], use_cache=True, **memory)
-    assert first.mems is None
-    second = model(ids[:, 18:], attention_mask=mask[:, 18:], past_key_values=first.past_key_values)
-    cached = torch.cat([result_of(first), result_of(second)], dim=1)
-    torch.testing.assert_close(cached[mask[:, 9:]], value[mask[:, 9:]], **EXACT)
+    assert all(map(torch.equal, tensors_of(first.mems), tensors_of(first.past_key_values.memory)))
+    for after in ({"mems": first.mems}, {"mems": first.mems, "use_cache": True}, memory_of(first)):
+        second = model(ids[:, 18:], attention_mask=mask[:, 18:], **after)
+        cached = torch.cat([result_of(first), result_of(second)], dim=1)
+        torch.testing.assert_close(cached[mask[:, 9:]], value[mask[:, 9:]], **EXACT)
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
@@ -93,7 +95,7 @@ def test_cache_takes_the_mask_of_the_whole_history(model_type):
     model = tiny_model(model_type)
     ids, mask = tokens(3, 27), masks("left")
     cache = model(ids[:, :18], attention_mask=mask[:, :18], use_cache=True).past_key_values
-    short = model(ids[:, 18:], attention_mask=mask[:, 18:], past_key_values=cache.copy())
+    short = model(ids[:, 18:], attention_mask=mask[:, 18:], past_key_values=MemoryCache(cache.memory))
     long = model(ids[:, 18:], attention_mask=mask, past_key_values=cache)
     torch.testing.assert_close(result_of(long), result_of(short), **EXACT)
 
@@ -119,21 +121,21 @@ def test_padded_row_is_unpadded_row(model_type, same_length, initial_memory, sid
 
 @pytest.mark.parametrize(("model_type", "side"), in_turn(CARRYING, ["left", "right", "interior"]))
 def test_padding_never_takes_a_place_in_memory(model_type, side):
-    """What a padded row remembers is what the row alone remembers, newest last, and `mems_mask` says how much."""
+    """What a padded row remembers is what the row alone remembers, newest last, and `lengths` says how much."""
     model = tiny_model(model_type)
     ids, mask = tokens(3, 27), masks(side)
-    _, memory = read(model, ids, [9, 9, 9], attention_mask=mask)
-    for row, real in enumerate(mask.sum(dim=1).tolist()):
-        kept, windows = num_remembered(model, real), len(model.config.layer_mem_lens)
-        lengths = [count for count in mask[row].view(3, 9).sum(dim=1).tolist() if count]
-        _, alone = read(model, ids[row : row + 1, mask[row]], lengths)
-        for remembered, expected in zip(memory["mems"][:windows], alone["mems"][:windows], strict=True):
-            torch.testing.assert_close(remembered[row, -kept:], expected[0, -kept:], **EXACT)
-        for state, expected in zip(memory["mems"][windows:], alone["mems"][windows:], strict=True):
-            assert_newest(state[row], expected[0])
-        if memory["mems_mask"] is not None:
-            assert memory["mems_mask"][row].sum() == kept
-            assert memory["mems_mask"][row, -kept:].all()
+    for use_cache in (None, True):
+        mems = read(model, ids, [9, 9, 9], attention_mask=mask, use_cache=use_cache)[1]
+        mems = mems["mems"] if use_cache is None else mems["past_key_values"].memory
+        assert mems.tokens_read.tolist() == mask.sum(dim=1).tolist()
+        assert mems.lengths.tolist() == [num_remembered(model, real) for real in mask.sum(dim=1).tolist()]
+        for row in range(3):
+            alone = {}
+            for here in range(0, 27, 9):
+                if mask[row, here : here + 9].any():
+                    real = ids[row : row + 1, here : here + 9][:, mask[row, here : here + 9]]
+                    alone = {"mems": model(real, use_cache=use_cache, **alone).mems}
+            assert_same_memory(mems.rows([row]), alone["mems"])
 
 
 @pytest.mark.parametrize(("model_type", "use_cache"), in_turn(CARRYING, [None, True]))
@@ -217,7 +219,7 @@ def test_rows_of_a_cache_can_be_reordered_repeated_and_selected(model_type):
     }
     following = tokens(1, 5, seed=1)
     for method, (argument, rows) in steps.items():
-        changed = copy.deepcopy(cache)
+        changed = MemoryCache(cache.memory)
         getattr(changed, method)(argument)
         ours = result_of(model(following.expand(len(rows), -1), past_key_values=changed))
         for row, origin in enumerate(rows):
@@ -321,32 +323,36 @@ def test_a_document_may_begin_at_a_pad(model_type, use_cache):
 @pytest.mark.parametrize(
     ("model_type", "mem_len", "same_length"), in_turn(HOLDING_INPUTS, product([1, 3, MEM_LEN], [True, False]))
 )
-def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_length, mem_len):
+def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_length, mem_len, monkeypatch):
     model = tiny_model(model_type, mem_len=mem_len, same_length=same_length)
     new: list[torch.Tensor] = []
+    extend = LayerContext.extend
 
-    def note(module, arguments, output) -> None:
-        windows = [memory for memory in arguments[1] if isinstance(memory, WindowMemory)]
-        new.extend(window.new for window in windows)
+    def noting(context, past, inputs, *arguments):
+        new.append(inputs)
+        return extend(context, past, inputs, *arguments)
 
-    for layer in set(model.layers):  # one may run in several places
-        layer.register_forward_hook(note)
-    lengths = [window.length for window in model.build_memory().windows]
-    memory, inputs = {}, None
+    monkeypatch.setattr(LayerContext, "extend", noting)
+    memory, read_so_far = {}, None
     for segment, length in enumerate((2, 1, 5, 20, 1)):
         new.clear()
         output = model(tokens(2, length, seed=segment), output_hidden_states=True, **memory)
         memory = memory_of(output)
         if model_type == "transformer_xl":
             assert all(torch.equal(*pair) for pair in zip(new, output.hidden_states, strict=False))
-        inputs = list(new) if inputs is None else [torch.cat(pair, dim=1) for pair in zip(inputs, new, strict=True)]
-        assert output.mems_mask is None
-        assert isinstance(output.mems, tuple)
-        assert len(output.mems) == len(memory_value(model_type))
-        for remembered, expected, longest in zip(output.mems, inputs, lengths, strict=False):
+        pairs = zip(new if read_so_far is None else read_so_far, new, strict=True)
+        read_so_far = list(new) if read_so_far is None else [torch.cat(pair, dim=1) for pair in pairs]
+        windows = [
+            (layer, longest)
+            for layer, longest in zip(output.mems.layers, model.config.layer_mem_lens, strict=True)
+            if layer.columns
+        ]
+        assert isinstance(output.mems, Memory)
+        for (layer, longest), expected in zip(windows, read_so_far, strict=True):
+            (remembered,) = layer.columns
             assert not remembered.requires_grad
             kept = num_remembered(model, expected.shape[1], longest)
-            torch.testing.assert_close(remembered, keep_last(expected, kept).detach(), **EXACT)
+            torch.testing.assert_close(remembered, newest(expected, kept).detach(), **EXACT)
 
 
 @pytest.mark.parametrize(("model_type", "same_length"), in_turn(CARRYING, [True, False]))
@@ -356,12 +362,13 @@ def test_memory_is_detached_capped_and_batch_first(model_type, same_length):
     for segment in range(4):
         output = model(tokens(3, 24, seed=segment), **memory)  # of whole blocks, however long
         memory = memory_of(output)
-        assert all(not state.requires_grad and len(state) == 3 for state in output.mems)
-    sizes = [state.shape for state in output.mems]
-    assert sizes == [state.shape for state in model(tokens(3, 24), **memory).mems]
-    cache = model(tokens(3, 30), use_cache=True).past_key_values
-    assert not any(rows.requires_grad for rows in held_by(cache))
-    assert all(window.num_held <= window.length for window in cache.memory.windows)
+        assert all(not state.requires_grad and len(state) == 3 for state in tensors_of(output.mems))
+    sizes = [state.shape for state in tensors_of(output.mems)]
+    assert sizes == [state.shape for state in tensors_of(model(tokens(3, 24), **memory).mems)]
+    mems = model(tokens(3, 30), use_cache=True).mems
+    assert not any(rows.requires_grad for rows in tensors_of(mems))
+    longest = [num_remembered(model, 30, length) for length in model.config.layer_mem_lens]
+    assert all(layer.num_columns <= length for layer, length in zip(mems.layers, longest, strict=True))
 
 
 @pytest.mark.parametrize("model_type", [each for each in WINDOWED if allows(each, mem_len=0, same_length=False)])
@@ -370,7 +377,6 @@ def test_mem_len_zero_remembers_nothing(model_type, use_cache):
     model = tiny_model(model_type, mem_len=0, same_length=False)
     output = model(tokens(2, 12), use_cache=use_cache)
     assert output.mems is None
-    assert output.mems_mask is None
     assert output.past_key_values is None
     torch.testing.assert_close(result_of(output)[:, :6], result_of(model(tokens(2, 12)[:, :6])), **EXACT)
 
@@ -397,7 +403,7 @@ def test_reading_changes_no_memory_in_place(model_type):
     model = tiny_model(model_type)
     ids, mask = tokens(3, 27), masks("right")
     output = model(ids[:, :9], attention_mask=mask[:, :9])
-    kept = copy.deepcopy(memory_of(output))
+    kept = [tensor.clone() for tensor in tensors_of(output.mems)]
     first, second = (
         model(
             ids[:, 9:18], attention_mask=mask[:, 9:18], reset=torch.tensor([False, True, False]), **memory_of(output)
@@ -405,39 +411,7 @@ def test_reading_changes_no_memory_in_place(model_type):
         for _ in range(2)
     )
     torch.testing.assert_close(result_of(second), result_of(first), atol=0, rtol=0)
-    torch.testing.assert_close(output.mems, kept["mems"], atol=0, rtol=0)
-    torch.testing.assert_close(output.mems_mask, kept["mems_mask"], atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("model_type", CARRYING)
-def test_a_cache_given_as_mems_is_copied(model_type):
-    """What `generate()` remembers, and what `forward` remembers, is taken by both."""
-    model, ids, after = tiny_model(model_type), tokens(2, 11), tokens(2, 5, seed=1)
-    first = model(ids, use_cache=True)
-    before = [rows.clone() for rows in held_by(first.past_key_values)]
-    expected = result_of(model(after, mems=model(ids).mems))
-    for use_cache in (None, True):
-        output = model(after, mems=first.past_key_values, use_cache=use_cache)
-        torch.testing.assert_close(result_of(output), expected, **EXACT)
-        assert output.mems is None
-        assert output.past_key_values is not first.past_key_values
-    assert all(torch.equal(*pair) for pair in zip(held_by(first.past_key_values), before, strict=True))
-
-
-@pytest.mark.parametrize("model_type", CARRYING)
-def test_the_layout_names_every_tensor(model_type):
-    model = tiny_model(model_type)
-    mems = model(tokens(2, 11)).mems
-    layers, own = model.layout.split(mems)
-    assert sum(map(len, layers)) + len(own) == len(mems) == len(model.layout.tensors)
-    for (layer, name, shape), tensor in zip(model.layout.tensors, mems, strict=True):
-        assert (own if layer is None else layers[layer])[name] is tensor
-        assert len(tensor.shape) == len(shape) + 1
-        assert all(size in (None, given) for size, given in zip(shape, tensor.shape[1:], strict=True))
-    joined = model.layout.join(list(model.layout.grouped(mems)))
-    assert all(ours is theirs for ours, theirs in zip(joined, mems, strict=True))
-    with pytest.raises(ValueError, match="`mems` is a tuple of length"):
-        model.layout.split((*mems, mems[0]))
+    assert all(map(torch.equal, tensors_of(output.mems), kept))
 
 
 @pytest.mark.parametrize("model_type", CARRYING)
