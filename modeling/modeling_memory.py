@@ -229,7 +229,9 @@ class MemoryModel(MemoryPreTrainedModel):
         if cache is not None:
             cache.update_memory(memory, length)
             output.past_key_values = cache
-        output.mems = memory if self.config.mem_len > 0 else None
+        if self.config.mem_len == 0:  # a field that is set to None stays among the items
+            return type(output)(**{**output, "mems": None})
+        output.mems = memory
         return output
 
     def in_order(self, output: MemoryModelOutput, call: Call) -> MemoryModelOutput:
