@@ -229,10 +229,8 @@ class MemoryModel(MemoryPreTrainedModel):
         if cache is not None:
             cache.update_memory(memory, length)
             output.past_key_values = cache
-        if self.config.mem_len == 0:  # a field that is set to None stays among the items
-            return type(output)(**{**output, "mems": None})
-        output.mems = memory
-        return output
+        mems = memory if self.config.mem_len > 0 else None
+        return type(output)(**{**output, "mems": mems})  # a field that is set to None would stay
 
     def in_order(self, output: MemoryModelOutput, call: Call) -> MemoryModelOutput:
         """The output, with what it says of tokens where the caller put them."""
