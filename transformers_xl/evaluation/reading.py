@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.evaluating import evaluating
+from transformers_xl.modeling.memory_value import Memory
 
 
 def read_in_segments(
@@ -50,8 +51,8 @@ def read_in_segments(
             segment = tokens[:, start : start + segment_length].to(model.device)
             with torch.no_grad():
                 output = model(segment, use_cache=False, **memory, **kwargs)
-            if hasattr(output, "mems_mask"):
-                memory = {"mems": output.mems, "mems_mask": output.mems_mask}
+            mems = output.get("mems")
+            memory = {"mems": mems} if isinstance(mems, Memory) else {}
             yield start, output
 
 
