@@ -3,8 +3,8 @@
 The oldest memories of a Transformer-XL are not forgotten: `compression_rate` of them become one of a second memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from transformers.utils import auto_docstring
@@ -18,23 +18,19 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.compression import (
     Compression,
-    CompressiveContext,
+    CompressionPlan,
     reconstruction_loss,
+    uncompressed,
+    visible_blocks,
     without_learning,
 )
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.compressed_memory import (
-    CompressedCount,
-    CompressiveMemory,
-    plan_compression,
-)
-from transformers_xl.modeling.memory.counter_memory import CounterMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.backends import relative_backend
-from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.segment import Segment
 
 
 @dataclass
@@ -60,53 +56,63 @@ class CompressiveTransformerHeadOutput(MemoryHeadOutput):
 class CompressiveTransformerLayer(MemoryLayer):
     """Attention over `[compressed memory; memory; segment]` and a feed-forward. Algorithm 1.
 
-    Differs from the original: blocks are counted from the beginning of a text and seen when all of a block lies behind
-    the window, so that the cut into segments changes nothing (`same_length=False`: as in the paper); the memory of a new
-    row is empty (`initial_memory="zeros"`: as in the paper). A compressed vector stands for one step of distance, which the
-    paper leaves open.
+    It remembers its window and fewer than `compression_rate` inputs that have left it, beside their keys and values in a
+    cache; and the compressed vectors as `older`: inputs, or keys and values.
+
+    Differs from the original: blocks are counted from the beginning of a text and seen when all of a block has left the
+    window, so that the cut into segments changes nothing (`same_length=False`: as in the paper); the memory of a new row is
+    empty (`initial_memory="zeros"`: as in the paper). A compressed vector stands for one step of distance, which the paper
+    leaves open.
     """
 
     self_attn: RelativeAttention
 
     def __init__(self, config: CompressiveTransformerConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.compression = Compression(config)
+        self.compression, self.compressed_mem_len = Compression(config), config.compressed_mem_len
 
-    def memories(self) -> CompressiveMemory:
-        return CompressiveMemory.of(cast(CompressiveTransformerConfig, self.self_attn.config))
-
-    def project(self, states: torch.Tensor) -> Tensors:
-        return self.self_attn.project(self.attention_input(states))
-
-    def forward(
-        self, hidden_states: torch.Tensor, memory: CompressiveMemory, segment: CompressiveContext, **kwargs
-    ) -> LayerOutput:
-        normed, past = self.attention_input(hidden_states), memory.inputs.unprojected()
-        memory.inputs.write(hidden_states)
-        before = None if past is None else (*self.project(past), past.unsqueeze(1))
-        new = (*self.self_attn.project(normed), hidden_states.unsqueeze(1))
-        key, value, inputs = memory.inputs.extend(new, before)
-
-        blocks, columns = segment.plan.blocks, memory.compressed.projected
-        if self.training or blocks.count > 0 or not columns:
-            old = blocks.gather(inputs[:, 0].detach())
-            compressed = self.compression(old)
-            past = memory.compressed.unprojected()
-            memory.compressed.write(compressed.detach())
-            columns = memory.compressed.extend(
-                self.project(compressed.detach()), None if past is None else self.project(past)
-            )
-
-        far = memory.compressed.far(segment.plan.key_mask, *columns)
-        attn_output, _ = self.self_attn(
-            normed, None, memory.inputs, segment, projected=(key, value), far=far, **kwargs
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        memory = super().new_memory(batch, num_columns, like)
+        return memory._replace(
+            older=super().new_memory(batch, self.compressed_mem_len if num_columns else 0, like).columns
         )
-        hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs)
+
+    def project(self, hidden_states: torch.Tensor) -> Tensors:
+        """Keys and values, each `(B, H, n, D)`, and the inputs `(B, 1, n, E)` themselves, which are to be compressed."""
+        return *super().project(hidden_states), hidden_states.unsqueeze(1)
+
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        plan, context = context.plan, context._replace(keep=context.plan.keep)
+        normed = self.attention_input(hidden_states)
+        new = *self.self_attn.project(normed), hidden_states.unsqueeze(1)
+        (key, value, inputs), kept = context.extend(past.columns, hidden_states, new, self.project)
+        projected = older = past.older
+        if self.training or plan.blocks.count > 0 or len(older) == 1:
+            old = gather_columns(inputs[:, 0].detach(), plan.blocks.columns.expand(len(inputs), -1))
+            compressed = self.compression(old)
+            projected, older = self.add_compressed(older, compressed.detach())
+
+        attn_output, _ = self.self_attn(normed, key, value, context, far=plan.far(*projected), **kwargs)
+        hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context, **kwargs)
+        older = tuple(plan.newest(each.detach()) for each in (projected if context.projects else older))
+        memory = LayerMemory(kept, older=older)
         if not self.training:
-            return LayerOutput(hidden_states)
+            return LayerOutput(hidden_states, memory)
         if self.input_layernorm.norm_position == "pre":
             old, compressed = (without_learning(self.input_layernorm, each) for each in (old, compressed))
-        return LayerOutput(hidden_states, reconstruction_loss(self.self_attn, normed, old, compressed, segment))
+        visible = visible_blocks(context.segment, plan.blocks)
+        return LayerOutput(
+            hidden_states, memory, reconstruction_loss(self.self_attn, normed, old, compressed, visible)
+        )
+
+    def add_compressed(self, older: Tensors, new: torch.Tensor) -> tuple[Tensors, Tensors]:
+        """Keys and values of `[compressed; new]`, of new vectors `(B, N, E)`; and the same of the kind that `older` has."""
+        if len(older) == 1:
+            older = (torch.cat([older[0].to(new), new], 1),)
+            return self.project(older[0])[:2], older
+        pairs = zip(older, self.project(new)[:2], strict=True)
+        older = tuple(torch.cat([old.to(each), each], -2) for old, each in pairs)
+        return older, older
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Compressive Transformer.")
@@ -127,32 +133,35 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
     def auxiliary_loss(self, outputs: MemoryModelOutput) -> torch.Tensor:
         return outputs["compression_loss"]
 
-    def own_memories(self) -> CompressedCount:
-        zeros = self.config.initial_memory == "zeros"
-        return CompressedCount(CounterMemory(self.config.compressed_mem_len if zeros else 0))
-
     def num_distances(self, num_keys: int) -> int:
-        """Compressed vectors lie behind the window."""
+        """Compressed vectors follow the window."""
         window = self.config.mem_len if self.config.same_length else num_keys
         return max(num_keys, window + self.config.compressed_mem_len)
 
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> CompressiveContext:
-        in_one_piece = (
-            not self.training and relative_backend(self.config._attn_implementation, hidden_states) is not None
-        )
-        plan = plan_compression(
-            self.config,
-            memory.segment,
-            memory.num_before,
-            memory.layers[0].compressed.num_seen,
-            memory.own.num_compressed,
-            in_one_piece,
-        )
-        for layer in memory.layers:
-            layer.compressed.key_mask, layer.compressed.packing = plan.key_mask, plan.packing
-        return CompressiveContext(**vars(segment), plan=plan)
+    def attention_windows(self) -> Sequence[int | None]:
+        window = self.config.mem_len if self.config.same_length else None
+        return [window] * self.config.num_hidden_layers
+
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, CompressionPlan, tuple[torch.Tensor, ...]]:
+        held, (count,) = memory.layers[0].older[0].shape[-2], memory.state
+        plan, count = CompressionPlan.of(self.config, segment, held, count)
+        return segment, plan, (count,)
+
+    def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
+        return uncompressed(self.config, segment)
+
+    def recent(self, memory: Memory) -> Memory:
+        """Of a longer window nothing is dropped: it is to be compressed."""
+        return memory
+
+    def new_memory(self, batch: int, like: torch.Tensor, static: bool = False) -> Memory:
+        memory = super().new_memory(batch, like, static)
+        return memory.newest([self.config.mem_len] * len(memory.layers))
+
+    def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """How many compressed vectors each row has, the same in all layers."""
+        has_zeros = self.config.initial_memory == "zeros"
+        return (torch.full((batch,), self.config.compressed_mem_len if has_zeros else 0, device=like.device),)
 
     def output_of_layers(
         self, hidden_states: torch.Tensor, auxiliary_loss: torch.Tensor | None

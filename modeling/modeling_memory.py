@@ -277,14 +277,15 @@ class MemoryModel(MemoryPreTrainedModel):
         """What each layer is told: the same for all that remember and see equally much."""
         positions, bias = self.position_embeddings(segment, cache, like)
         reaches = zip(memory.layers, self.config.layer_mem_lens, self.attention_windows(), strict=True)
+        records = cache is not None and cache.records_past
         shared: dict[tuple, LayerContext] = {}
         contexts = []
         for index, (past, keep, window) in enumerate(reaches):
             key = past.num_columns, keep, window
             if key not in shared:
-                here = segment.seen_by(*key)
+                here = segment.seen_by(key[0], keep if records else key[0], window)
                 mask = self.key_mask(here)
-                kept = here.num_keys if cache is not None and cache.records_past else keep
+                kept = here.num_keys if records else keep
                 shared[key] = LayerContext(here, window, kept, mask, cache is not None, positions, bias, plan=plan)
             contexts.append(shared[key] if cache is None else shared[key]._replace(room=cache.room(index)))
         return contexts
@@ -389,18 +390,19 @@ def mixed(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Ten
 
 def forget_rows(layer: nn.Module, new: LayerMemory, old: LayerMemory, rows: torch.Tensor) -> LayerMemory:
     """What a layer remembers, with that of new rows in the place of `rows` (B,) bool."""
-    columns, zeros = old.columns, new.columns
-    if (
-        new.num_columns > 0 and old.num_columns > 0
-    ):  # zeros are inputs, and stand at the right of a memory of any length
-        made = cast(MemoryLayer, layer).project(zeros[0]) if len(columns) > 1 else zeros
-        made = tuple(
-            nn.functional.pad(each, (0, 0, old.num_columns, 0)).narrow(-2, each.shape[-2], old.num_columns)
-            for each in made
-        )
-        columns = tuple(mixed(rows, *pair) for pair in zip(made, columns, strict=True))
+
+    def forgotten(zeros: tuple[torch.Tensor, ...], columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        # zeros are inputs, and stand at the right of a memory of any length
+        if not zeros or zeros[0].shape[-2] == 0 or columns[0].shape[-2] == 0:
+            return columns
+        made, count = zeros, columns[0].shape[-2]
+        if len(columns) > 1:
+            made = cast(MemoryLayer, layer).project(zeros[0])[: len(columns)]
+        made = tuple(nn.functional.pad(each, (0, 0, count, 0)).narrow(-2, each.shape[-2], count) for each in made)
+        return tuple(mixed(rows, *pair) for pair in zip(made, columns, strict=True))
+
     state = tuple(mixed(rows, *pair) for pair in zip(new.state, old.state, strict=True))
-    return old._replace(columns=columns, state=state)
+    return LayerMemory(forgotten(new.columns, old.columns), state, forgotten(new.older, old.older))
 
 
 def memory_like(memory: Memory) -> torch.Tensor:

@@ -13,6 +13,7 @@ from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.far_columns import FarColumns
+from transformers_xl.modeling.ops.one_token import behind_the_window
 from transformers_xl.modeling.ops.relative_attention import (
     eager_attention_forward,
     position_scores,
@@ -188,7 +189,11 @@ class RelativeAttention(MemoryAttention):
         """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query)
         if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
-            rest = context.visible, far, context.distance
+            visible = context.visible
+            if far is not None and far.distance is None:
+                key, value = behind_the_window(key, value, far, context.window)
+                far = visible = None
+            rest = visible, far, context.distance
             return self.attend_in_steps(query, key, value, positions, bias, *rest, **kwargs)
         visible = None if context.segment.is_plain else context.visible
         return self.attend_at_once(backend, query, key, value, positions, bias, visible, context.window, far), None

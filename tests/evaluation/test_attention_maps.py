@@ -10,9 +10,13 @@ from forked import run_processes
 from tiny import EXACT, VOCAB_SIZE, in_turn, tiny_model, tokens, variants
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows, by_distance, token_maps
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.evaluation.attention_maps import (
+    Places,
+    attention_atlas,
+    attention_rows,
+    by_distance,
+    token_maps,
+)
 
 LENGTH = 21  # three segments of six, and half a one
 NOT_SHOWN = (
@@ -91,7 +95,7 @@ def test_weights_by_distance(length: int, num_keys: int):
 
 def test_weights_of_keys_whose_distance_was_told():
     """Two queries, a part of blocks of two positions, a part whose distance is said, and the last three positions."""
-    blocks = KeyMask(distance=torch.tensor([[[9, 9], [9, 9]]]), span=2, behind=torch.tensor([[[4, 2], [5, 3]]]))
+    blocks = Places(torch.tensor([[[4, 2], [5, 3]]]), span=2)
     weights = torch.tensor([[0.2, 0.4, 0.1, 0.3, 0.0, 0.0], [0.0, 0.6, 0.1, 0.1, 0.1, 0.1]])
     expected = torch.zeros(2, 7)
     expected[0, [4, 5, 2, 3]] = torch.tensor([0.1, 0.1, 0.2, 0.2])
@@ -99,9 +103,8 @@ def test_weights_of_keys_whose_distance_was_told():
     expected[0, 6] += 0.1
     expected[1, [3, 4]] = 0.3
     expected[1, [2, 1, 0, 6]] += torch.tensor([0.1, 0.1, 0.1, 0.1])
-    told = KeyMask(distance=torch.tensor([[[6], [6]]]))
-    memories = [ColumnMemory.with_mask(key_mask) for key_mask in (blocks, told, KeyMask())]
-    torch.testing.assert_close(by_distance(weights, memories), expected)
+    one = Places(torch.tensor([[[6], [6]]]))
+    torch.testing.assert_close(by_distance(weights, [blocks, one]), expected)
 
 
 @pytest.mark.parametrize(("model_type", "implementation"), in_turn(SHOWN, ["sdpa", "eager"]))

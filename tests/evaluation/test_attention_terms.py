@@ -37,10 +37,9 @@ def test_terms_are_those_of_the_equation(share_relative_bias: bool):
     for module, args, kwargs, weights in capture(model, tokens(1, 11)):
         with torch.no_grad():
             found = dict(term_weights(module, *args, **kwargs))
-            hidden, past = args[:2]
-            context = torch.cat([hidden[:, :0] if past is None else past, hidden], dim=1)[0]
+            hidden, keys = args[:2]
             bias = model.positions.bias if share_relative_bias else module.bias
-            length, num_keys = hidden.shape[1], len(context)
+            length, num_keys = hidden.shape[1], keys.shape[2]
             for head in range(config.num_attention_heads):
                 part = slice(head * config.head_dim, (head + 1) * config.head_dim)
                 u, v = bias.content_bias[head], bias.position_bias[head]
@@ -52,7 +51,7 @@ def test_terms_are_those_of_the_equation(share_relative_bias: bool):
                         distance = num_keys - length + i - j
                         if not 0 <= distance < config.mem_len:
                             continue
-                        key = module.k_proj(context)[j, part]
+                        key = keys[0, head, j]
                         r = module.r_proj(sinusoid(distance, config.hidden_size, -1, hidden.dtype))[part]
                         pairs = {"a": (query, key), "b": (query, r), "c": (u, key), "d": (v, r)}
                         seen.append(j)

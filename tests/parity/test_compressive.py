@@ -75,9 +75,9 @@ def test_values_and_gradients(case: Case):
         case.check(f"logits_seg{segment}", output.logits)
         case.check(f"loss_seg{segment}", loss)
         case.check(f"aux_loss_seg{segment}", output.compression_loss.mean())
-        for layer, memory in enumerate(model.layout.split(mems).layers):
-            case.check(f"mem_seg{segment}.{layer}", memory["inputs"])
-            case.check(f"cmem_seg{segment}.{layer}", memory["compressed"])
+        for layer, memory in enumerate(mems.layers):
+            case.check(f"mem_seg{segment}.{layer}", memory.columns[0])
+            case.check(f"cmem_seg{segment}.{layer}", memory.older[0])
     check_gradients(case, model, loss, "grad.")
     if case.part("grad_aux."):  # a mean or a maximum has no weights that could learn
         check_gradients(case, model, output.compression_loss.mean(), "grad_aux.")

@@ -9,6 +9,7 @@ text nor the number of layers costs memory: what is held at a time are the weigh
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +18,26 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.reading import read_in_segments
-from transformers_xl.modeling.layers.attention import FarColumns
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.layers.compression import CompressionPlan
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.ops.far_columns import FarColumns
+
+
+class Places(NamedTuple):
+    """Where some keys lie that are not columns of a text.
+
+    Args:
+        distance: `(1, T, S)` integers, how many positions before each query.
+        span: how many positions each key stands for: that of `distance` and those before it.
+    """
+
+    distance: torch.Tensor
+    span: int = 1
+
 
 # takes the row (a layer, or a step of a layer that repeats), the weights (H, T, K) of a segment's tokens, which tokens
-# asked, (T,) bool, None when all did, and the memories that say where its keys lie, part by part (`by_distance`)
-Fold = Callable[[int, torch.Tensor, torch.Tensor | None, Sequence[FarColumns | ColumnMemory]], None]
+# asked, (T,) bool, None when all did, and where the first of its keys lie, part by part (`by_distance`)
+Fold = Callable[[int, torch.Tensor, torch.Tensor | None, Sequence[Places]], None]
 
 
 @dataclass(frozen=True)
@@ -141,7 +156,7 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
             )
         number = calls.get(module, 0)
         calls[module] = number + 1
-        fold(places[module][number], weights[0], running, memories_of((*args, *kwargs.values())))
+        fold(places[module][number], weights[0], running, places_of((*args, *kwargs.values())))
 
     before = model.config._attn_implementation
     handles = [model.register_forward_pre_hook(begin)]
@@ -155,37 +170,40 @@ def tapped_weights(model: PreTrainedModel, fold: Fold) -> Iterator[None]:
             handle.remove()
 
 
-def memories_of(arguments: Sequence) -> list[FarColumns | ColumnMemory]:
-    """What the arguments of an attention say of its keys, part by part. Nothing where there is no memory: it sees its
-    segment."""
-    kinds = (FarColumns, ColumnMemory)  # in the order of their weights
-    return [each for kind in kinds for each in arguments if isinstance(each, kind)]
+def places_of(arguments: Sequence) -> list[Places]:
+    """Where the keys of an attention lie, in the order of their weights, as its arguments say. Nothing where they are the
+    last columns."""
+    places: list[Places] = []
+    context = next((each for each in arguments if isinstance(each, LayerContext)), None)
+    far = next((each for each in arguments if isinstance(each, FarColumns)), None)
+    plan = None if context is None else context.plan
+    if far is not None and isinstance(plan, CompressionPlan):
+        places.append(Places(plan.positions_ago(far.key.shape[2]), plan.blocks.rate))
+    elif far is not None and far.distance is not None:
+        places.append(Places(far.distance))
+    if context is not None and context.distance is not None:
+        places.append(Places(context.distance))
+    return places
 
 
-def by_distance(weights: torch.Tensor, memories: Sequence[FarColumns | ColumnMemory] = ()) -> torch.Tensor:
+def by_distance(weights: torch.Tensor, places: Sequence[Places] = ()) -> torch.Tensor:
     """Weights `(..., T, K)` by key as `(..., T, D)` by distance: column d of row t is the weight of what lies d positions
     before query t, and zero where there is nothing.
 
-    `memories` say how far keys lie, part by part; where they say nothing, the keys are the last K positions, the queries
-    the last T of them. The weight of a key that stands for several positions is spread evenly over them.
+    `places` say how far the first keys lie, part by part; the others are the last positions, the queries the last T of
+    them. The weight of a key that stands for several positions is spread evenly over them.
     """
-    key_masks = [memory.key_mask for memory in memories]
-    places = [key_mask.distance if key_mask.behind is None else key_mask.behind for key_mask in key_masks]
-    told = [
-        (place[0], key_mask.span)
-        for place, key_mask in zip(places, key_masks, strict=True)
-        if place is not None and place.numel()
-    ]
-    lengths = [place.shape[-1] for place, _ in told]
+    places = [each for each in places if each.distance.numel()]
+    lengths = [each.distance.shape[-1] for each in places]
     *parts, rest = weights.split([*lengths, weights.shape[-1] - sum(lengths)], dim=-1)
     nearest = by_column(rest)
-    if not told:
+    if not places:
         return nearest
-    reach = max(nearest.shape[-1], *(int(place.max()) + span for place, span in told))
+    reach = max(nearest.shape[-1], *(int(each.distance.max()) + each.span for each in places))
     distant = F.pad(nearest, (0, reach - nearest.shape[-1]))
-    for part, (place, span) in zip(parts, told, strict=True):
+    for part, (distance, span) in zip(parts, places, strict=True):
         for position in range(span):
-            index = (place + position).clamp(0, reach - 1).expand_as(part)
+            index = (distance[0] + position).clamp(0, reach - 1).expand_as(part)
             distant.scatter_add_(-1, index, part / span)
     return distant
 
@@ -214,7 +232,7 @@ class DistanceSums:
         row: int,
         weights: torch.Tensor,
         asked: torch.Tensor | None = None,
-        memories: Sequence[FarColumns | ColumnMemory] = (),
+        places: Sequence[Places] = (),
     ) -> None:
         heads, length, _ = weights.shape
         counted = torch.arange(self.start, self.start + length, device=weights.device) >= self.skip
@@ -225,7 +243,7 @@ class DistanceSums:
         if self.tokens[row] == 0:
             self.entropy[row] = torch.zeros(heads, dtype=torch.float64)
         for head, each in enumerate(weights):  # one by one, or their copies would be the largest tensors of all
-            distant = by_distance(each, memories)
+            distant = by_distance(each, places)
             distant = distant if tokens == length else distant[counted]
             known = self.weight[row]
             if known.shape[-1] < distant.shape[-1]:
@@ -312,12 +330,10 @@ def token_maps(
     seen: list[list[tuple[int, np.ndarray]]] = [[] for _ in heads]
     position = 0
 
-    def keep(
-        row: int, weights: torch.Tensor, asked: torch.Tensor | None, memories: Sequence[FarColumns | ColumnMemory]
-    ) -> None:
+    def keep(row: int, weights: torch.Tensor, asked: torch.Tensor | None, places: Sequence[Places]) -> None:
         for kept, (wanted, head) in zip(seen, heads, strict=True):
             if row == wanted and position + weights.shape[1] > first:
-                distant = by_distance(weights[head], memories)
+                distant = by_distance(weights[head], places)
                 distant = distant if asked is None else distant * asked[:, None]
                 kept += [(position + t, distant[t].double().cpu().numpy()) for t in range(len(distant))]
 
@@ -344,4 +360,4 @@ def _check_count(name: str, value: int, least: int, most: int | None) -> None:
         raise ValueError(f"`{name}`={value} must be at least {least}{upper}.")
 
 
-__all__ = ["AttentionAtlas", "TokenMaps", "attention_atlas", "attention_rows", "by_distance", "token_maps"]
+__all__ = ["AttentionAtlas", "Places", "TokenMaps", "attention_atlas", "attention_rows", "by_distance", "token_maps"]

@@ -7,7 +7,7 @@ For each term alone the softmax over what a token sees is taken, and averaged by
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +16,10 @@ from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.attention_maps import AttentionAtlas, DistanceSums, attention_rows
 from transformers_xl.evaluation.reading import read_in_segments
-from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.memory_layout import MemoryLayout
-from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.layers.attention import RelativeAttention, masked_scores
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.ops.relative_attention import position_scores
+from transformers_xl.modeling.ops.window import keep_last
 
 TERMS = {
     "a": "(a) content: query . key",
@@ -49,9 +48,8 @@ def attention_terms(
     rows = attention_rows(model)
     # exactly this class: what derives from it sees other keys, or asks at some positions only
     has_terms = all(type(module) is RelativeAttention for module in rows.values())
-    parts = cast(MemoryLayout, model.layout).parts
-    columns = [part.memory for part in parts if isinstance(part.memory, ColumnMemory)]
-    if not has_terms or not all(isinstance(memory, WindowMemory) for memory in columns):  # others are far columns
+    base: Any = model.base_model
+    if not has_terms or any(layer.older for layer in base.new_memory(0, torch.empty(0)).layers):  # it reads these too
         raise ValueError(
             f"`model` is a {model.config.model_type!r}: its scores are not the four terms of Transformer-XL's relative "
             "attention over all that a token sees."
@@ -84,36 +82,25 @@ def _tapped_terms(modules: list[nn.Module], sums: dict[str, DistanceSums]) -> It
 def term_weights(
     attention: RelativeAttention,
     hidden_states: torch.Tensor,
-    past: torch.Tensor | None,
-    memory: ColumnMemory,
-    segment: SegmentContext,
-    key_states: torch.Tensor | None = None,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    context: LayerContext,
     **kwargs,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights that each term would give on its own, `(batch, heads, length, keys)`, one after the other."""
-    query = attention.queries(hidden_states)
-    key, _ = attention.keys_and_values(hidden_states if key_states is None else key_states, past, memory)
-    nothing = torch.zeros_like(query)
-
-    def content(asks: torch.Tensor) -> torch.Tensor:
-        return asks @ key.transpose(-1, -2) * attention.scaling
-
-    def terms_of(asks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`asks` + u, and the scores of `asks` + v with the distances."""
-        terms = attention.score_terms(asks, key.shape[-2], segment, memory)
-        return terms  # type: ignore[return-value]  # relative attention always has the second
-
+    """The weights that each term would give on its own, `(batch, heads, length, keys)`, one after the other; the arguments
+    are those of the attention."""
+    query = attention.queries(hidden_states) * attention.scaling
+    positions, bias = attention.relative_terms(context)
+    positions = keep_last(positions, key.shape[-2] + 1)
+    u, v = ((each[:, None] * attention.scaling).expand_as(query) for each in (bias.content_bias, bias.position_bias))
     scores = {
-        "a": lambda: content(query),
-        # linear in what asks: without a query the terms of the biases are left
-        "b": lambda: terms_of(query)[1] - terms_of(nothing)[1],
-        "c": lambda: content(terms_of(nothing)[0]),
-        "d": lambda: terms_of(nothing)[1],
+        "a": lambda: query @ key.mT,
+        "b": lambda: position_scores(query, positions),
+        "c": lambda: u @ key.mT,
+        "d": lambda: position_scores(v, positions),
     }
     for term, score in scores.items():
-        key_mask = memory.key_mask
-        seen = score() if key_mask.visible is None else score().masked_fill(~key_mask.visible, -torch.inf)
-        yield term, seen.softmax(-1)
+        yield term, masked_scores(score(), context.visible).softmax(-1)
 
 
 __all__ = ["TERMS", "attention_terms", "term_weights"]
