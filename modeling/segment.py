@@ -191,8 +191,16 @@ class Segment(NamedTuple):
         count = min(count, columns.shape[-2])
         if self.num is None:
             return columns.narrow(-2, columns.shape[-2] - count, count)
+        if columns.device.type == "cpu" and not torch.compiler.is_compiling():  # a gather would read number by number
+            return torch.stack([_newest(row, end, count) for row, end in zip(columns, self.end.tolist(), strict=True)])
         order = self.end[:, None] - count + torch.arange(count, device=columns.device)
         return gather_columns(columns, order.clamp(min=0), dim=-2)
+
+
+def _newest(row: torch.Tensor, end: int, count: int) -> torch.Tensor:
+    """The `count` columns before `end`, of `(.., K, D)`; zeros where there are fewer."""
+    columns = row[..., max(end - count, 0) : end, :]
+    return columns if end >= count else F.pad(columns, (0, 0, count - end, 0))
 
 
 __all__ = ["Call", "Segment", "document_starts", "is_true"]
