@@ -84,7 +84,7 @@ class SegmentMemoryConfig(ConfigWithCode):
     sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
         "text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama")
     }
-    keys_to_ignore_at_inference = ["past_key_values", "mems", "mems_mask"]
+    keys_to_ignore_at_inference = ["past_key_values", "mems"]
 
     text_config: dict | PreTrainedConfig | None = None
     kind: str = "window"
