@@ -153,8 +153,7 @@ def bytes_kept(model: SegmentMemoryForCausalLM) -> dict[int, int]:
         while cache.get_seq_length() < length:
             model(torch.ones(1, 256, dtype=torch.long), past_key_values=cache, logits_to_keep=1)
         model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
-        buffers = [layer.window.buffer for layer in cache.memory.layers]
-        held[length] = sum(each.untyped_storage().nbytes() for buffer in buffers for each in buffer.storage)
+        held[length] = sum(each.nbytes for room in cache.rooms for each in room.storages)
     return held
 
 
@@ -206,7 +205,7 @@ def cost_of_mixed_layers() -> dict[str, Any]:
             model, mems = add_memory(base, mem_len=mem_len, num_sinks=SINKS), None
             for _ in range(mem_len // 512):
                 mems = model(torch.ones(1, 512, dtype=torch.long), mems=mems, logits_to_keep=1).mems
-            found[f"bytes_{name}_{mem_len}"] = sum(each.nbytes for each in mems)
+            found[f"bytes_{name}_{mem_len}"] = sum(each.nbytes for each in mems.named_tensors().values())
     return found
 
 

@@ -127,7 +127,7 @@ def reader(model: PreTrainedModel, arm: Arm) -> Callable[[torch.Tensor], torch.T
         if arm.memory is None:
             return model(ids, use_cache=False).logits
         outputs = model(ids, **carried)
-        carried.update(mems=outputs.mems, mems_mask=outputs.mems_mask)
+        carried.update(mems=outputs.mems)
         return outputs.logits
 
     return read

@@ -83,10 +83,5 @@ class BlockRecurrentConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
         layers = range(self.num_hidden_layers)
         return [self.mem_len + (open_block if self.is_recurrent(layer_idx) else 0) for layer_idx in layers]
 
-    @property
-    def layer_windows(self) -> list[int]:
-        layers = enumerate(self.layer_mem_lens)
-        return [mem_len + 1 if self.is_recurrent(layer_idx) else self.sliding_window for layer_idx, mem_len in layers]
-
 
 __all__ = ["BlockRecurrentConfig"]

@@ -258,8 +258,8 @@ class SegmentMemoryConfig(ConfigWithCode):
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        """Positions that each layer remembers."""
-        return [window - 1 for window in self.layer_windows]
+        """Positions that each layer remembers; or the most tokens of an open segment."""
+        return [window - 1 for window in self.layer_windows] if self.kind == "window" else [self.segment_length - 1]
 
 
 OF_BASE = {name for name, value in vars(SegmentMemoryConfig).items() if isinstance(value, property) and value.fset}

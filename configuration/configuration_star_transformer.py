@@ -51,7 +51,7 @@ class StarTransformerConfig(MemoryConfig):
     @property
     def layer_mem_lens(self) -> list[int]:
         """No attention remembers positions."""
-        return []
+        return [0] * self.num_hidden_layers
 
 
 __all__ = ["StarTransformerConfig"]

@@ -8,8 +8,8 @@ is read again in one window from those same `mems`, with `reset` where episodes 
 update of the weights, as is usual.
 
 TorchRL was tried (0.14.1): declared with a `TensorDictPrimer`, `mems` do travel through its rollouts and `ClipPPOLoss`, but
-as two fields of every step that hold the whole memory, in the value form, and the loss runs the model once for the policy
-and once for the value. This loop keeps one memory per rollout, acts with a cache, and runs the model once.
+as fields of every step that hold the whole memory, and the loss runs the model once for the policy and once for the value.
+This loop keeps one memory per rollout, acts with a cache, and runs the model once.
 """
 
 import json
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from transformers_xl import GTrXLConfig, GTrXLForActorCritic, TransformerXLConfig, TransformerXLModel
+from transformers_xl import GTrXLConfig, GTrXLForActorCritic, Memory, TransformerXLConfig, TransformerXLModel
 from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
@@ -114,13 +114,13 @@ def advantages(rewards: torch.Tensor, ends: torch.Tensor, values: torch.Tensor, 
 
 
 @torch.no_grad()
-def act(model, observation: torch.Tensor, reset: torch.Tensor, past: dict, memory: dict) -> tuple:
+def act(model, observation: torch.Tensor, reset: torch.Tensor, past: dict, mems: Memory | None):
     """One step of the rollout: the last step of `model` on what is new, or on the window so far without memory."""
     if model.config.mem_len == 0:
         for name, new in (("observations", observation), ("reset", reset)):
             past[name] = torch.cat([past[name], new[:, None]], dim=1) if name in past else new[:, None]
         return model(**past)
-    outputs = model(observation[:, None], reset=reset, **(past or memory), use_cache=True)
+    outputs = model(observation[:, None], reset=reset, **(past or {"mems": mems}), use_cache=True)
     past["past_key_values"] = outputs.past_key_values
     return outputs
 
@@ -139,11 +139,11 @@ def learn(model: MemoryForActorCritic, seed: int, settings: Settings) -> list[tu
     environments = SyncVectorEnv([maker] * settings.environments, autoreset_mode=AutoresetMode.SAME_STEP)
     # in this mode the observation beside the end of an episode begins the next: `reset` is what ended one step before
     observation = torch.from_numpy(environments.reset(seed=seed * settings.environments)[0])
-    reset, memory, success = torch.ones(settings.environments, dtype=torch.bool), {}, []
+    reset, mems, success = torch.ones(settings.environments, dtype=torch.bool), None, []
     for _ in range(settings.updates):
         steps, past = [], {}
         for _ in range(settings.window):
-            outputs = act(model, observation, reset, past, memory)
+            outputs = act(model, observation, reset, past, mems)
             policy = torch.distributions.Categorical(logits=outputs.logits[:, -1])
             action = policy.sample()
             new, reward, ended, _, _ = environments.step(action.numpy())
@@ -152,12 +152,12 @@ def learn(model: MemoryForActorCritic, seed: int, settings: Settings) -> list[tu
             observation, reset = torch.from_numpy(new), ended
         columns = [torch.stack(column, dim=1) for column in zip(*steps, strict=True)]
         observations, resets, actions, old_log_probs, values, rewards, ends = columns
-        following = act(model, observation, reset, past, memory).value[:, -1:]
+        following = act(model, observation, reset, past, mems).value[:, -1:]
         advantage = advantages(rewards, ends, torch.cat([values, following], dim=1), settings)
         returns, advantage = advantage + values, (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         success.append(((rewards > 0).sum().item(), ends.sum().item()))
         for _ in range(settings.epochs):
-            outputs = model(observations, reset=resets, **memory)
+            outputs = model(observations, reset=resets, mems=mems)
             policy = torch.distributions.Categorical(logits=outputs.logits)
             ratio = (policy.log_prob(actions) - old_log_probs).exp()
             clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
@@ -169,8 +169,7 @@ def learn(model: MemoryForActorCritic, seed: int, settings: Settings) -> list[tu
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-        if model.config.mem_len > 0:
-            memory = {"mems": outputs.mems, "mems_mask": outputs.mems_mask}
+        mems = outputs.mems
     return success
 
 

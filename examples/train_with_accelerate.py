@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 
-from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl import ByteTokenizer, Memory, TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.data.files import read_held_out
 from transformers_xl.data.identity import check_identity
 from transformers_xl.data.text_beginning import beginning_of
@@ -29,32 +29,29 @@ from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.layers.token_loss import token_cross_entropy
 
 
-class Memory:
+class CarriedMemory:
     """What the lanes of this process remember. Every process saves its own: `register_for_checkpointing` would write
     that of the first process only, as a pickle that is read without restriction."""
 
     def __init__(self):
-        self.mems = self.mems_mask = None
+        self.mems: Memory | None = None
         self.file = f"memory_{PartialState().process_index}.safetensors"
 
     def read(self, model, batch: dict[str, torch.Tensor]):
         reset = batch.pop("reset")
         if reset.all():  # an epoch begins
-            self.mems = self.mems_mask = None
-        outputs = model(**batch, reset=reset if reset.any() else None, mems=self.mems, mems_mask=self.mems_mask)
-        self.mems, self.mems_mask = outputs.mems, outputs.mems_mask
+            self.mems = None
+        outputs = model(**batch, reset=reset if reset.any() else None, mems=self.mems)
+        self.mems = outputs.mems
         return outputs
 
     def save(self, models: list, weights: list, folder: str) -> None:
-        tensors = {f"{index:04}": memory for index, memory in enumerate(self.mems or ())}
-        tensors |= {} if self.mems_mask is None else {"mask": self.mems_mask}
+        tensors = {} if self.mems is None else self.mems.named_tensors()
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, Path(folder, self.file))
 
     def load(self, models: list, folder: str) -> None:
-        saved = load_file(Path(folder, self.file))
-        tensors = {name: tensor.to(PartialState().device) for name, tensor in saved.items()}
-        self.mems_mask = tensors.pop("mask", None)
-        self.mems = tuple(tensors[name] for name in sorted(tensors)) or None
+        tensors = load_file(Path(folder, self.file))
+        self.mems = Memory.from_named_tensors(tensors).to(PartialState().device) if tensors else None
 
 
 def save_checkpoint(accelerator: Accelerator, output: Path, progress: dict) -> None:
@@ -71,7 +68,7 @@ def save_checkpoint(accelerator: Accelerator, output: Path, progress: dict) -> N
 
 @torch.no_grad()
 def bits_per_byte(accelerator: Accelerator, model, loader: DataLoader, num_bytes: int) -> float:
-    memory, sums = Memory(), torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    memory, sums = CarriedMemory(), torch.zeros((), dtype=torch.float64, device=accelerator.device)
     with evaluating(model):
         for batch in loader:
             targets = batch["shift_labels"]
@@ -119,7 +116,7 @@ def train(
     scheduler = get_cosine_schedule_with_warmup(optimizer, steps // 10 * processes, steps * processes)
     model, optimizer, scheduler, loader, test_loader = accelerator.prepare(model, optimizer, scheduler, *loaders)
     set_seed(0, device_specific=True)  # every process has its own dropout
-    memory, identity = Memory(), stream.identity | {"processes": processes}
+    memory, identity = CarriedMemory(), stream.identity | {"processes": processes}
     accelerator.register_save_state_pre_hook(memory.save)
     accelerator.register_load_state_pre_hook(memory.load)
     if saved:

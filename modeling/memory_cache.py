@@ -20,7 +20,8 @@ def mark_static_address(tensor: torch.Tensor) -> None:
 
 class LayerRoom:
     """What a cache keeps for one layer, beside its memory: room behind the columns, where those of the next token are
-    written, and the projections of relative positions, `(heads, distances, head_dim)`.
+    written, the projections of relative positions, `(heads, distances, head_dim)`, and what a layer has `derived` from its
+    memory: it says itself of which, and is dropped when rows move, unless it has a `map_rows(function, layer_memory)`.
 
     No column that a memory shows is written to.
     """
@@ -29,6 +30,7 @@ class LayerRoom:
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
+        self.derived: Any = None
         self.storages: list[torch.Tensor] = []
         self.end = 0  # of what is written
         self.shown: Tensors | None = None  # the columns of a memory that end there
@@ -138,6 +140,10 @@ class MemoryCache(Cache):
     def _map_rows(self, function: Any) -> None:
         self.memory = None if self.memory is None else self.memory.map(function)
         self.ended = None if self.ended is None else function(self.ended)
+        if self.memory is not None:
+            for room, layer in zip(self.rooms, self.memory.layers, strict=False):
+                move = getattr(room.derived, "map_rows", None)
+                room.derived = None if move is None else move(function, layer)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))

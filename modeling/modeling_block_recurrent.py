@@ -16,26 +16,18 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.block_recurrence import (
-    BlockContext,
-    BlockPosition,
-    BlockRecurrentMemory,
-    BlockState,
-    StateReadingAttention,
-)
+from transformers_xl.modeling.layers.block_recurrence import BlockPlan, BlockState, StateReadingAttention
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory.counter_memory import CounterMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.token_memory import WrittenMemory
-from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.block_ends import block_ends
-from transformers_xl.modeling.ops.call_parts import CallParts
-from transformers_xl.modeling.ops.token_order import TokenOrder
-from transformers_xl.modeling.ops.window import SegmentPacking, drop_full_mask, gather_columns
+from transformers_xl.modeling.ops.window import gather_columns, reset_state
 from transformers_xl.modeling.outputs import MemoryModelOutput
+from transformers_xl.modeling.segment import Call, Segment
+from transformers_xl.modeling.segment_parts import CallParts
 
 
 class BlockRecurrentLayer(LocalLayer):
@@ -68,21 +60,23 @@ class RecurrentLayer(BlockRecurrentLayer):
         super().__init__(config, layer_idx)
         self.state = BlockState(config, layer_idx)
 
-    def memories(self) -> BlockRecurrentMemory:
-        config = self.self_attn.config
-        window = BlockWindowMemory(config, config.sliding_window, config.block_length)
-        return BlockRecurrentMemory(window, WrittenMemory(config.num_states, config.hidden_size))
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """`state` is that of the last whole block, `(batch, num_states, hidden_size)`."""
+        config, memory = self.self_attn.config, super().new_memory(batch, num_columns, like)
+        return memory._replace(state=(like.new_zeros(batch, config.num_states, config.hidden_size),))
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: BlockRecurrentMemory, segment: BlockContext, **kwargs
-    ) -> LayerOutput:
-        normed, past = self.attention_inputs(hidden_states, memory.inputs)
-        projected = self.self_attn.keys_and_values(normed, past, memory.inputs)
-        states = self.state.run(memory.state, projected, segment.blocks)
-        attn_output, _ = self.self_attn(
-            normed, None, memory.inputs, segment, states=states, projected=projected, **kwargs
-        )
-        return LayerOutput(self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs))
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        plan, written = cast(BlockPlan, context.plan), past.state[0].to(hidden_states)
+        normed = self.attention_input(hidden_states)
+        columns, kept = context.extend(past.columns, hidden_states, self.self_attn.project(normed), self.project)
+        own = self.state.read(written, plan.begun, context.room)
+        states, written = self.state.run(written, own, columns, plan)
+        if plan.blocks.ends:
+            has_written = context.segment.after() >= self.self_attn.config.block_length
+            written = reset_state(written, ~has_written)
+        attn_output, _ = self.self_attn(normed, *columns, context, states=states, **kwargs)
+        hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context, **kwargs)
+        return LayerOutput(hidden_states, LayerMemory(kept, (written,)))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Block-Recurrent Transformer.")
@@ -105,56 +99,44 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         layers = range(config.num_hidden_layers)
         return nn.ModuleList([(RecurrentLayer if config.is_recurrent(i) else others)(config, i) for i in layers])
 
-    def own_memories(self) -> BlockPosition:
-        return BlockPosition(CounterMemory())
-
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> BlockContext:
-        config, position = self.config, memory.own.block_position
-        blocks, after = block_ends(
-            memory.segment, memory.num_before, position.read(), config.block_length, config.mem_len
-        )
-        position.write(after)
-        visible = fed_back = None
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, BlockPlan, tuple[torch.Tensor, ...]]:
+        config = self.config
+        blocks, visible = block_ends(segment, config.block_length, config.mem_len), None
         if blocks.number is not None:
             number = torch.arange(blocks.num_read, device=blocks.number.device).repeat_interleave(config.num_states)
             visible = (blocks.number[..., None] == number)[:, None]
-        if config.feedback:
-            last = max(config.recurrent_layers)
-            fed_back = cast(RecurrentLayer, self.layers[last]).state.read(memory.layers[last].state)
-        return BlockContext(**vars(segment), blocks=blocks, visible_states=visible, fed_back=fed_back)
+        return segment, BlockPlan(blocks, segment.tokens_read >= config.block_length, visible), ()
 
-    def _run(
-        self,
-        hidden_states: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        document_ids: torch.Tensor | None,
-        memory: ModelMemory,
-        order: TokenOrder,
-        **kwargs,
-    ) -> MemoryModelOutput:
-        """With feedback, run a call block by block: lower layers read the state that an upper layer updated."""
-        whole = (hidden_states, segment_mask, document_ids, memory, order)
+    def contexts(
+        self, segment: Segment, memory: Memory, plan: BlockPlan, cache: MemoryCache | None, like: torch.Tensor
+    ) -> list[LayerContext]:
         if not self.config.feedback:
-            return super()._run(*whole, **kwargs)
-        batch, length = hidden_states.shape[:2]
-        if memory.batch < 0:
-            memory.start(batch, hidden_states)
-        packing = SegmentPacking(batch, length, hidden_states.device, None, segment_mask, document_ids)
-        parts = CallParts.of(packing, memory.own.block_position.read(), self.config.block_length)
-        if parts.is_one:
-            return super()._run(*whole, **kwargs)
+            return super().contexts(segment, memory, plan, cache, like)
+        last = max(self.config.recurrent_layers)
+        written, state = memory.layers[last].state[0].to(like.dtype), cast(BlockState, self.layers[last].state)
+        fed_back = state.read(written, plan.begun, None if cache is None else cache.room(last))
+        contexts = super().contexts(segment, memory, plan._replace(fed_back=fed_back), cache, like)
+        return [context._replace(keeps_graph=True) for context in contexts]
+
+    def read(
+        self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs
+    ) -> MemoryModelOutput:
+        """With feedback, read a call block by block: lower layers read the state that an upper layer updated."""
+        if not self.config.feedback:
+            return super().read(hidden_states, memory, call, cache, **kwargs)
+        parts = CallParts.of(call, hidden_states.shape[1], memory.tokens_read, self.config.block_length)
         if len(parts.parts) > 1 and kwargs.get("output_attentions", self.config.output_attentions):
             raise ValueError(
                 f"`output_attentions`=True with `feedback`=True: this call is run as {len(parts.parts)} blocks, whose "
                 "weights have different keys. Pass one block per call."
             )
-        outputs = []
-        for part, here in memory.read_parts(parts.parts, hidden_states, detach=False):
-            embeds, mask = gather_columns(hidden_states, part.order), drop_full_mask(part.valid)
-            outputs.append(super()._run(embeds, mask, None, here, TokenOrder(), **kwargs))
-        return self.joined(outputs, parts, order)
+        outputs: list[MemoryModelOutput] = []
+        for part in parts.parts:
+            memory = memory if part.begins is None else self.forget(memory, part.begins)
+            embeds = gather_columns(hidden_states, part.order)
+            outputs.append(super().read(embeds, memory, part.call, cache, **kwargs))
+            memory = outputs[-1].mems
+        return parts.join(outputs)
 
 
 @auto_docstring(custom_intro="The Block-Recurrent Transformer with a language modeling head.")

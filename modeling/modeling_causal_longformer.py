@@ -12,11 +12,10 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
+from transformers_xl.modeling.layers.banded_attention import BandedAttention
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory.window_memory import WindowMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import SegmentPacking
+from transformers_xl.modeling.segment import Segment
 
 
 class CausalLongformerLayer(MemoryLayer):
@@ -39,9 +38,11 @@ class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
 class CausalLongformerModel(CausalLongformerPreTrainedModel, MemoryModel):
     layer_class = CausalLongformerLayer
 
-    def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> BandedKeyMask:
-        rows = packing.rows(window.num_seen)
-        return BandedKeyMask(window=window.sliding_window, order=rows.order, rows=rows)
+    def attention_windows(self) -> list[int]:
+        return self.config.layer_windows
+
+    def key_mask(self, segment: Segment) -> None:
+        """None: it would have T x K entries."""
 
     def num_distances(self, num_keys: int) -> int:
         """No token is seen from farther than the longest window."""

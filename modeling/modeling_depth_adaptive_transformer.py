@@ -6,7 +6,7 @@ a halting network says, and its state is copied upward for those that still run.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,7 +22,6 @@ from transformers_xl.modeling.heads import (
     whole_logits,
 )
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss
-from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.depth_halting import (
     HALTING_NETWORKS,
     correctness,
@@ -30,11 +29,9 @@ from transformers_xl.modeling.layers.depth_halting import (
     read_mean,
 )
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
+from transformers_xl.modeling.memory_value import LayerMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -66,12 +63,15 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
     Differs from the original: a decoder with relative positions and memory, not the decoder of a translator.
     """
 
+    def __init__(self, config: DepthAdaptiveTransformerConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.has_mean = config.halting == "sequence" and layer_idx == 0
 
-class MeanEmbeddingMemory(NamedTuple):
-    """The mean of all embeddings that a row has read, and their number, of what `halting="sequence"` decides."""
-
-    mean_embedding: RecurrentMemory
-    num_embeddings: RecurrentMemory
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """Of the first layer, `state` is the mean `(batch, hidden_size)` of all embeddings that a row has read, of which
+        `halting="sequence"` decides."""
+        memory = super().new_memory(batch, num_columns, like)
+        return memory._replace(state=(like.new_zeros(batch, memory.columns[0].shape[2]),)) if self.has_mean else memory
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Depth-adaptive Transformer.")
@@ -89,62 +89,47 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     token_outputs = ("last_hidden_state", "exit_layers")
     extra_arguments = ("exit_rule",)
 
-    def own_memories(self) -> LayerMemory:
-        if self.config.halting != "sequence":
-            return ()
-        return MeanEmbeddingMemory(RecurrentMemory((self.config.hidden_size,)), RecurrentMemory((1,)))
-
     def run_layers(
         self,
         hidden_states: torch.Tensor,
-        memory: ModelMemory,
-        segment: SegmentContext,
+        memory: tuple[LayerMemory, ...],
+        contexts: list[LayerContext],
         exit_rule: ExitRule | None = None,
         **kwargs,
-    ) -> DepthAdaptiveTransformerModelOutput:
+    ) -> tuple[DepthAdaptiveTransformerModelOutput, list[LayerMemory]]:
         """The layers, each for the tokens that `exit_rule` has not let leave before it; without a rule, for all."""
         exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
-        exit_layers = exit_layers if segment.segment_mask is None else exit_layers.where(segment.segment_mask, 0)
-        means = hidden_states
-        if isinstance(memory.own, MeanEmbeddingMemory):
-            before = (memory.own.mean_embedding.read(), memory.own.num_embeddings.read())
-            means, numbers = read_mean(hidden_states, before, segment.segment_mask, segment.document_ids)
-            memory.own.mean_embedding.write(means[:, -1])
-            memory.own.num_embeddings.write(numbers[:, -1])
+        segment, means = contexts[0].segment, hidden_states
+        exit_layers = exit_layers if segment.mask is None else exit_layers.where(segment.mask, 0)
+        if memory[0].state:
+            means, newest = read_mean(hidden_states, *memory[0].state, segment)
+            memory = (memory[0]._replace(state=(newest,)), *memory[1:])
         if exit_rule is None:
-            last = super().run_layers(hidden_states, memory, segment, **kwargs).last_hidden_state
-            return DepthAdaptiveTransformerModelOutput(last_hidden_state=last, exit_layers=exit_layers)
+            output, remembered = super().run_layers(hidden_states, memory, contexts, **kwargs)
+            output["exit_layers"] = exit_layers
+            return output, remembered
 
-        skip_halted = skips_halted(self.config, **kwargs)
-        if skip_halted:
-            self.project_positions(memory, segment)
+        skip_halted, remembered = skips_halted(self.config, **kwargs), []
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
-        hidden_states = self.capture(hidden_states, segment.token_order)
-        for number, (layer, layer_memory) in enumerate(zip(self.layers, memory.layers, strict=True), start=1):
+        hidden_states = self.captured_states(hidden_states)
+        for number, (layer, past, context) in enumerate(zip(self.layers, memory, contexts, strict=True), start=1):
             running = exit_layers >= number
             count = int(running.sum()) if skip_halted else running.numel()
             packed = count < running.numel()
             asked = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            layer_output = LayerOutput(
-                *layer(hidden_states, layer_memory, segment, running=asked, skip_halted=skip_halted, **kwargs)
+            output = LayerOutput(
+                *layer(hidden_states, past, context, running=asked, skip_halted=skip_halted, **kwargs)
             )
-            hidden_states = self.capture(layer_output.hidden_states, segment.token_order)
+            hidden_states = self.captured_states(output.hidden_states)
+            remembered.append(output.memory)
             if count == 0:
                 continue
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
             if known is not None:
                 exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
-        return DepthAdaptiveTransformerModelOutput(last_hidden_state=hidden_states, exit_layers=exit_layers)
-
-    def project_positions(self, memory: ModelMemory, segment: SegmentContext) -> None:
-        """What the layers project of the positions, into a cache that has nothing of it: it keeps it of all layers or of
-        none, and nobody may run the last ones."""
-        table, _ = segment.relative_positions
-        if table is not None:
-            for layer, window in zip(self.layers, memory.windows, strict=True):
-                if window.buffer is not None:
-                    cast(RelativeAttention, layer.self_attn).project_positions(table, window)
+        result = self.output_class(last_hidden_state=hidden_states, exit_layers=exit_layers)
+        return result, remembered
 
 
 @auto_docstring(

@@ -4,7 +4,7 @@ Each complete block of a text is written into a memory matrix per head, which al
 size that reaches back to the beginning of the text.
 """
 
-from typing import cast
+from typing import Any
 
 import torch
 from transformers.utils import auto_docstring
@@ -15,14 +15,15 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.infini_attention import BlockKeyMask, InfiniAttention, InfiniMemory
-from transformers_xl.modeling.layers.segment_context import PositionEmbeddings, SegmentContext
+from transformers_xl.modeling.layers.infini_attention import InfiniAttention, InfiniPlan
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.window_memory import WindowMemory
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.block_grid import BlockGrid, open_lengths
 from transformers_xl.modeling.ops.sinusoids import sinusoids
-from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, inverse, keep_last
+from transformers_xl.modeling.segment import Segment
 
 
 class InfiniTransformerLayer(MemoryLayer):
@@ -34,13 +35,34 @@ class InfiniTransformerLayer(MemoryLayer):
 
     attention_class = InfiniAttention
 
-    def memories(self) -> InfiniMemory:
-        return InfiniMemory.of(cast(InfiniTransformerConfig, self.self_attn.config))
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """Its columns are the open block: inputs, or keys, values and positive keys. `state` is the matrix M of all blocks
+        before it, `(batch, heads, head_dim, value_head_dim)`, and the normalizer z `(batch, heads, head_dim)`."""
+        config: InfiniTransformerConfig = self.self_attn.config
+        heads = config.num_attention_heads
+        matrix = precise(like.new_zeros(batch, heads, config.head_dim, config.value_width // heads))
+        state = matrix, precise(like.new_zeros(batch, heads, config.head_dim))
+        return super().new_memory(batch, num_columns, like)._replace(state=state)
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: InfiniMemory, segment: SegmentContext, **kwargs
-    ) -> LayerOutput:
-        return super().forward(hidden_states, memory, segment, sums=(memory.matrix, memory.normalizer), **kwargs)
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        before, angles = None, context.plan.angles
+        if angles is not None:
+            before, angles = angles.split([context.segment.num_before, context.segment.length], 1)
+
+        def project(held: torch.Tensor) -> Tensors:
+            return self.self_attn.columns(self.attention_input(held), before)
+
+        normed, sums = self.attention_input(hidden_states), tuple(precise(each) for each in past.state)
+        new = self.self_attn.columns(normed, angles)
+        (key, value, written_key), kept = context.extend(past.columns, hidden_states, new, project)
+        attn_output, _, sums = self.self_attn(normed, key, value, context, written_key, sums, angles, **kwargs)
+        hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context, **kwargs)
+        return LayerOutput(hidden_states, LayerMemory(kept, sums))
+
+
+def precise(sums: torch.Tensor) -> torch.Tensor:
+    """In float32 at least: in half precision a sum over a text soon stops growing."""
+    return sums.to(torch.promote_types(sums.dtype, torch.float32))
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Infini-Transformer.")
@@ -56,21 +78,29 @@ class InfiniTransformerModel(InfiniTransformerPreTrainedModel, MemoryModel):
     layer_class = InfiniTransformerLayer
     positions_class = None
 
-    def key_mask(self, window: WindowMemory, packing: SegmentPacking) -> BlockKeyMask:
-        return BlockKeyMask.of(packing, window.num_seen, self.config)
+    def recent(self, memory: Memory) -> Memory:
+        """All of it: what is more than an open block is still to be written."""
+        return memory
 
-    def position_embeddings(
-        self, hidden_states: torch.Tensor, num_keys: int, memory: ModelMemory
-    ) -> PositionEmbeddings | None:
-        """Sines and cosines of the positions in blocks, `(B or 1, n, head_dim)`, of the n columns to project: those of the
-        memory that are not projected yet, and the segment."""
-        if self.config.rope_theta is None:
-            return None
-        key_mask, past = cast(BlockKeyMask, memory.longest.key_mask), memory.longest.unprojected()
-        order = None if key_mask.order is None else inverse(key_mask.order)
-        length = hidden_states.shape[1] + (0 if past is None else past.shape[1])
-        places = keep_last(gather_columns(key_mask.grid.place, order), length)
-        return sinusoids(places, self.config.head_dim, hidden_states.dtype, self.config.rope_theta)
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, Tensors]:
+        """A token sees the block that it stands in."""
+        config: InfiniTransformerConfig = self.config
+        blocks, angles = BlockGrid.of(segment, config.mem_len), None
+        if config.rope_theta is not None:
+            angles = sinusoids(blocks.place, config.head_dim, self.dtype, config.rope_theta)
+        if blocks.begin is not None:
+            segment = segment._replace(first=segment.columns - blocks.place[:, segment.num_before :])
+        return segment, InfiniPlan(blocks, angles), ()
+
+    def contexts(
+        self, segment: Segment, memory: Memory, plan: Any, cache: MemoryCache | None, like: torch.Tensor
+    ) -> list[LayerContext]:
+        """All layers see and remember the same. There is no mask of all pairs: a long call costs its blocks."""
+        here = LayerContext(segment, None, plan.blocks.keep, projects=cache is not None, plan=plan)
+        return [here if cache is None else here._replace(room=cache.room(index)) for index in range(len(self.layers))]
+
+    def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
+        return open_lengths(segment, self.config.mem_len)
 
 
 @auto_docstring(custom_intro="The Infini-Transformer with a language modeling head.")

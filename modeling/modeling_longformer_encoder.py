@@ -11,17 +11,17 @@ from transformers.utils import auto_docstring, can_return_tuple
 from transformers_xl.configuration.configuration_longformer_encoder import LongformerEncoderConfig
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification, MemoryHead
-from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, positions_without_memory
+from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, places_without_memory
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, LongformerContext
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, SeenTokens
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.segment import Call, Segment
 
 
 class LongformerEncoderLayer(MemoryLayer):
@@ -29,14 +29,12 @@ class LongformerEncoderLayer(MemoryLayer):
 
     attention_class = GlobalAttention
 
-    def memories(self) -> tuple[()]:
-        return ()
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        return LayerMemory()
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: tuple[()], segment: LongformerContext, **kwargs
-    ) -> LayerOutput:
-        attn_output, _ = self.self_attn(self.attention_input(hidden_states), segment)
-        return LayerOutput(self.after_attention(hidden_states, self.dropout(attn_output), segment, **kwargs))
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        attn_output, _ = self.self_attn(self.attention_input(hidden_states), context.plan)
+        return LayerOutput(self.after_attention(hidden_states, self.dropout(attn_output), context, **kwargs), past)
 
 
 class LongformerEmbeddings(nn.Module):
@@ -80,50 +78,47 @@ class LongformerEncoderModel(LongformerEncoderPreTrainedModel, MemoryModel):
         self.embeddings = LongformerEmbeddings(config)
         self.first_is_global = False
 
-    def _run(
-        self,
-        hidden_states: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        document_ids: torch.Tensor | None,
-        memory: ModelMemory,
-        order: TokenOrder,
-        **kwargs,
+    def read(
+        self, hidden_states: torch.Tensor, memory: Memory, call: Call, *args, global_attention_mask=None, **kwargs
     ) -> MemoryModelOutput:
         batch, length = hidden_states.shape[:2]
-        segment = SegmentContext(segment_mask, document_ids)
-        places = positions_without_memory(self.config, length, segment, hidden_states.device)
-        is_global = kwargs.get("global_attention_mask")
+        places = places_without_memory(self.config, Segment.of(0, memory.lengths, memory.tokens_read, length, call))
+        is_global = global_attention_mask
         if is_global is not None:
             if tuple(is_global.shape) != (batch, length):
                 raise ValueError(
                     f"`global_attention_mask` has shape {tuple(is_global.shape)}: it must be (batch, length) = ({batch}, "
                     f"{length}), 1 for global tokens."
                 )
-            is_global = gather_columns(is_global.bool(), order.pack)
+            is_global = gather_columns(is_global.bool(), call.pack)
         elif self.first_is_global:
             is_global = (places == 0).expand(batch, length)
-        kwargs["global_attention_mask"] = is_global
         embeddings = self.embeddings(hidden_states, places)
-        return super()._run(embeddings, segment_mask, document_ids, memory, order, **kwargs)
+        return super().read(embeddings, memory, call, *args, global_attention_mask=is_global, **kwargs)
+
+    def key_mask(self, segment: Segment) -> None:
+        """None: it would have T x T entries."""
 
     def run_layers(
         self,
         hidden_states: torch.Tensor,
-        memory: ModelMemory,
-        segment: SegmentContext,
+        memory: tuple[LayerMemory, ...],
+        contexts: list[LayerContext],
         global_attention_mask: torch.Tensor | None = None,
         **kwargs,
-    ) -> MemoryModelOutput:
-        """Tell the layers which tokens are global."""
+    ) -> tuple[MemoryModelOutput, list[LayerMemory]]:
+        """Tell the layers which tokens are of one document, and which are global."""
+        segment = contexts[0].segment
         documents = hidden_states.new_ones(hidden_states.shape[:2], dtype=torch.long)
         if segment.document_ids is not None:
             documents = documents + segment.document_ids
-        if segment.segment_mask is not None:
-            documents = documents.masked_fill(~segment.segment_mask, -1)
-        is_global = None if global_attention_mask is None else global_attention_mask & (documents > 0)
-        tokens = None if is_global is None else GlobalTokens.of(is_global, documents)
-        context = LongformerContext(**vars(segment), documents=documents, global_tokens=tokens)
-        return super().run_layers(hidden_states, memory, context, **kwargs)
+        if segment.mask is not None:
+            documents = documents.masked_fill(~segment.mask, -1)
+        tokens = None
+        if global_attention_mask is not None:
+            tokens = GlobalTokens.of(global_attention_mask & (documents > 0), documents)
+        contexts = [context._replace(plan=SeenTokens(documents, tokens)) for context in contexts]
+        return super().run_layers(hidden_states, memory, contexts, **kwargs)
 
 
 class MaskedLMTransform(nn.Module):

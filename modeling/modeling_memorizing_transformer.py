@@ -5,6 +5,7 @@ mixes what it finds with local attention.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,15 +17,13 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
-from transformers_xl.modeling.layers.retrieval_attention import LookupContext, MemorizingMemory, RetrievalAttention
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.retrieval_attention import KeyRoom, KeySearch, Lookups, RetrievalAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory.counter_memory import CounterMemory
-from transformers_xl.modeling.memory.key_value_memory import KeyValueShape
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.retrieval_memory import KeyCounts, KeySearch, RetrievalMemory
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.segment import Segment
 
 
 class MemorizingTransformerLayer(LocalLayer):
@@ -44,18 +43,36 @@ class RetrievalLayer(MemorizingTransformerLayer):
     """
 
     attention_class = RetrievalAttention
-    key_search: Callable[[], KeySearch] = KeySearch  # how a cache finds keys: `cpu.key_index` has another way
+    key_search: Callable[[], KeySearch] = KeySearch  # how a cache finds keys: `layers.key_index` has another way
 
-    def memories(self) -> MemorizingMemory:
-        config, (window,) = self.self_attn.config, super().memories()
-        shape = KeyValueShape(*(config.num_attention_heads, config.head_dim) * 2)
-        external_memory = RetrievalMemory(config.num_memory_keys, config.block_length, shape, self.key_search())
-        return MemorizingMemory(window, external_memory)
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        """`older` is keys and values of very many tokens, each `(batch, heads, tokens, head_dim)`, those of the window too."""
+        none = like.new_zeros(batch, self.self_attn.num_heads, 0, self.self_attn.head_dim)
+        return super().new_memory(batch, num_columns, like)._replace(older=(none, none))
 
-    def forward(
-        self, hidden_states: torch.Tensor, memory: MemorizingMemory, segment: LookupContext, **kwargs
-    ) -> LayerOutput:
-        return super().forward(hidden_states, memory, segment, external_memory=memory.external_memory, **kwargs)
+    def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
+        normed, lookups, room = self.attention_input(hidden_states), context.plan, self.room(context)
+        new = self.self_attn.project(normed)
+        columns, kept = context.extend(past.columns, hidden_states, new, self.project)
+        beside = context._replace(segment=lookups.segment, keep=lookups.keep, room=room)
+        new = tuple(each.detach() for each in new)
+        older, kept_older = beside.extend(past.older, hidden_states, new, self.project)
+        if room is not None:
+            room.search.begin(past.older)
+            kwargs["search"] = room.search
+        attn_output, _ = self.self_attn(normed, *columns, context, older=older, **kwargs)
+        if room is not None:
+            room.search.finish(kept_older, lookups.segment.end)
+        hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context)
+        return LayerOutput(hidden_states, LayerMemory(kept, older=kept_older))
+
+    def room(self, context: LayerContext) -> KeyRoom | None:
+        """That of a cache for what the layer remembers beside the window."""
+        if context.room is None:
+            return None
+        if context.room.derived is None:
+            context.room.derived = KeyRoom(self.key_search())
+        return context.room.derived
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Memorizing Transformer.")
@@ -79,14 +96,9 @@ class MemorizingTransformerModel(MemorizingTransformerPreTrainedModel, MemoryMod
         ]
         return nn.ModuleList([layer_class(config, layer_idx) for layer_idx, layer_class in enumerate(classes)])
 
-    def own_memories(self) -> KeyCounts:
-        return KeyCounts(CounterMemory(), CounterMemory())
-
-    def segment_context(
-        self, hidden_states: torch.Tensor, segment: SegmentContext, memory: ModelMemory
-    ) -> LookupContext:
-        external_memory = memory.layers[min(self.config.memory_layers)].external_memory
-        return LookupContext(**vars(segment), lookups=external_memory.plan(memory.segment, memory.own))
+    def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, Tensors]:
+        keys, _ = memory.layers[min(self.config.memory_layers)].older
+        return segment, Lookups.of(segment, keys.shape[-2], self.config), ()
 
 
 @auto_docstring(custom_intro="The Memorizing Transformer with a language modeling head.")

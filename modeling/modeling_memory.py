@@ -218,8 +218,12 @@ class MemoryModel(MemoryPreTrainedModel):
         if memory is None:
             return self.new_memory(len(like), like)
         if cache is None or not cache.records_past:
-            memory = memory.newest(self.config.layer_mem_lens)
+            memory = self.recent(memory)
         return self.forget(memory, reset) if reset is not None and reset.dim() == 1 else memory
+
+    def recent(self, memory: Memory) -> Memory:
+        """What a call reads of a memory: the newest columns, as many as a layer may have now."""
+        return memory.newest(self.config.layer_mem_lens)
 
     def remember(
         self, output: MemoryModelOutput, call: Call, cache: MemoryCache | None, length: int
@@ -233,8 +237,8 @@ class MemoryModel(MemoryPreTrainedModel):
             if cache.static:
                 cache.keep_distances(self.num_distances(self.most_keys()) + 1)
             output.past_key_values = cache
-        output.mems = memory if self.config.mem_len > 0 else None
-        return output
+        mems = memory if self.config.mem_len > 0 else None
+        return type(output)(**{**output, "mems": mems})  # a field that is set to None would stay
 
     def in_order(self, output: MemoryModelOutput, call: Call) -> MemoryModelOutput:
         """The output, with what it says of tokens where the caller put them."""
@@ -279,11 +283,15 @@ class MemoryModel(MemoryPreTrainedModel):
             key = past.num_columns, keep, window
             if key not in shared:
                 here = segment.seen_by(*key)
-                mask = None if here.is_plain else here.visible()
+                mask = self.key_mask(here)
                 kept = here.num_keys if cache is not None and cache.records_past else keep
                 shared[key] = LayerContext(here, window, kept, mask, cache is not None, positions, bias, plan=plan)
             contexts.append(shared[key] if cache is None else shared[key]._replace(room=cache.room(index)))
         return contexts
+
+    def key_mask(self, segment: Segment) -> torch.Tensor | None:
+        """What `segment.visible()` says, once for all layers that see equally much; None: each layer may ask for itself."""
+        return None if segment.is_plain else segment.visible()
 
     def run_layers(
         self, hidden_states: torch.Tensor, memory: tuple[LayerMemory, ...], contexts: list[LayerContext], **kwargs

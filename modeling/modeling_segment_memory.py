@@ -22,21 +22,19 @@ from transformers_xl.modeling.adapters import lora_targets_of
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
-from transformers_xl.modeling.heads import has_other_loss
+from transformers_xl.modeling.heads import ModelInputs, has_other_loss
 from transformers_xl.modeling.layers.adaptive_softmax import mean_loss
 from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.token_order import TokenOrder
-from transformers_xl.modeling.ops.window import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
-from transformers_xl.modeling.pretrained.base_head import head_of_base
+from transformers_xl.modeling.pretrained.base_head import HeadOfBase, head_of_base
 from transformers_xl.modeling.pretrained.supported_bases import PositionAngles, check_base, check_config
 from transformers_xl.modeling.pretrained.token_bases import measured_start
 from transformers_xl.modeling.pretrained.token_reader import TokenReader
 from transformers_xl.modeling.pretrained.window_reader import WindowReader
+from transformers_xl.modeling.segment import Call
 
 READERS = {"window": WindowReader, "tokens": TokenReader}
 BACKBONE_ARGUMENT = """
@@ -81,6 +79,7 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         self.backbone = backbone
         self.reader = READERS[config.kind](config)
         self.position_angles = PositionAngles(backbone)
+        self.positions = None
 
     @property
     def model(self) -> "SegmentMemoryBackbone":
@@ -88,9 +87,9 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         return self
 
     @property
-    def layers(self) -> list[LayerMemory]:
-        """One entry for each layer that remembers."""
-        return self.layer_memories()
+    def layers(self) -> list[nn.Module]:
+        """What reads, once for each layer that remembers."""
+        return [self.reader] * len(self.config.layer_mem_lens)
 
     @property
     def base_model(self) -> "SegmentMemoryBackbone":
@@ -146,11 +145,9 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         super().resize_memory(mem_len)
         check_config(self.config)
 
-    def layer_memories(self) -> list[LayerMemory]:
-        return self.reader.layer_memories(self.backbone)
-
-    def own_memories(self) -> LayerMemory:
-        return self.reader.own_memories(self.backbone)
+    def new_memory(self, batch: int, like: torch.Tensor, static: bool = False) -> Memory:
+        counts = self.config.layer_mem_lens if static else [0] * len(self.config.layer_mem_lens)
+        return self.reader.new_memory(self.backbone, batch, counts, like)
 
     def run_backbone(
         self,
@@ -176,41 +173,14 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         """What of the base gives this model's output."""
         raise NotImplementedError
 
-    def _run(
-        self,
-        hidden_states: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        document_ids: torch.Tensor | None,
-        memory: ModelMemory,
-        order: TokenOrder,
-        **kwargs: Any,
-    ) -> ModelOutput:
+    def read(
+        self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs: Any
+    ) -> MemoryModelOutput:
         self.position_angles.warn_of_cast()
         kwargs.pop("num_items_in_batch", None)
-        kept = kwargs.pop("logits_to_keep", 0)
-        order = without_identity(order)
-        if order.unpack is None and "logits_to_keep" in self.extra_arguments:
-            kwargs["logits_to_keep"], kept = kept, 0
-        given = (hidden_states, segment_mask, document_ids, memory)
-        output = self.reader.read(self.backbone, self.run_backbone, *given, **kwargs)
-        shown: dict[str, Any] = {name: output[name] for name in self.token_outputs if name in output}
-        for name, dim in (("hidden_states", 1), ("attentions", 2)):
-            if output.get(name) is not None:
-                shown[name] = tuple(
-                    None if each is None else gather_columns(each, order.unpack, dim) for each in output[name]
-                )
-        in_order = self.in_order(self.output_class(**shown), order)
-        if "logits" in in_order:
-            in_order["logits"] = slice_logits_to_keep(in_order["logits"], kept)
-        return in_order
-
-
-def without_identity(order: TokenOrder) -> TokenOrder:
-    """No order at all, where padding stands on the left as it is."""
-    if order.unpack is None or torch.compiler.is_compiling():  # a graph cannot ask
-        return order
-    columns = torch.arange(order.unpack.shape[1], device=order.unpack.device)
-    return TokenOrder() if bool((order.unpack == columns).all()) else order
+        output, memory = self.reader.read(self, hidden_states, memory, call, cache, **kwargs)
+        names = (*self.token_outputs, "hidden_states", "attentions")
+        return self.output_class(**{name: output[name] for name in names if output.get(name) is not None}, mems=memory)
 
 
 @auto_docstring(custom_intro="A base with segment memory around it, without its head.", custom_args=BACKBONE_ARGUMENT)
@@ -261,8 +231,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         past_key_values: MemoryCache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
-        mems: tuple[torch.Tensor, ...] | MemoryCache | None = None,
-        mems_mask: torch.Tensor | None = None,
+        mems: Memory | None = None,
         reset: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
@@ -274,10 +243,8 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
             The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
         shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             The token that follows each token, used instead of `labels`.
-        mems (`tuple[torch.Tensor]`, *optional*):
-            The `mems` of the previous segment's output.
-        mems_mask (`torch.Tensor` of shape `(batch, <mem_len)`, *optional*):
-            The `mems_mask` of the previous segment's output.
+        mems ([`Memory`], *optional*):
+            The `mems` of the previous segment's output, or of a result of `generate()`.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, length)`, *optional*):
             Bool: rows that start a new text, or tokens that begin a document.
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
@@ -292,41 +259,63 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         check_targets(input_ids, inputs_embeds, labels, targets, 0)
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-        given: Any = (input_ids, attention_mask, past_key_values, inputs_embeds, mems, mems_mask, reset, position_ids)
-        kwargs |= {"use_cache": use_cache, "return_dict": True}
-        if targets is None:
-            return MemoryModel.forward(self, *given, logits_to_keep=logits_to_keep, **kwargs)
-        outputs, losses = self.read_targets(given, targets, logits_to_keep, **kwargs)
-        items = kwargs.get("num_items_in_batch")
-        if has_other_loss(self):
-            outputs.loss = self.loss_function(
-                logits=outputs.logits,
-                labels=None,
-                shift_labels=targets.contiguous(),
-                vocab_size=self.config.vocab_size,
-                num_items_in_batch=items,
-            )
+        inputs = ModelInputs(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            mems=mems,
+            reset=reset,
+            position_ids=position_ids,
+            use_cache=use_cache,
+        )
+        kwargs |= {"return_dict": True}
+        if targets is None and not may_have_padding(inputs):
+            return super().forward(**inputs, logits_to_keep=logits_to_keep, **kwargs)
+        is_all = (isinstance(logits_to_keep, int) and logits_to_keep == 0) or (targets is not None and has_other_loss(self))
+        head, states = None if is_all else head_of_base(self.backbone), None
+        if head is None:
+            outputs = super().forward(**inputs, **kwargs)
         else:
-            outputs.loss = mean_loss(losses, targets, items)
-        outputs.token_losses = losses if wants_losses else None
+            carried = dict(self.base_model(**inputs, **kwargs))
+            states = carried.pop("last_hidden_state")
+            outputs = MemoryHeadOutput(logits=head(slice_logits_to_keep(states, logits_to_keep)), **carried)
+        if targets is not None:
+            losses = self.add_loss(outputs, targets.contiguous(), head, states, kwargs.get("num_items_in_batch"))
+            outputs.token_losses = losses if wants_losses else None
+        if head is None:
+            outputs.logits = slice_logits_to_keep(outputs.logits, logits_to_keep)
         return outputs
 
-    def read_targets(
-        self, given: tuple, targets: torch.Tensor, logits_to_keep: int | torch.Tensor, **kwargs: Any
-    ) -> tuple[MemoryHeadOutput, torch.Tensor]:
-        """The output for `given`, the first arguments of `forward`, and what the `targets` `(batch, length)` cost. Logits
-        of all tokens are made only if they are returned, or for a loss that reads them."""
-        smoothing = self.label_smoothing if self.training else 0.0
-        returns_all = has_other_loss(self) or (isinstance(logits_to_keep, int) and logits_to_keep == 0)
-        head = None if returns_all else head_of_base(self.backbone)
+    def add_loss(
+        self,
+        outputs: MemoryHeadOutput,
+        targets: torch.Tensor,
+        head: HeadOfBase | None,
+        states: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """Put the loss of `targets` `(batch, length)` into `outputs`, and return what each costs: by the logits of all
+        tokens, or by their `states`, of which the `head` makes logits a slice at a time."""
+        size, smoothing = self.config.vocab_size, self.label_smoothing if self.training else 0.0
         if head is None:
-            outputs = MemoryModel.forward(self, *given, **kwargs)
-            return outputs, token_cross_entropy(outputs.logits, targets, smoothing)
-        read = MemoryModel.forward(self.base_model, *given, **kwargs)
-        states, size = read.last_hidden_state, self.config.vocab_size
-        carried = {name: value for name, value in read.items() if name != "last_hidden_state"}
-        outputs = MemoryHeadOutput(logits=head(slice_logits_to_keep(states, logits_to_keep)), **carried)
-        return outputs, cross_entropy_in_slices(head, states, targets, size, smoothing)
+            losses = token_cross_entropy(outputs.logits, targets, smoothing)
+        else:
+            losses = cross_entropy_in_slices(head, states, targets, size, smoothing)
+        if has_other_loss(self):
+            given: Any = {"logits": outputs.logits, "labels": None, "shift_labels": targets, "vocab_size": size}
+            outputs.loss = self.loss_function(**given, num_items_in_batch=num_items_in_batch)
+        else:
+            outputs.loss = mean_loss(losses, targets, num_items_in_batch)
+        return losses
+
+
+def may_have_padding(inputs: ModelInputs) -> bool:
+    """Whether a call may have padding, which layers read in another place: what is kept of the logits is chosen after."""
+    tokens = inputs["input_ids"] if inputs["inputs_embeds"] is None else inputs["inputs_embeds"]
+    cache = inputs["past_key_values"]
+    some_have_ended = isinstance(cache, MemoryCache) and cache.ended is not None
+    return tokens is not None and tokens.shape[1] > 1 and (inputs["attention_mask"] is not None or some_have_ended)
 
 
 def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:

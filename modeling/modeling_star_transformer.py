@@ -15,18 +15,16 @@ from transformers.utils.output_capturing import capture_outputs
 
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification
-from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, positions_in_row
+from transformers_xl.modeling.layers.absolute_positions import LearnedPositions
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, begins
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
+from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, ends
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.token_order import TokenOrder
 from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.segment import Call, Segment
 
 
 @dataclass
@@ -34,10 +32,10 @@ class StarTransformerModelOutput(MemoryModelOutput):
     """
     Args:
         relay (`torch.Tensor` of shape `(batch, hidden_size)`, *optional*):
-            The relay after the last layer, with its gradient. `mems` holds the same, detached; `mems_mask` is None.
+            The relay after the last layer, with its gradient; `mems.state` holds the same, detached.
         attentions (`tuple[torch.Tensor]`, *optional*):
-            Weights of each layer's ring, `(batch, heads, length, 5)`: the token before, the token itself, the one behind,
-            its embedding, the relay.
+            Weights of each layer's ring, `(batch, heads, length, 5)`: the token on the left, the token itself, the one on
+            the right, its embedding, the relay.
     """
 
     relay: torch.Tensor | None = None
@@ -58,17 +56,15 @@ class StarTransformerPositions(nn.Module):
         length = config.max_position_embeddings
         self.table = None if length is None else LearnedPositions(length, config.hidden_size)
 
-    def forward(self, hidden_states: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, segment: Segment) -> torch.Tensor:
         if self.table is None:
             return hidden_states
-        length = hidden_states.shape[1]
-        if length > self.table.num_embeddings:
+        if segment.length > self.table.num_embeddings:
             raise ValueError(
-                f"`input_ids` holds {length} tokens, but the model has `max_position_embeddings`="
+                f"`input_ids` holds {segment.length} tokens, but the model has `max_position_embeddings`="
                 f"{self.table.num_embeddings}: read the text in segments, or train a model with more or None."
             )
-        places = positions_in_row(length, segment_mask, None, hidden_states.device)
-        return hidden_states + self.table(places, hidden_states.dtype)
+        return hidden_states + self.table(segment.columns, hidden_states.dtype)
 
 
 class StarTransformerLayerOutput(NamedTuple):
@@ -76,12 +72,6 @@ class StarTransformerLayerOutput(NamedTuple):
 
     satellites: torch.Tensor
     relay: torch.Tensor
-
-
-class RelayMemory(NamedTuple):
-    """The relay at the end of a segment, `(batch, hidden_size)`."""
-
-    relay: RecurrentMemory
 
 
 class StarTransformerLayer(GradientCheckpointingLayer):
@@ -103,19 +93,21 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         self.act_fn = activation(config.hidden_act)
         self.dropout = Dropout(config, config.residual_dropout)
 
+    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
+        return LayerMemory()
+
     def forward(
         self,
         satellites: torch.Tensor,
         relay: torch.Tensor,
         embeddings: torch.Tensor,
-        is_first: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        token_order: TokenOrder | None = None,
+        is_last: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> StarTransformerLayerOutput:
         normed = self.ring_layernorm.before(satellites)
-        attn_output, _ = self.ring_attn(normed, relay, embeddings, is_first, token_order)
+        attn_output, _ = self.ring_attn(normed, relay, embeddings, is_last)
         satellites = self.ring_layernorm.after(self.act_fn(self.dropout(attn_output)))
-        relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, segment_mask)))
+        relay = self.act_fn(self.dropout(self.relay_attn(relay, satellites, mask)))
         relay = relay if self.relay_layernorm is None else self.relay_layernorm.after(relay)
         return StarTransformerLayerOutput(satellites, relay)
 
@@ -131,7 +123,7 @@ class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
 @auto_docstring(
     custom_intro="""
     The Star-Transformer without a head. Its memory is ours, the paper has none: the relay of a segment is added to the one
-    that the next segment begins with, so `mems` is one tensor `(batch, hidden_size)`, and zeros are a new row.
+    that the next segment begins with, so `mems.state` is one tensor `(batch, hidden_size)`, and zeros are a new row.
     """
 )
 class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
@@ -140,51 +132,39 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
     positions: StarTransformerPositions
     output_class = StarTransformerModelOutput
 
-    def layer_memories(self) -> list[LayerMemory]:
-        return []  # one relay is passed on, not one per layer
-
-    def own_memories(self) -> RelayMemory:
-        return RelayMemory(RecurrentMemory((self.config.hidden_size,)))
+    def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor]:
+        """The relay at the end of a segment, `(batch, hidden_size)`: one is passed on, not one of each layer."""
+        return (like.new_zeros(batch, self.config.hidden_size),)
 
     @capture_outputs
-    def _run(
-        self,
-        hidden_states: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        document_ids: torch.Tensor | None,
-        memory: ModelMemory,
-        order: TokenOrder,
-        **kwargs,
-    ) -> MemoryModelOutput:
-        """The rounds, on a segment whose padding stands on the left."""
-        if document_ids is not None:
+    def read(self, hidden_states: torch.Tensor, memory: Memory, call: Call, *args, **kwargs) -> MemoryModelOutput:
+        if call.document_ids is not None:
             raise ValueError(
                 "`reset` of shape (batch, length), or `position_ids` that start again: all tokens of a segment share one "
                 "relay, so no document can begin inside it. Cut the text there, and pass `reset` of shape (batch,)."
             )
-        embeddings = self.dropout(self.positions(hidden_states, segment_mask))
-        memory.open(embeddings, segment_mask, None)
-        handed_on = memory.own.relay.read()
-        is_first = begins(embeddings.shape[:2], segment_mask, embeddings.device)
-        satellites, relay = embeddings, mean_of_tokens(embeddings, segment_mask) + handed_on
-        token_order = self.token_order_to_capture(order, **kwargs)
-        satellites = self.capture(satellites, token_order)
+        segment = Segment.of(0, memory.lengths, memory.tokens_read, hidden_states.shape[1], call)
+        embeddings, mask = self.dropout(self.positions(hidden_states, segment)), segment.mask
+        handed_on = memory.state[0].to(embeddings)
+        is_last = ends(segment.length, segment.num, embeddings.device)
+        satellites, relay = embeddings, mean_of_tokens(embeddings, mask) + handed_on
+        satellites = self.captured_states(satellites)
         for layer in self.layers:
-            satellites, relay = layer(satellites, relay, embeddings, is_first, segment_mask, token_order)
-            satellites = self.capture(satellites, token_order)
+            satellites, relay = layer(satellites, relay, embeddings, is_last, mask)
+            satellites = self.captured_states(satellites)
         if self.norm is not None:
             satellites, relay = self.norm(satellites), self.norm(relay)
-        if segment_mask is not None:  # a row without tokens hears nothing new
-            relay = torch.where(segment_mask.any(dim=1, keepdim=True), relay, handed_on)
-        memory.own.relay.write(relay)
-        return self.in_order(StarTransformerModelOutput(last_hidden_state=satellites, relay=relay), order)
+        if segment.num is not None:  # a row without tokens hears nothing new
+            relay = torch.where(segment.num[:, None] > 0, relay, handed_on)
+        mems = memory._replace(tokens_read=segment.after(), state=(relay,))
+        return StarTransformerModelOutput(last_hidden_state=satellites, relay=relay, mems=mems)
 
 
-def mean_of_tokens(states: torch.Tensor, segment_mask: torch.Tensor | None) -> torch.Tensor:
+def mean_of_tokens(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """The mean `(batch, width)` of the real tokens of each row, zeros where there are none."""
-    if segment_mask is None:
+    if mask is None:
         return states.mean(dim=1)
-    return (states * segment_mask[..., None]).sum(dim=1) / segment_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 @auto_docstring(

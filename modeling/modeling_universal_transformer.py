@@ -22,9 +22,8 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory_value import LayerMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
@@ -72,9 +71,11 @@ class HaltingUnit(nn.Module):
 
 
 class StepOutput(NamedTuple):
-    """The states `(batch, length, hidden_size)`, and the halting probability p_n of each position, `(batch, length)`."""
+    """The states `(batch, length, hidden_size)` after a step, what it remembers, and the halting probability p_n of each
+    position, `(batch, length)`."""
 
     hidden_states: torch.Tensor
+    memory: LayerMemory
     halting_probability: torch.Tensor
 
 
@@ -97,14 +98,14 @@ class UniversalTransformerLayer(HaltingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        memory: AttentionMemory,
-        segment: SegmentContext,
+        past: LayerMemory,
+        context: LayerContext,
         signal: torch.Tensor,
         **kwargs,
     ) -> StepOutput:
         inputs = hidden_states + signal
-        output = super().forward(inputs, memory, segment, kept=hidden_states, **kwargs)
-        return StepOutput(output.hidden_states, self.halting(inputs))
+        output = super().forward(inputs, past, context, halted_states=hidden_states, **kwargs)
+        return StepOutput(output.hidden_states, output.memory, self.halting(inputs))
 
 
 class RepeatedLayer(nn.Module):
@@ -145,31 +146,32 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
     def run_layers(
         self,
         hidden_states: torch.Tensor,
-        memory: ModelMemory,
-        segment: SegmentContext,
+        memory: tuple[LayerMemory, ...],
+        contexts: list[LayerContext],
         output_halting: bool = False,
         **kwargs,
-    ) -> UniversalTransformerModelOutput:
+    ) -> tuple[UniversalTransformerModelOutput, list[LayerMemory]]:
         """The steps n = 1 .. `max_steps`, and of each position the sum of its states s_n with weights that sum to one.
 
         N = the first n with p_1 + .. + p_n >= threshold, else `max_steps`        R = 1 - (p_1 + .. + p_(N-1))
         output = p_1 s_1 + .. + p_(N-1) s_(N-1) + R s_N        ponder cost = N + R
         """
         layer, num_steps = cast(UniversalTransformerLayer, self.layers.shared), len(self.layers)
-        dtype = hidden_states.dtype
+        dtype, remembered = hidden_states.dtype, []
         numbers = torch.arange(1, num_steps + 1, device=hidden_states.device)
         skip_halted = skips_halted(self.config, **kwargs)
-        running = segment.segment_mask
+        running = contexts[0].segment.mask
         if running is None:
             running = torch.ones_like(hidden_states[..., 0], dtype=torch.bool)
         halting = torch.zeros_like(running, dtype=torch.long)
         spent = torch.zeros_like(running, dtype=torch.promote_types(dtype, torch.float32))  # p_1 + .. + p_(n-1)
         ponder_cost, output = spent, torch.zeros_like(hidden_states)
-        hidden_states = self.capture(hidden_states, segment.token_order)
+        hidden_states = self.captured_states(hidden_states)
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
             known = {"signal": signal, "running": running, "skip_halted": skip_halted}
-            hidden_states, probability = layer(hidden_states, memory.layers[step], segment, **known, **kwargs)
-            hidden_states = self.capture(hidden_states, segment.token_order)
+            hidden_states, kept, probability = layer(hidden_states, memory[step], contexts[step], **known, **kwargs)
+            hidden_states = self.captured_states(hidden_states)
+            remembered.append(kept)
             reached = spent + probability >= self.config.halting_threshold
             halts = running & (reached | (step + 1 == num_steps))
             weight = torch.where(halts, 1 - spent, probability) * running
@@ -178,13 +180,14 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
             halting = halting + running
             spent = spent + probability * running
             running = running & ~halts
-        for window in memory.windows:  # one layer projects the positions: this holds also where nobody ran
-            window.positions = memory.windows[0].positions
-        return UniversalTransformerModelOutput(
+        for context in contexts[1:] if contexts[0].room is not None else ():  # one layer projects the positions
+            context.room.positions = contexts[0].room.positions
+        result = UniversalTransformerModelOutput(
             last_hidden_state=output,
             ponder_cost=ponder_cost if self.training or output_halting else None,
             halting=halting if output_halting else None,
         )
+        return result, remembered
 
 
 @auto_docstring(

@@ -169,11 +169,13 @@ class Segment(NamedTuple):
         moved = self.num_before - num_before
         start = (self.start - moved).clamp(min=0) if moved else self.start
         first, is_plain = start, self.is_plain
+        if self.first is not self.start:  # a plan says it
+            first = (self.first - moved).clamp(min=0)
         if window is None and num_before > keep:
-            first, is_plain = start.clamp(min=num_before - keep), False
+            first, is_plain = first.clamp(min=num_before - keep), False
         elif window is not None and num_before + self.length > window:
             columns = torch.arange(num_before, num_before + self.length, device=start.device)
-            first = start.maximum(columns - (window - 1))
+            first = first.maximum(columns - (window - 1))
         lengths = self.lengths.clamp(max=num_before) if moved else self.lengths
         return self._replace(num_before=num_before, start=start, first=first, lengths=lengths, is_plain=is_plain)
 

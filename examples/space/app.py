@@ -23,7 +23,7 @@ from transformers_xl.data.text_beginning import beginning_of, begun
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows
 from transformers_xl.evaluation.attention_plots import draw_atlas
 from transformers_xl.modeling.auto import VARIANTS, register
-from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
 
 QUICKSTART = Path("build/quickstart/model")  # where `make quickstart` leaves it
 BEGINNING = "The import statement"
@@ -53,7 +53,7 @@ class Story:
 
     ids: list[int] = field(default_factory=list)
     written: int = 0
-    memory: MemoryCache | None = None
+    memory: Memory | None = None
     mem_len: int = 0
     pace: tuple[float, float] | None = None
 
@@ -111,7 +111,7 @@ class Writer:
         memory = None
         with torch.no_grad():
             for segment in past.split(self.model.config.segment_length, dim=1) if past.numel() else ():
-                memory = self.model(segment, past_key_values=memory, use_cache=True, logits_to_keep=1).past_key_values
+                memory = self.model(segment, mems=memory, use_cache=True, logits_to_keep=1).mems
         return replace(story, memory=memory, mem_len=mem_len)
 
     def reach(self, mem_len: int) -> int:

@@ -1,6 +1,7 @@
 """Multi-head attention over `[memory; segment]`, and Transformer-XL's relative form of it."""
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -135,6 +136,7 @@ class RelativeAttention(MemoryAttention):
         super().__init__(config, layer_idx)
         self.r_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
         self.bias = None if config.share_relative_bias else RelativeBias(config)
+        self.kept: Tensors | None = None  # a table of positions, the weight, and what it projects the table to
 
     def relative_terms(self, context: LayerContext) -> tuple[torch.Tensor, Biases]:
         """The projected positions `(H, distances, D)` of the distances .., 1, 0, -1, and u, v: those of the layer, or those
@@ -144,27 +146,51 @@ class RelativeAttention(MemoryAttention):
         return self.project_positions(context), bias
 
     def project_positions(self, context: LayerContext) -> torch.Tensor:
-        """r of every distance; a cache keeps it for the tokens to come."""
+        """r of every distance. A cache keeps it for the tokens to come; without one and without gradients it is kept here,
+        as long as the weight holds the same numbers."""
         room, table = context.room, context.positions
         if table is None:
             assert room is not None and room.positions is not None, "there is no table only where a cache holds it"
             return room.positions
-        positions = self.split_heads(self.r_proj(table))
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return positions
-        positions = positions.mT.contiguous().mT  # along the rows: one query reads it faster so
+            return self.split_heads(self.r_proj(table))
         if room is not None:
-            room.positions = positions
-        return positions
+            self.kept = None  # they are large
+            room.positions = self.positions_along_rows(table)
+            return room.positions
+        if self.training or not is_known_by_its_weight(self.r_proj):
+            return self.positions_along_rows(table)
+        weight = self.r_proj.weight
+        # numbers are compared: no counter sees writes through `.data`
+        if self.kept is None or self.kept[0] is not table or not torch.equal(self.kept[1], weight):
+            self.kept = table, weight.detach().clone(), self.positions_along_rows(table)
+        return self.kept[2]
+
+    def positions_along_rows(self, table: torch.Tensor) -> torch.Tensor:
+        """r `(H, distances, D)` laid out along the rows: one query reads it faster so."""
+        return self.split_heads(self.r_proj(table)).mT.contiguous().mT
 
     def attend(self, query, key, value, context, far=None, **kwargs):
         """`far` ([`FarColumns`], *optional*): further columns, whose weights stand before those of the others."""
-        positions, bias = self.relative_terms(context)
-        visible = None if context.segment.is_plain else context.visible
+        return self.attend_relative(query, key, value, *self.relative_terms(context), context, far, **kwargs)
+
+    def attend_relative(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        bias: Biases,
+        context: LayerContext,
+        far: FarColumns | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query)
         if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
             rest = context.visible, far, context.distance
             return self.attend_in_steps(query, key, value, positions, bias, *rest, **kwargs)
+        visible = None if context.segment.is_plain else context.visible
         return self.attend_at_once(backend, query, key, value, positions, bias, visible, context.window, far), None
 
     def attend_at_once(
@@ -220,6 +246,13 @@ class RelativeAttention(MemoryAttention):
             scores = torch.cat([masked_scores(far_scores, far.visible), scores], dim=-1)
             key, value = torch.cat([far.key, key], dim=-2), torch.cat([far.value, value], dim=-2)
         return self.attend_with_bias(query + bias.content_bias[:, None], key, value, scores, None, **kwargs)
+
+
+def is_known_by_its_weight(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the same numbers in the weight mean the same output, and comparing them is cheap: not with an adapter or a
+    hook, nor with a weight that is quantized, offloaded or on a GPU."""
+    is_plain = type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and layer.weight.device.type == "cpu"
+    return is_plain and not layer._forward_pre_hooks and not layer._forward_hooks
 
 
 def masked_scores(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:

@@ -1,34 +1,14 @@
 """Sliding windows with dilation per head: Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 3.1."""
 
-from dataclasses import dataclass, field
-
 import torch
 from torch.nn import functional as F
 
 from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.band import Band
-from transformers_xl.modeling.ops.key_mask import KeyMask
-from transformers_xl.modeling.ops.window import PackedRows, visible_positions
-
-
-@dataclass(frozen=True)
-class BandedKeyMask(KeyMask):
-    """The rows themselves, since `visible` would have T x K entries: which of the K columns are real, and their documents.
-
-    `window` is W x the layer's largest dilation + 1.
-    """
-
-    window: int = 0
-    rows: PackedRows = field(default_factory=PackedRows)
-
-    @property
-    def device(self) -> torch.device | None:
-        tensor = self.rows.valid if self.rows.document_ids is None else self.rows.document_ids
-        return None if tensor is None else tensor.device
+from transformers_xl.modeling.ops.window import keep_last
 
 
 # B batch, T segment length, K = memory + T, H heads, D head dim, W window, d dilation of a head
@@ -49,33 +29,22 @@ class BandedAttention(RelativeAttention):
         in_turn = [head for heads in self.heads.values() for head in heads]
         self.place_of_head = [in_turn.index(head) for head in range(self.num_heads)]
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        memory: ColumnMemory,
-        segment: SegmentContext,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        key_mask: BandedKeyMask = memory.key_mask  # type: ignore[assignment]  # the model makes no others
-        projected, bias = self.relative_terms(segment, memory, key_mask.window)
-        near = projected[:, :-1]
-        kwargs["token_order"] = segment.token_order
+    def attend(self, query, key, value, context, **kwargs):
+        projected, bias = self.relative_terms(context)
+        near = keep_last(projected, context.window + 1)[:, :-1]
         if self.config._attn_implementation == "eager":
-            visible = self.visible_pairs(key_mask.rows, key_mask.window, query.shape[2], key.shape[2], query.device)
-            positions = widened(near, key.shape[2])
-            return self.attend_relative(query, key, value, positions, bias, KeyMask(visible), **kwargs)
+            context = context._replace(mask=self.visible_pairs(context))
+            return self.attend_relative(query, key, value, widened(near, key.shape[2]), bias, context, **kwargs)
         outputs = []
         for dilation, heads in self.heads.items():
-            band = Band.of(query.shape[2], key.shape[2], self.slots(key_mask.window), dilation)
+            band = Band.of(query.shape[2], key.shape[2], self.slots(context), dilation)
             near_heads = near[:, (near.shape[1] - 1) % dilation :: dilation]
             if len(self.heads) == 1:
-                outputs.append(self.attend_band(band, query, key, value, near_heads, bias, key_mask.rows, **kwargs))
+                outputs.append(self.attend_band(band, query, key, value, near_heads, bias, context, **kwargs))
                 continue
             some_bias = Biases(bias.content_bias[heads], bias.position_bias[heads])
             states = (query[:, heads], key[:, heads], value[:, heads])
-            outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, key_mask.rows, **kwargs))
+            outputs.append(self.attend_band(band, *states, near_heads[heads], some_bias, context, **kwargs))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)[:, :, self.place_of_head], None
 
     def attend_band(
@@ -86,40 +55,35 @@ class BandedAttention(RelativeAttention):
         value: torch.Tensor,
         near: torch.Tensor,
         bias: Biases,
-        rows: PackedRows,
+        context: LayerContext,
         **kwargs,
     ) -> torch.Tensor:
         """The output `(B, T, heads, D)` of the heads of one dilation."""
-        pieces = band.cut_rows(rows, len(query), key.shape[2], query.device)
-        visible = visible_positions(pieces, band.size, band.window + band.size, band.window + 1, query.device)
+        context = context._replace(segment=band.cut_segment(context.segment), window=band.window + 1, mask=None)
         states = band.cut(query, 0), band.cut(key, band.window), band.cut(value, band.window)
-        key_mask = KeyMask(visible, by_distance=pieces.valid is None, window=band.window + 1)
-        attn_output, _ = self.attend_relative(
-            *states, widened(near, band.window + band.size), bias, key_mask, **kwargs
-        )
+        positions = widened(near, context.segment.num_keys)
+        attn_output, _ = self.attend_relative(*states, positions, bias, context, **kwargs)
         return band.join(attn_output)
 
-    def slots(self, window: int) -> int:
+    def slots(self, context: LayerContext) -> int:
         """W, of the positions that the layer sees."""
-        return (window - 1) // max(self.dilations)
+        return (context.window - 1) // max(self.dilations)
 
-    def visible_pairs(
-        self, rows: PackedRows, window: int, length: int, num_keys: int, device: torch.device
-    ) -> torch.Tensor:
+    def visible_pairs(self, context: LayerContext) -> torch.Tensor:
         """Which keys each query sees, `(B or 1, H, T, K)` bool."""
-        columns = torch.arange(num_keys, device=device)
-        distance = columns[num_keys - length :, None] - columns
-        dilations = torch.tensor(self.dilations, device=device)[:, None, None]
-        in_window = (distance % dilations == 0) & (distance <= self.slots(window) * dilations)
-        visible = visible_positions(rows, length, num_keys, None, device)
+        segment = context.segment
+        distance = segment.columns[:, None] - torch.arange(segment.num_keys, device=segment.columns.device)
+        dilations = torch.tensor(self.dilations, device=distance.device)[:, None, None]
+        in_window = (distance % dilations == 0) & (distance <= self.slots(context) * dilations)
+        visible = context.visible
         return in_window[None] if visible is None else visible & in_window
 
 
 def widened(near: torch.Tensor, num_keys: int) -> torch.Tensor:
     """The positions `(H, K + 1, D)` of K keys, of the positions `(H, n, D)` n-1 .. 0 of the near ones: zeros for what is
-    farther, and so never seen, and behind."""
+    farther, and so never seen, and for the distance -1."""
     near = near[:, -num_keys:]
     return F.pad(near, (0, 0, num_keys - near.shape[1], 1))
 
 
-__all__ = ["BandedAttention", "BandedKeyMask"]
+__all__ = ["BandedAttention"]

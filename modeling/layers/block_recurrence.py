@@ -4,7 +4,6 @@ Tokens attend to each other and to the state; the state attends to itself and to
 and values, which both sides read, and a second query for the other side.
 """
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -13,41 +12,26 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_block_recurrent import BlockRecurrentConfig
 from transformers_xl.modeling.layers.activations import activation
+from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.local_attention import CosineAttention, HeadScale, LocalAttention, unit_vectors
-from transformers_xl.modeling.layers.segment_context import PLAIN_SEGMENT, SegmentContext
-from transformers_xl.modeling.memory.counter_memory import CounterMemory
-from transformers_xl.modeling.memory.token_memory import WrittenMemory
-from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
+from transformers_xl.modeling.memory_cache import LayerRoom
 from transformers_xl.modeling.ops.block_ends import BlockEnds
-from transformers_xl.modeling.ops.rolling_buffer import Tensors
-from transformers_xl.modeling.ops.window import gather_columns, reset_state
+from transformers_xl.modeling.ops.window import gather_columns
 
 
-class BlockRecurrentMemory(NamedTuple):
-    """The memory of a recurrent layer: the attention inputs of the window and of the open block, and the state."""
-
-    inputs: BlockWindowMemory
-    state: WrittenMemory
-
-
-class BlockPosition(NamedTuple):
-    """The number of tokens that each row has read of its open block."""
-
-    block_position: CounterMemory
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockContext(SegmentContext):
-    """What the layers know about a segment's blocks.
+class BlockPlan(NamedTuple):
+    """What the layers are told about the blocks of a call.
 
     Args:
-        blocks: those that end in the segment.
+        blocks: those that end in it.
+        begun: `(B,)` bool, rows that have read a whole block before it: the others read the learned start of a state.
         visible_states: `(B or 1, 1, T, states)` bool, which vectors each token reads of the states before and after these
             ends; None: all tokens read all.
         fed_back: keys and values of the state that all layers read; None without feedback.
     """
 
-    blocks: BlockEnds = field(default_factory=BlockEnds)
+    blocks: BlockEnds
+    begun: torch.Tensor
     visible_states: torch.Tensor | None = None
     fed_back: Tensors | None = None
 
@@ -74,13 +58,13 @@ class StateReadingAttention(LocalAttention, CrossAttention):
     """Attention of tokens that also reads `states`, keys and values `(B, H, states, D)`; by default those that are fed
     back to all layers."""
 
-    def forward(self, hidden_states, past=None, memory=None, segment=PLAIN_SEGMENT, states=None, **kwargs):
-        states = segment.fed_back if states is None else states
-        found = self.cross_attend(hidden_states, states, segment.visible_states)
-        return super().forward(hidden_states, past, memory, segment, found=found, **kwargs)
+    def forward(self, hidden_states, key, value, context, states=None, **kwargs):
+        states = context.plan.fed_back if states is None else states
+        found = self.cross_attend(hidden_states, states, context.plan.visible_states)
+        return super().forward(hidden_states, key, value, context, found=found, **kwargs)
 
-    def attend(self, query, key, value, memory, segment, found=None, **kwargs):
-        attn_output, weights = super().attend(query, key, value, memory, segment, **kwargs)
+    def attend(self, query, key, value, context, found=None, **kwargs):
+        attn_output, weights = super().attend(query, key, value, context, **kwargs)
         return torch.cat([attn_output, found], dim=2), weights
 
 
@@ -197,42 +181,52 @@ class BlockState(nn.Module):
             return state
         return self.mlp(state, found if self.mlp_layernorm is None else self.mlp_layernorm(state))
 
-    def read(self, memory: WrittenMemory) -> Tensors:
-        """Keys and values of the state before the segment."""
-        return memory.projected(self.project, self.start())
+    def started(self, written: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
+        """What rows read, `(B, S, E)`: what they have `written`, or the start where they have not `begun` `(B,)`."""
+        start = self.start().to(written.dtype)
+        return torch.where(begun[:, None, None].to(start.device), written.to(start.device), start)
 
-    def run(self, memory: WrittenMemory, tokens: Tensors, blocks: BlockEnds) -> Tensors:
+    def read(self, written: torch.Tensor, begun: torch.Tensor, room: LayerRoom | None) -> Tensors:
+        """Keys and values of the state before a call. A cache keeps them until the state is written."""
+        if room is None or torch.is_grad_enabled():
+            return self.project(self.started(written, begun))
+        if room.derived is None or room.derived[0] is not written:
+            room.derived = written, self.project(self.started(written, begun))
+        return room.derived[1]
+
+    def run(
+        self, written: torch.Tensor, own: Tensors, tokens: Tensors, plan: BlockPlan
+    ) -> tuple[Tensors, torch.Tensor]:
         """Update the state at every end of a block.
 
         Args:
-            memory: holds the state before the segment, and takes the state after it.
-            tokens: keys and values of `[memory; segment]`, each `(B, H, K, D)`, packed.
-            blocks: the ends of blocks in the segment.
+            written: the state before the call, as it is remembered.
+            own: keys and values of this state, as [`read`] gives them.
+            tokens: keys and values of `[memory; segment]`, each `(B, H, K, D)`.
+            plan: the ends of blocks in the call.
 
         Returns:
-            Keys and values of all states that the tokens read, concatenated, each `(B, H, states, D)`.
+            Keys and values of all states that the tokens read, concatenated, each `(B, H, states, D)`, and the state after
+            the call.
         """
-        start, (_, begun) = self.start(), memory.read_rows()
-        state, own = memory.read(start), self.read(memory)
+        blocks, read = plan.blocks, [own]
         if self.training and blocks.num_read == 1:
             # no token reads an update: DDP still needs a gradient of every weight in every step
-            written = self(state, own, tuple(each[:, :, -1:] for each in tokens), None)
-            own = (own[0] + 0 * written.mean(), own[1])
-        read = [own]
+            unread = self(self.started(written, plan.begun), own, tuple(each[:, :, -1:] for each in tokens), None)
+            read = [(own[0] + 0 * unread.mean(), own[1])]
+        if not blocks.ends:
+            return read[0], written
+        state = self.started(written, plan.begun)
         for index, (columns, visible, ended, document_begins) in enumerate(blocks.ends, start=1):
             here = tuple(gather_columns(each, columns.expand(len(each), -1), dim=2) for each in tokens)
             state = torch.where(ended[:, None, None], self(state, own, here, visible), state)
-            begun = begun | ended
             if document_begins is not None:
-                state = torch.where(document_begins[:, None, None], start.to(state.dtype), state)
-                begun = begun & ~document_begins
+                state = torch.where(document_begins[:, None, None], self.start().to(state.dtype), state)
             if index < max(len(blocks.ends), blocks.num_read):
                 own = self.project(state)
             if index < blocks.num_read:
                 read.append(own)
-        if blocks.ends:
-            memory.note(reset_state(state, ~begun), begun)
-        return tuple(torch.cat(each, dim=2) for each in zip(*read, strict=True))
+        return tuple(torch.cat(each, dim=2) for each in zip(*read, strict=True)), state
 
 
-__all__ = ["BlockContext", "BlockPosition", "BlockRecurrentMemory", "BlockState", "StateReadingAttention"]
+__all__ = ["BlockPlan", "BlockState", "StateReadingAttention"]

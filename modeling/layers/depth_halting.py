@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_depth_adaptive_transformer import DepthAdaptiveTransformerConfig
+from transformers_xl.modeling.segment import Segment
 
 
 # B batch, T segment length, N layers, E hidden size
@@ -90,34 +91,26 @@ def oracle_layers(scores: torch.Tensor, penalty: float, sigma: float | None) -> 
     return (scores - penalty * numbers[:, None, None]).argmax(0) + 1
 
 
-def read_mean(
-    hidden_states: torch.Tensor,
-    states: tuple[torch.Tensor, torch.Tensor],
-    segment_mask: torch.Tensor | None,
-    document_ids: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of all embeddings that each position's row has read, up to itself, and their number.
+def read_mean(hidden_states: torch.Tensor, mean: torch.Tensor, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean of all embeddings that each position's text has shown, up to itself.
 
     Args:
-        hidden_states: `(B, T, E)`, padding on the left.
-        states: mean `(B, E)` and number `(B, 1)` of the embeddings before the segment. A mean rather than a sum: in
-            bfloat16, where numbers stop growing at 256, it turns into a moving mean.
-        segment_mask: `(B, T)` bool, real tokens; None when all are.
-        document_ids: `(B, T)`, number of each token's document, 0 for that of the memory; None when all are one.
+        hidden_states: `(B, T, E)`.
+        mean: `(B, E)`, of the embeddings before the segment. A mean rather than a sum: in bfloat16, where numbers stop
+            growing at 256, it turns into a moving mean.
+        segment: where the tokens stand.
 
     Returns:
-        Means `(B, T, E)` and numbers `(B, T, 1)`.
+        Means `(B, T, E)`, and those after the segment, `(B, E)`.
     """
-    batch, length = hidden_states.shape[:2]
-    seen = hidden_states.new_ones(length, length).tril().expand(batch, -1, -1)
-    mean, number = states[0][:, None], states[1][:, None]
-    if segment_mask is not None:
-        seen = seen * segment_mask[:, None]
-    if document_ids is not None:
-        seen = seen * (document_ids[:, :, None] == document_ids[:, None])
-        number = number * (document_ids == 0)[..., None]
-    numbers = number + seen.sum(-1, keepdim=True)
-    return (mean * number + seen @ hidden_states) / numbers.clamp(min=1), numbers
+    columns = segment.columns
+    seen = (columns <= columns[:, None]) & (columns >= segment.start[..., None])  # (B or 1, T, T)
+    seen = (seen if segment.mask is None else seen & segment.mask[:, None]).to(hidden_states)
+    number = segment.tokens_read.clamp(max=int(2 / torch.finfo(mean.dtype).eps)).to(hidden_states)[:, None, None]
+    if segment.document_ids is not None:
+        number = number * (segment.document_ids == 0)[..., None]
+    means = (mean[:, None] * number + seen @ hidden_states) / (number + seen.sum(-1, keepdim=True)).clamp(min=1)
+    return means, means[:, -1]
 
 
 __all__ = [

@@ -1,6 +1,5 @@
 """A window on both sides, and global tokens: Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 3.1."""
 
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -9,11 +8,9 @@ from torch.nn import functional as F
 
 from transformers_xl.configuration.configuration_longformer_encoder import LongformerEncoderConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.ops.band import Band
 from transformers_xl.modeling.ops.relative_attention import attention_weights
-from transformers_xl.modeling.ops.token_order import unpack_tokens
-from transformers_xl.modeling.ops.window import gather_columns, keep_last, right_align
+from transformers_xl.modeling.ops.window import gather_columns
 
 
 class GlobalTokens(NamedTuple):
@@ -30,17 +27,16 @@ class GlobalTokens(NamedTuple):
         most = int(is_global.sum(1).max())
         if most == 0:
             return None
-        places = keep_last(right_align(is_global), most)
+        places = (~is_global).long().argsort(dim=1, stable=True)[:, :most]
         return cls(is_global, places, gather_columns(documents * is_global, places))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LongformerContext(SegmentContext):
+class SeenTokens(NamedTuple):
     """Who may see whom: tokens whose numbers in `documents` (B, T) are equal. Documents count from 1, and padding is
-    one of its own, -1, so that every token sees something."""
+    one of its own, -1, so that every token sees something. `global_tokens`: None where there are none."""
 
     documents: torch.Tensor
-    global_tokens: GlobalTokens | None
+    global_tokens: GlobalTokens | None = None
 
 
 # B batch, T length, H heads, D head dim, E hidden size, G global tokens; N pieces of the band
@@ -63,23 +59,21 @@ class GlobalAttention(MemoryAttention):
         self.global_k_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
         self.global_v_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
 
-    def forward(
-        self, hidden_states: torch.Tensor, segment: LongformerContext
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, hidden_states: torch.Tensor, seen: SeenTokens) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         Args:
             hidden_states: `(B, T, E)`, normalised where the model is pre-norm.
-            segment: documents and global tokens.
+            seen: documents and global tokens.
 
         Returns:
             The output `(B, T, E)`, and with eager attention the weights `(B, H, T, T)`.
         """
         if self.config._attn_implementation == "eager":
-            attn_output, weights = self.attend_all_pairs(hidden_states, segment)
+            attn_output, weights = self.attend_all_pairs(hidden_states, seen)
             return self.merge_heads(attn_output), weights
-        attn_output = self.attend_window(hidden_states, segment)
-        if segment.global_tokens is not None:
-            attn_output = self.with_global_rows(attn_output, hidden_states, segment, segment.global_tokens)
+        attn_output = self.attend_window(hidden_states, seen)
+        if seen.global_tokens is not None:
+            attn_output = self.with_global_rows(attn_output, hidden_states, seen, seen.global_tokens)
         return self.merge_heads(attn_output), None
 
     def project_globally(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,11 +81,11 @@ class GlobalAttention(MemoryAttention):
         key, value = self.global_k_proj(hidden_states), self.global_v_proj(hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
-    def attend_window(self, hidden_states: torch.Tensor, segment: LongformerContext) -> torch.Tensor:
+    def attend_window(self, hidden_states: torch.Tensor, seen: SeenTokens) -> torch.Tensor:
         """What each token reads as one that is not global, `(B, T, H, D)`."""
         query, (key, value) = self.queries(hidden_states), self.project(hidden_states)
-        documents, tokens = segment.documents, segment.global_tokens
-        # behind `reach` empty columns, a window on both sides is one on the left
+        documents, tokens = seen.documents, seen.global_tokens
+        # after `reach` empty columns, a window on both sides is one on the left
         empty = (0, 0, 0, self.reach)
         band = Band.of(query.shape[2], query.shape[2] + self.reach, 2 * self.reach, 1)
         keys, values = (band.cut(F.pad(each, empty), band.window) for each in (key, value))
@@ -110,33 +104,30 @@ class GlobalAttention(MemoryAttention):
         return band.join(attn_output)
 
     def with_global_rows(
-        self, attn_output: torch.Tensor, hidden_states: torch.Tensor, segment: LongformerContext, tokens: GlobalTokens
+        self, attn_output: torch.Tensor, hidden_states: torch.Tensor, seen: SeenTokens, tokens: GlobalTokens
     ) -> torch.Tensor:
         """The output `(B, T, H, D)`, in which global tokens have read all others."""
         query = self.global_queries(gather_columns(hidden_states, tokens.places))
-        visible = gather_columns(segment.documents, tokens.places)[:, :, None] == segment.documents[:, None]
+        visible = gather_columns(seen.documents, tokens.places)[:, :, None] == seen.documents[:, None]
         rows, _ = self.attend_with_bias(query, *self.project_globally(hidden_states), None, visible[:, None])
         is_one = (tokens.documents > 0)[..., None, None]  # rows of the batch may have fewer
         rows = torch.where(is_one, rows, gather_columns(attn_output, tokens.places))
         return attn_output.scatter(1, tokens.places[..., None, None].expand_as(rows), rows)
 
-    def attend_all_pairs(
-        self, hidden_states: torch.Tensor, segment: LongformerContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend_all_pairs(self, hidden_states: torch.Tensor, seen: SeenTokens) -> tuple[torch.Tensor, torch.Tensor]:
         """The output `(B, T, H, D)` and the weights `(B, H, T, T)`, in plain steps."""
         query, (key, value) = self.queries(hidden_states), self.project(hidden_states)
-        documents, tokens = segment.documents, segment.global_tokens
+        documents, tokens = seen.documents, seen.global_tokens
         same = documents[:, :, None] == documents[:, None]
         columns = torch.arange(query.shape[2], device=query.device)
-        seen = ((columns[:, None] - columns).abs() <= self.reach)[None]
-        seen = seen if tokens is None else seen | tokens.is_global[:, None]
-        weights = attention_weights(query, key, (same & seen)[:, None], self.scaling)
+        near = ((columns[:, None] - columns).abs() <= self.reach)[None]
+        near = near if tokens is None else near | tokens.is_global[:, None]
+        weights = attention_weights(query, key, (same & near)[:, None], self.scaling)
         if tokens is not None:
             is_global = tokens.is_global[:, None, :, None]
             query, (key, global_value) = self.global_queries(hidden_states), self.project_globally(hidden_states)
             weights = torch.where(is_global, attention_weights(query, key, same[:, None], self.scaling), weights)
-        weights, attended = unpack_tokens(weights, segment.token_order, dim=2)
-        attended = F.dropout(attended, self.attention_dropout, self.training)
+        attended = F.dropout(weights, self.attention_dropout, self.training)
         attn_output = attended @ value
         if tokens is not None:
             attn_output = torch.where(is_global, attended @ global_value, attn_output)
@@ -147,4 +138,4 @@ class GlobalAttention(MemoryAttention):
         return self.split_heads(self.global_q_proj(hidden_states))
 
 
-__all__ = ["GlobalAttention", "GlobalTokens", "LongformerContext"]
+__all__ = ["GlobalAttention", "GlobalTokens", "SeenTokens"]

@@ -3,20 +3,16 @@
 For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv.org/abs/1807.03819, section 2.2.
 """
 
-from dataclasses import replace
-from typing import cast
-
 import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.segment_context import SegmentContext
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory
+from transformers_xl.modeling.memory_value import LayerMemory
 
 
-# B batch, T segment length, Q queries per row, N positions of the batch that run, F features
+# B batch, T segment length, K = memory + T, Q queries per row, N positions of the batch that run, F features
 def gather(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The positions of `states` (B, T, ...) that are True in `mask` (B, T), row after row: (N, ...)."""
     return states[mask]
@@ -46,30 +42,28 @@ class HaltingAttention(RelativeAttention):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        past: torch.Tensor | None,
-        memory: ColumnMemory,
-        segment: SegmentContext,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        context: LayerContext,
         running: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in `MemoryAttention`; with `running` (B, T) bool the output is that of the running positions, (N, E)."""
         if running is None:
-            return super().forward(hidden_states, past, memory, segment, **kwargs)
-        key, value = self.keys_and_values(hidden_states, past, memory)
-        length, counts = running.shape[1], running.sum(dim=1)
+            return super().forward(hidden_states, key, value, context, **kwargs)
+        counts = running.sum(dim=1)
         num_queries = int(counts.max())
-        places, num_keys_after, key_mask = running, None, memory.key_mask
-        if num_queries < length:  # the queries of each row move together
-            places = torch.arange(num_queries, device=running.device) < counts[:, None]
-            visible = cast(torch.Tensor, key_mask.visible)  # there, for more than one token
-            seen = gather(visible.transpose(1, 2).expand(len(running), -1, -1, -1), running)
-            mask = scatter(seen, places).transpose(1, 2)
-            key_mask = replace(key_mask, mask=mask, by_distance=False, columns=None)
-            num_keys_after = scatter(length - 1 - running.nonzero()[:, 1], places)
+        # the queries of each row move together, where that makes fewer columns of them
+        places = torch.arange(num_queries, device=running.device) < counts[:, None]
+        places = places if num_queries < running.shape[1] else running
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
-        terms = self.relative_terms(segment, memory)
-        kwargs |= {"num_keys_after": num_keys_after, "token_order": segment.token_order}
-        attn_output, _ = self.attend_relative(query, key, value, *terms, key_mask, **kwargs)
+        if num_queries < running.shape[1]:
+            own, first = (each.expand_as(running) for each in (context.segment.columns, context.segment.first))
+            own, first = (scatter(gather(each, running), places)[..., None] for each in (own, first))
+            columns = torch.arange(key.shape[-2], device=key.device)
+            visible = ((columns >= first) & (columns <= own))[:, None]
+            context = context._replace(mask=visible, distance=own - columns)
+        attn_output, _ = self.attend(query, key, value, context, **kwargs)
         return self.o_proj(gather(attn_output.flatten(-2), places)), None
 
 
@@ -81,35 +75,42 @@ class HaltingLayer(MemoryLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        memory: AttentionMemory,
-        segment: SegmentContext,
+        past: LayerMemory,
+        context: LayerContext,
         running: torch.Tensor | None = None,
-        kept: torch.Tensor | None = None,
+        halted_states: torch.Tensor | None = None,
         skip_halted: bool = False,
         **kwargs,
     ) -> LayerOutput:
         """
         Args:
             running: `(B, T)` bool, positions that have not halted; all when not given.
-            kept: `(B, T, E)`, the state that halted positions keep; their input when not given.
+            halted_states: `(B, T, E)`, the state that halted positions keep; their input when not given.
             skip_halted: whether nothing is computed for halted positions but keys and values, which others read.
         """
-        kept = hidden_states if kept is None else kept
+        halted_states = hidden_states if halted_states is None else halted_states
         count = int(running.sum()) if skip_halted and running is not None else None
         if running is None or count == running.numel():
-            return super().forward(hidden_states, memory, segment, **kwargs)
+            return super().forward(hidden_states, past, context, **kwargs)
         if not skip_halted:
-            output = super().forward(hidden_states, memory, segment, **kwargs)
-            return LayerOutput(torch.where(running[..., None], output.hidden_states, kept))
-        if count == 0:  # nobody asks, and only a cache wants keys and values
-            self.remember(hidden_states, memory.inputs)
-            return LayerOutput(kept)
-        attn_output = self.attend(hidden_states, memory.inputs, segment, running=running, **kwargs)
-        rows = self.after_attention(gather(hidden_states, running), attn_output, segment, **kwargs)
-        return LayerOutput(scatter(rows, running, kept))
+            output = super().forward(hidden_states, past, context, **kwargs)
+            return output._replace(hidden_states=torch.where(running[..., None], output.hidden_states, halted_states))
+        if count == 0:
+            return LayerOutput(halted_states, self.remember(hidden_states, past, context))
+        attn_output, kept = self.attend(hidden_states, past.columns, context, running=running, **kwargs)
+        rows = self.after_attention(gather(hidden_states, running), attn_output, context, **kwargs)
+        return LayerOutput(scatter(rows, running, halted_states), past._replace(columns=kept))
 
-    def remember(self, hidden_states: torch.Tensor, memory: ColumnMemory) -> None:
-        """Let the memory take a segment in that no position asks."""
-        normed, past = self.attention_inputs(hidden_states, memory)
-        if memory.buffer is not None:
-            self.self_attn.keys_and_values(normed, past, memory)
+    def remember(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext) -> LayerMemory:
+        """What is remembered of a segment `(B, T, E)` that no position asks for: keys and values where a cache wants them,
+        and positions, which it has of all layers or of none."""
+        if context.room is not None:
+            self.self_attn.project_positions(context)
+        if context.projects or len(past.columns) > 1:
+            _, kept = context.extend(past.columns, hidden_states, self.project(hidden_states), self.project)
+        else:
+            kept = context.newest_inputs(past.columns[0].to(hidden_states), hidden_states)
+        return past._replace(columns=kept)
+
+
+__all__ = ["HaltingAttention", "HaltingLayer", "gather", "scatter", "skips_halted"]

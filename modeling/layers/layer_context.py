@@ -29,6 +29,7 @@ class LayerContext(NamedTuple):
         distance: `(B or 1, T, K)` integers, how far the columns lie from each token, where they do not stand in their order;
             None: they do.
         plan: what a variant says of the call, the same for all layers.
+        keeps_graph: whether gradients pass through the columns that it remembers, to earlier parts of the same call.
     """
 
     segment: Segment
@@ -41,6 +42,7 @@ class LayerContext(NamedTuple):
     room: LayerRoom | None = None
     distance: torch.Tensor | None = None
     plan: Any = None
+    keeps_graph: bool = False
 
     @property
     def visible(self) -> torch.Tensor | None:
@@ -65,27 +67,39 @@ class LayerContext(NamedTuple):
             return self.room.append(past, new), past
         if not past or past[0].dim() == inputs.dim():
             return self._extend_inputs(past[0].to(inputs) if past else inputs[:, :0], inputs, new, project)
+        return self.append(past, new)
+
+    def append(self, past: Tensors, new: Tensors) -> tuple[Tensors, Tensors]:
+        """`[memory; segment]` of columns `(B, .., C, D)` and `(B, .., T, D)` of one kind, and what the layer remembers of
+        them."""
         check_columns(past, new)
         if self.room is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             columns = tuple(torch.cat([old.to(each), each], -2) for old, each in zip(past, new, strict=True))
-            return columns, tuple(self.segment.newest(each.detach(), self.keep) for each in columns)
+            return columns, tuple(self.segment.newest(self._kept(each), self.keep) for each in columns)
         columns = self.room.append(past, new)
         kept = tuple(self.segment.newest(each, self.keep) for each in columns)
         self.room.shown = kept if self.segment.num is None else None
         return columns, kept
 
+    def _kept(self, columns: torch.Tensor) -> torch.Tensor:
+        return columns if self.keeps_graph else columns.detach()
+
     def _extend_inputs(
         self, held: torch.Tensor, inputs: torch.Tensor, new: Tensors, project: Callable[[torch.Tensor], Tensors]
     ) -> tuple[Tensors, Tensors]:
-        columns, segment, inputs = new, self.segment, inputs.detach()
+        columns, inputs = new, self._kept(inputs)
         if held.shape[1] > 0:  # apart from the segment: no gradient is computed for what needs none
             columns = tuple(torch.cat(pair, -2) for pair in zip(project(held), new, strict=True))
         if self.projects:
-            return columns, tuple(segment.newest(each.detach(), self.keep) for each in columns)
-        if segment.num is None:  # only what is kept is copied
+            return columns, tuple(self.segment.newest(self._kept(each), self.keep) for each in columns)
+        return columns, self.newest_inputs(held, inputs)
+
+    def newest_inputs(self, held: torch.Tensor, inputs: torch.Tensor) -> Tensors:
+        """The columns that are remembered of inputs, `held` `(B, C, E)` and those of the segment, `(B, T, E)`."""
+        if self.segment.num is None:  # only what is kept is copied
             held, inputs = keep_last(held, max(self.keep - inputs.shape[1], 0)), keep_last(inputs, self.keep)
-            return columns, (torch.cat([held, inputs], 1),)
-        return columns, (segment.newest(torch.cat([held, inputs], 1), self.keep),)
+            return (torch.cat([held, inputs], 1),)
+        return (self.segment.newest(torch.cat([held, inputs], 1), self.keep),)
 
 
 def check_columns(past: Tensors, new: Tensors) -> None:

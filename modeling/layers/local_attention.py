@@ -9,10 +9,9 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_local_attention import LocalAttentionConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.normalization import SublayerRMSNorm
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
@@ -46,7 +45,7 @@ class CosineAttention(MemoryAttention):
     def queries(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.attention_scale(unit_vectors(super().queries(hidden_states)))
 
-    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, hidden_states: torch.Tensor) -> Tensors:
         key, value = super().project(hidden_states)
         return unit_vectors(key), value
 
@@ -69,24 +68,25 @@ class LocalAttention(CosineAttention):
         self.attend_to_self = config.attend_to_self
         self.relative_attention_bias = nn.Embedding(self.num_buckets, config.num_attention_heads)
 
-    def attend(self, query, key, value, memory, segment, **kwargs):
-        key_mask, length, num_keys = memory.key_mask, query.shape[-2], key.shape[-2]
-        window = key_mask.window or num_keys
+    def attend(self, query, key, value, context, **kwargs):
+        segment, num_keys = context.segment, key.shape[-2]
+        window = context.window or num_keys
         size = max(window // 2, PIECE_LENGTH)
         if self.config._attn_implementation == "eager" or num_keys < window + size:
-            return super().attend(query, key, value, memory, segment, **kwargs)
-        outputs = []
-        for start in range(0, length, size):
-            some, last = query[:, :, start : start + size], num_keys - length + min(start + size, length)
-            keys = slice(max(last - some.shape[-2] - window + 1, 0), last)
-            visible = None if key_mask.visible is None else key_mask.visible[..., start : start + size, keys]
-            near_key, near_value = key[:, :, keys], value[:, :, keys]
-            some, bias = self.score_terms(some, near_key.shape[-2], segment, memory)
-            outputs.append(self.attend_with_bias(some, near_key, near_value, bias, visible, **kwargs)[0])
+            return super().attend(query, key, value, context, **kwargs)
+        outputs, offset = [], num_keys - query.shape[-2]
+        for start in range(0, query.shape[-2], size):
+            some, first = query[:, :, start : start + size], segment.first[:, start : start + size, None]
+            column = offset + start + torch.arange(some.shape[-2], device=first.device)[:, None]
+            keys = slice(max(offset + start - window + 1, 0), offset + start + some.shape[-2])
+            seen = torch.arange(keys.start, keys.stop, device=first.device)
+            visible = ((seen >= first) & (seen <= column))[:, None]
+            some, bias = self.score_terms(some, len(seen), context)
+            outputs.append(self.attend_with_bias(some, key[:, :, keys], value[:, :, keys], bias, visible, **kwargs)[0])
         return torch.cat(outputs, dim=1), None
 
     def score_terms(
-        self, query: torch.Tensor, num_keys: int, segment: SegmentContext, memory: ColumnMemory
+        self, query: torch.Tensor, num_keys: int, context: LayerContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         distance = torch.arange(num_keys - 1, -2, -1, device=query.device)  # -1 is never seen
         bias = self.relative_attention_bias(distance_buckets(distance, self.num_buckets, self.max_distance))

@@ -9,19 +9,17 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_star_transformer import StarTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.ops.token_order import TokenOrder, unpack_tokens
 
 
 # B batch, T segment length, H heads, D head dim, E hidden size
-def begins(shape: tuple[int, int], segment_mask: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Where each row begins, (B or 1, T) bool, for rows (B, T) whose padding stands on the left."""
-    if segment_mask is None:
-        return torch.arange(shape[1], device=device)[None] == 0
-    return segment_mask & ~nn.functional.pad(segment_mask[:, :-1], (1, 0))
+def ends(length: int, num: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Where each row ends, (B or 1, T) bool, of `num` (B,) tokens; None: all."""
+    last = torch.full((1, 1), length - 1, device=device) if num is None else num[:, None] - 1
+    return torch.arange(length, device=device) == last
 
 
 class RingAttention(MemoryAttention):
-    """Each satellite attends to the one before it, itself, the one behind it, its token's embedding and the relay.
+    """Each satellite attends to the one on its left, itself, the one on its right, its token's embedding and the relay.
 
         h_i = attention(h_i, [h_{i-1}, h_i, h_{i+1}, e_i, s])
 
@@ -34,31 +32,28 @@ class RingAttention(MemoryAttention):
         super().__init__(config, layer_idx)
         self.is_cyclic = config.ring == "cyclic"
 
-    def neighbours(self, states: torch.Tensor, is_first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What stands before and behind each token in `states` (B, H, T, D); the last token stands in the last column."""
-        is_first = is_first[:, None, :, None]
+    def neighbours(self, states: torch.Tensor, is_last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What stands on the left and on the right of each token in `states` (B, H, T, D)."""
+        is_last = is_last[:, None, :, None]
         if self.is_cyclic:
-            first, last = (states * is_first).sum(dim=2, keepdim=True), states[:, :, -1:]
+            first, last = states[:, :, :1], (states * is_last).sum(dim=2, keepdim=True)
         else:
-            first = last = torch.zeros_like(states[:, :, -1:])
-        before = torch.where(is_first, last, states.roll(1, dims=2))
-        return before, torch.cat([states[:, :, 1:], first], dim=2)
+            first = last = torch.zeros_like(states[:, :, :1])
+        return torch.cat([last, states[:, :, :-1]], dim=2), torch.where(is_last, first, states.roll(-1, dims=2))
 
     def forward(
         self,
         satellites: torch.Tensor,
         relay: torch.Tensor,
         embeddings: torch.Tensor,
-        is_first: torch.Tensor,
-        token_order: TokenOrder | None = None,
+        is_last: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Args:
-            satellites: `(B, T, E)`, normalised where the model is pre-norm; padding on the left.
+            satellites: `(B, T, E)`, normalised where the model is pre-norm; padding after the tokens.
             relay: `(B, E)`.
             embeddings: `(B, T, E)`, those of the tokens.
-            is_first: `(B or 1, T)` bool, where the rows begin.
-            token_order: the order in which the caller sees weights; None where nobody asked.
+            is_last: `(B or 1, T)` bool, where the rows end.
 
         Returns:
             The output `(B, T, E)`, and the weights `(B, H, T, 5)`.
@@ -66,13 +61,12 @@ class RingAttention(MemoryAttention):
         query = self.split_heads(self.q_proj(satellites))
         contexts = []
         for own, embedded, shared in zip(*map(self.project, (satellites, embeddings, relay[:, None])), strict=True):
-            before, behind = self.neighbours(own, is_first)
-            contexts.append((before, own, behind, embedded, shared))
+            left, right = self.neighbours(own, is_last)
+            contexts.append((left, own, right, embedded, shared))
         keys, values = contexts
         scores = torch.stack([(query * key).sum(-1) for key in keys], dim=-1) * self.scaling
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-        weights, attended = unpack_tokens(weights, token_order, dim=2)
-        attended = nn.functional.dropout(attended, p=self.attention_dropout, training=self.training)
+        attended = nn.functional.dropout(weights, p=self.attention_dropout, training=self.training)
         attn_output = sum(weight[..., None] * value for weight, value in zip(attended.unbind(-1), values, strict=True))
         return self.o_proj(attn_output.transpose(1, 2).flatten(-2)), weights
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.modeling.ops.window import PackedRows, keep_last
+from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.segment import Segment
 
 # least number of queries in a piece: of fewer, there would be too many pieces
 PIECE_LENGTH = 64
@@ -60,19 +61,14 @@ class Band(NamedTuple):
         states = states.unflatten(0, (-1, self.classes, self.pieces)).flatten(2, 3)
         return keep_last(states.transpose(1, 2).flatten(1, 2), self.length)
 
-    def cut_rows(self, rows: PackedRows, batch: int, num_keys: int, device: torch.device) -> PackedRows:
-        """Which keys of each piece are real, and their documents, `(N, window + size)`; None as in `rows`."""
-
-        def cut(columns: torch.Tensor) -> torch.Tensor:
-            return self.cut(columns[:, None, :, None], self.window)[:, 0, :, 0]
-
-        valid = rows.valid
-        if valid is None and (rows.document_ids is not None or num_keys - self.length < self.window * self.dilation):
-            valid = torch.ones(batch, num_keys, dtype=torch.bool, device=device)  # the zeros before them are not
-        return PackedRows(
-            valid=None if valid is None else cut(valid),
-            document_ids=None if rows.document_ids is None else cut(rows.document_ids),
-        )
+    def cut_segment(self, segment: Segment) -> Segment:
+        """Where the queries of each piece stand, and what they see of the `window + size` columns of the piece."""
+        is_plain = segment.is_plain and segment.num_before >= self.window * self.dilation
+        columns = torch.arange(self.window, self.window + self.size, device=segment.first.device)
+        seen = ((segment.columns - segment.first) // self.dilation).clamp(max=self.window)  # of a query, beside itself
+        seen = seen.expand(len(segment.lengths), -1)
+        first = columns - self.cut(seen[:, None, :, None], 0)[:, 0, :, 0]
+        return segment._replace(num_before=self.window, length=self.size, first=first, is_plain=is_plain)
 
 
 __all__ = ["Band"]

@@ -3,25 +3,23 @@
     | open block | block | block | op      the columns of a row, counted from the beginning of its document
           s_0    |  s_1  |  s_2  | s_3     the state that its tokens read: the one after the previous block
 
-Shapes: B batch, T segment, K packed columns of [memory; segment], C columns that a state reads.
+Shapes: B batch, T segment, K columns of [memory; segment], C columns that a state reads.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.modeling.ops.blocks import BlockPlaces
-from transformers_xl.modeling.ops.key_mask import DeviceMovable
-from transformers_xl.modeling.ops.window import PackedRows, SegmentPacking, drop_full_mask, gather_columns
+from transformers_xl.modeling.ops.window import drop_full_mask
+from transformers_xl.modeling.segment import Segment
 
 
 class BlockEnd(NamedTuple):
     """The next end of a block, or of a document, in every row that has one. If all rows are alike, tensors have one row.
 
     Args:
-        columns: `(B or 1, C)`, the packed columns of the block and of the window before it.
+        columns: `(B or 1, C)`, the columns of the block and of the window before it.
         visible: `(B or 1, 1, 1, C)` bool, which of these columns exist; None: all.
         ended: `(B or 1,)` bool, rows in which a block ends.
         begun: `(B or 1,)` bool, rows in which a document begins, after a complete block or not; None: none.
@@ -33,8 +31,7 @@ class BlockEnd(NamedTuple):
     begun: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class BlockEnds(DeviceMovable):
+class BlockEnds(NamedTuple):
     """All ends of blocks in a call.
 
     Args:
@@ -48,55 +45,40 @@ class BlockEnds(DeviceMovable):
     num_read: int = 1
 
 
-def block_ends(
-    packing: SegmentPacking, before: int, position: torch.Tensor, block_length: int, window: int
-) -> tuple[BlockEnds, torch.Tensor]:
-    """The ends of blocks in a call, and `position` after it.
-
-    Args:
-        packing: that of the call.
-        before: number of columns before its tokens.
-        position: `(B,)`, how many tokens of its open block each row has read.
-        block_length: tokens in a block.
-        window: columns before a block that the update of the state also reads.
-    """
-    length, can_look = packing.length, packing.is_plain and not torch.compiler.is_compiling()
+def block_ends(segment: Segment, block_length: int, window: int) -> BlockEnds:
+    """The ends of blocks of `block_length` tokens in a call; the update of a state also reads the `window` columns before
+    its block."""
+    length, position = segment.length, segment.tokens_read % block_length
+    can_look = segment.num is None and segment.document_ids is None and not torch.compiler.is_compiling()
     if can_look and int(position.max()) + length < block_length:  # most generated tokens
-        return BlockEnds(), position + length
+        return BlockEnds()
     is_one = can_look and bool((position == position[0]).all())
-    valid, _, begins, place, position = BlockPlaces.of(packing, position[:1] if is_one else position, block_length)
-    ends = valid & (place == block_length - 1)
+    places = segment.places[:1] if is_one else segment.places
+    mask = torch.ones_like(places, dtype=torch.bool) if segment.mask is None else segment.mask
+    ends, begins = mask & (places % block_length == block_length - 1), torch.zeros_like(mask)
+    if segment.document_ids is not None:
+        begins = mask & (places == 0) & (segment.document_ids > 0)
     changes = F.pad(begins, (0, 1)) | F.pad(ends, (1, 0))  # before token t; the last one: after all tokens
     number = changes.cumsum(1)
+    of_tokens = number[:, :-1].where(mask, 0)
     if not torch.compiler.is_compiling():
-        count, num_read = int(number[:, -1].max()), int(number[:, -2].max()) + 1
-    elif packing.document_ids is None:  # a compiled graph serves any position in a block
+        count, num_read = int(number[:, -1].max()), int(of_tokens.max()) + 1
+    elif segment.document_ids is None:  # a compiled graph serves any position in a block
         count, num_read = length // block_length + 1, (length + block_length - 2) // block_length + 1
     else:
         count = num_read = length + 1
     reach = torch.arange(1 - window - block_length, 1, device=position.device)
     found = []
     for index in range(1, count + 1):
-        behind = (number < index).sum(1, keepdim=True)  # the token after the end; length + 1: there is none
-        ended = F.pad(ends, (1, 1)).gather(1, behind)[:, 0]
-        begun = None if packing.document_ids is None else F.pad(begins, (0, 2)).gather(1, behind)[:, 0]
-        columns = before + behind - 1 + reach
-        visible = columns_of_block(packing.rows(before), columns) | ~ended[:, None]
-        of_queries = None if drop_full_mask(visible) is None else visible[:, None, None]
-        found.append(BlockEnd(columns.clamp(0, before + length - 1), of_queries, ended, begun))
-    blocks = BlockEnds(tuple(found), number[:, :-1] if num_read > 1 else None, num_read)
-    return blocks, position.expand(packing.batch)
-
-
-def columns_of_block(rows: PackedRows, columns: torch.Tensor) -> torch.Tensor:
-    """Which of these packed `columns` `(B or 1, C)` exist and hold tokens of the same document as the last one."""
-    visible = columns >= 0
-    columns = columns.clamp(min=0)
-    for of_column in (rows.valid, rows.document_ids):
-        if of_column is not None:
-            here = gather_columns(of_column, columns.clamp(max=of_column.shape[1] - 1))
-            visible = visible & (here == here[:, -1:])
-    return visible
+        after = (number < index).sum(1, keepdim=True)  # the token after the end; length + 1: there is none
+        ended = F.pad(ends, (1, 1)).gather(1, after)[:, 0]
+        begun = None if segment.document_ids is None else F.pad(begins, (0, 2)).gather(1, after)[:, 0]
+        columns = segment.num_before + after - 1 + reach
+        start = segment.start.take_along_dim((after - 1).clamp(0, length - 1), 1)
+        visible = drop_full_mask((columns >= start) | ~ended[:, None])
+        of_queries = None if visible is None else visible[:, None, None]
+        found.append(BlockEnd(columns.clamp(0, segment.num_keys - 1), of_queries, ended, begun))
+    return BlockEnds(tuple(found), of_tokens if num_read > 1 else None, num_read)
 
 
 __all__ = ["BlockEnd", "BlockEnds", "block_ends"]

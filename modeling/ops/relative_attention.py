@@ -25,27 +25,18 @@ def relative_shift(scores: torch.Tensor) -> torch.Tensor:
     return flat.narrow(-1, length - 1, length * num_keys).unflatten(-1, (length, num_keys))
 
 
-def position_scores(
-    query: torch.Tensor, positions: torch.Tensor, num_keys_after: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The position term `query_i . r_{i-j}` for every query and key.
+def position_scores(query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The position term `query_i . r_{i-j}` for every query and key, where the queries are the last T of K positions.
 
     Args:
         query (`torch.Tensor` of shape `(B, H, T, D)`): `(q + v)`, scaled.
         positions (`torch.Tensor` of shape `(H, K + 1, D)`): projected positions of the distances K-1 .. -1.
-        num_keys_after (`torch.Tensor` of shape `(B, T)`, *optional*): keys that come after each query; when not given, the
-            queries are the last T positions.
 
     Returns:
         `torch.Tensor` of shape `(B, H, T, K)`.
     """
     # one matrix product per head over batch x length: the positions are not repeated over the batch
-    scores = torch.einsum("bhtd,hkd->bhtk", query, positions)
-    if num_keys_after is None:
-        return relative_shift(scores)
-    num_keys = scores.shape[-1] - 1
-    columns = num_keys_after[:, None, :, None] + torch.arange(num_keys, device=num_keys_after.device)
-    return scores.gather(-1, columns.clamp(max=num_keys).expand(-1, scores.shape[1], -1, -1))
+    return relative_shift(torch.einsum("bhtd,hkd->bhtk", query, positions))
 
 
 def position_scores_at(query: torch.Tensor, positions: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:

@@ -1,37 +1,80 @@
 """What a base takes for its cache."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from transformers_xl.modeling.memory.key_value_memory import KeyValueShape
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.memory_value import LayerMemory
+from transformers_xl.modeling.pretrained.places import Places
+
+
+# B batch, C columns of the memory, T of the segment, H heads, D head dim
+class KeyValueShape(NamedTuple):
+    """Heads and widths of what a layer hands to its cache: keys `(B, key_heads, T, key_dim)`, and values."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+
+    def new_columns(self, batch: int, count: int, like: torch.Tensor) -> Tensors:
+        """Keys and values of zeros, each `(batch, H, count, D)`."""
+        return (
+            like.new_zeros(batch, self.key_heads, count, self.key_dim),
+            like.new_zeros(batch, self.value_heads, count, self.value_dim),
+        )
 
 
 class BackboneLayer(CacheLayerMixin):
-    """What a layer of the base takes for its cache: hands its keys and values to what remembers them. It lives as long as
-    one call of the base.
+    """What a layer of the base takes for its cache: shows it the keys and values of `[memory; segment]`. It lives as long as
+    one call of the base, in which a layer may run twice.
 
     Args:
-        read: what `update` asks, `(keys, values) -> (keys, values)` of `[memory; segment]`.
-        num_before: columns in front of the segment.
-        is_sliding: whether the layer has its own window.
+        past: what the layer remembers.
+        context: what its tokens see.
+        is_sliding: whether the layer has its own window in the base.
+
+    Attributes:
+        after: what it remembers after the call.
     """
 
-    def __init__(self, read: Callable[[torch.Tensor, torch.Tensor], Any], num_before: int, is_sliding: bool):
+    num_extra = 0  # columns in front of the memory
+
+    def __init__(self, past: LayerMemory, context: LayerContext, is_sliding: bool):
         super().__init__()
-        self.read, self.num_before, self.is_sliding = read, num_before, is_sliding
+        self.past, self.context, self.is_sliding = past, context, is_sliding
+        self.after = past
+
+    @property
+    def num_before(self) -> int:
+        """Columns in front of the segment."""
+        return self.num_extra + self.past.num_columns
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing is held here."""
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.read(key_states, value_states)
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Tensors:
+        columns, kept = self.context.append(self.past.columns, (key_states, value_states))
+        self.after = self.past._replace(columns=kept)
+        return columns
+
+    def sees(self, places: Places) -> Callable[..., Any]:
+        """Which keys a query sees of those before it, as transformers' masks ask."""
+        first = self.context.segment.first.expand(len(places.before), -1)
+
+        def is_near(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return kv_idx - self.num_extra >= first[batch_idx, q_idx - self.num_before]
+
+        return is_near
+
+    def step(self, places: Places) -> int | None:
+        """What differs between calls of one shape in what tokens see; None: it differs between rows, too."""
+        return 0
 
     def get_seq_length(self) -> int:
         return self.num_before
@@ -85,4 +128,4 @@ def key_value_shapes(written: Sequence[tuple[torch.Tensor, ...]]) -> list[KeyVal
     return [KeyValueShape(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3]) for keys, values in written]
 
 
-__all__ = ["BackboneLayer", "RecordingCache", "key_value_shapes", "written_by"]
+__all__ = ["BackboneLayer", "KeyValueShape", "RecordingCache", "key_value_shapes", "written_by"]

@@ -4,25 +4,39 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.segment import Call, Segment
 
 
-class RunBackbone(Protocol):
-    """A call of the base: of its decoder, or with its head on it."""
+class ModelAroundBase(Protocol):
+    """What a reader asks of the model around a base."""
 
-    def __call__(
+    backbone: PreTrainedModel
+    training: bool
+
+    def run_backbone(
         self,
         inputs_embeds: torch.Tensor,
         attention_mask: Any,
         position_ids: torch.Tensor | None,
         past_key_values: Cache | None,
         **kwargs: Any,
-    ) -> ModelOutput: ...
+    ) -> ModelOutput:
+        """A call of the base: of its decoder, or with its head on it."""
+
+    def contexts(
+        self, segment: Segment, memory: Memory, plan: Any, cache: MemoryCache | None, like: torch.Tensor
+    ) -> list[LayerContext]:
+        """What each layer is told."""
+
+    def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
+        """How many of the newest `count` columns are real after a call, `(batch,)`."""
 
 
 class MemoryReader(nn.Module):
@@ -32,32 +46,29 @@ class MemoryReader(nn.Module):
         super().__init__()
         self.config = config
 
-    def layer_memories(self, backbone: nn.Module) -> list[LayerMemory]:
-        """What each layer remembers."""
-        return []
-
-    def own_memories(self, backbone: nn.Module) -> LayerMemory:
-        """What the model itself remembers."""
-        return ()
+    def new_memory(self, backbone: nn.Module, batch: int, counts: list[int], like: torch.Tensor) -> Memory:
+        """What is remembered of `batch` new rows, in the type and on the device of `like`; `counts`: unused columns of each
+        layer."""
+        raise NotImplementedError
 
     def read(
         self,
-        backbone: nn.Module,
-        run: RunBackbone,
+        model: ModelAroundBase,
         inputs_embeds: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        document_ids: torch.Tensor | None,
-        memory: ModelMemory,
+        memory: Memory,
+        call: Call,
+        cache: MemoryCache | None,
         **kwargs: Any,
-    ) -> ModelOutput:
-        """Read a segment `(batch, length, width)` whose padding stands on the left, with `memory`, and write to it.
+    ) -> tuple[ModelOutput, Memory]:
+        """Read a segment `(batch, length, width)` whose padding stands after its tokens: the base's output, `logits` or
+        `last_hidden_state`, `(batch, length, ..)`, and the memory after it.
 
         Args:
-            run: runs the base, whose output comes back: `logits` or `last_hidden_state`, `(batch, length, ...)`.
-            segment_mask: `(batch, length)` bool, real tokens; None where all are.
-            document_ids: `(batch, length)` number of the document of each token, 0 for that of the memory; None: one.
+            memory: what rows remember.
+            call: which tokens are real, and where documents begin.
+            cache: where generation keeps the memory, with room for what follows from it.
         """
         raise NotImplementedError
 
 
-__all__ = ["MemoryReader", "RunBackbone"]
+__all__ = ["MemoryReader", "ModelAroundBase"]

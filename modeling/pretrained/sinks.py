@@ -6,24 +6,20 @@ its calls begin: a call has one copy of the sinks for each step that its tokens 
 distance exceeds those of the window by more than the number of sinks and one step.
 """
 
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 
-from transformers_xl.modeling.memory.key_value_memory import KeyValueMemory, KeyValueShape, SinkMemory
-from transformers_xl.modeling.ops.rolling_buffer import Tensors
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.memory_value import LayerMemory
 from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.pretrained.backbone_cache import BackboneLayer
 from transformers_xl.modeling.pretrained.places import Places
 from transformers_xl.modeling.pretrained.rotation import LayerRotation
+from transformers_xl.modeling.segment import Segment
 
 STEP = 32  # tokens; a smaller step costs more copies of the sinks, a larger one increases their distance
-
-
-class WindowAndSinks(NamedTuple):
-    """The memory of a layer with sinks."""
-
-    window: KeyValueMemory
-    sinks: SinkMemory
 
 
 # B batch, T segment, N sinks, K copies of them, H heads, D head dim
@@ -34,17 +30,18 @@ class NewSinks(NamedTuple):
     are_new: torch.Tensor
 
     @classmethod
-    def of(cls, num_sinks: int, length: int, begin: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> Self:
-        """Those of documents whose tokens `before` to `after` `(B,)` stand from column `begin` `(B,)` of `length` on."""
-        index = torch.arange(num_sinks, device=before.device)
-        columns = (begin - before)[:, None] + index
-        are_new = (index >= before[:, None]) & (index < after[:, None])
+    def of(cls, num_sinks: int, begin: torch.Tensor, num: torch.Tensor, length: int) -> Self:
+        """Those of documents whose first token stands, or would stand, at column `begin` `(B,)` of `length`, and which have
+        tokens in the first `num` `(B,)`."""
+        columns = begin[:, None] + torch.arange(num_sinks, device=begin.device)
+        are_new = (columns >= 0) & (columns < num[:, None])
         return cls(columns.clamp(0, length - 1), are_new)
 
-    def put(self, state: torch.Tensor, shape: KeyValueShape, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The `state` `(B, N, width)` that is remembered, with those of the segment."""
-        new = shape.join(*(gather_columns(each, self.columns, dim=-2) for each in (keys, values)))
-        return torch.where(self.are_new[..., None].to(keys.device), new, state)
+    def put(self, state: Tensors, new: Tensors) -> Tensors:
+        """The `state` that is remembered, each `(B, H, N, D)`, with what the segment brings of its `new` keys and values."""
+        brought = [gather_columns(each, self.columns, dim=-2) for each in new]
+        are_new = self.are_new[:, None, :, None].to(brought[0].device)
+        return tuple(torch.where(are_new, *pair) for pair in zip(brought, state, strict=True))
 
 
 class SinkPlan(NamedTuple):
@@ -65,11 +62,10 @@ class SinkPlan(NamedTuple):
     copies: torch.Tensor
 
     @classmethod
-    def of(cls, places: Places, num_sinks: int, mem_len: int) -> "SinkPlan":
+    def of(cls, segment: Segment, places: Places, num_sinks: int, mem_len: int) -> "SinkPlan":
         """The plan for a segment whose tokens are at `places`, with a window of `mem_len`."""
-        shift = None
-        length = places.position_ids.shape[1]
-        seen, kept = new_sinks(places, num_sinks)
+        shift, length = None, segment.length
+        seen, kept = new_sinks(segment, places, num_sinks)
         copies = torch.zeros_like(places.position_ids)
         if places.highest + length > mem_len - 1 + num_sinks + STEP:
             first = moved_by(places.before, num_sinks, mem_len)[:, None]
@@ -80,17 +76,6 @@ class SinkPlan(NamedTuple):
             shift = first + STEP * numbers
         num_columns = 0 if places.highest + length <= mem_len else num_sinks * (1 if shift is None else shift.shape[1])
         return cls(num_columns, seen, kept, shift, copies)
-
-    def alike(self, places: Places, num_sinks: int, mem_len: int) -> int | None:
-        """The place of the segment within a step, if it is the same in all rows: then they see the same columns. None: it
-        differs."""
-        if self.num_columns == 0:
-            return 0
-        if places.lowest < mem_len - 1 + num_sinks:
-            return None
-        if self.shift is None:
-            return 0
-        return None if (places.highest - places.lowest) % STEP else places.lowest % STEP
 
     def unmoved(self, num_sinks: int) -> "SinkPlan":
         """The plan for a base whose keys have no rotation: one copy for all tokens."""
@@ -103,19 +88,15 @@ class SinkPlan(NamedTuple):
         return self._replace(num_columns=0)
 
 
-def new_sinks(places: Places, num_sinks: int) -> tuple[NewSinks | None, NewSinks | None]:
+def new_sinks(segment: Segment, places: Places, num_sinks: int) -> tuple[NewSinks | None, NewSinks | None]:
     """What a segment brings to the document of the memory, and to the one that it ends with."""
-    length, before, after = places.position_ids.shape[1], places.before, places.after
-    if places.documents is None:
-        # padding stands on the left
-        new = NewSinks.of(num_sinks, length, length - (after - before), before, after)
+    length, ids, num = segment.length, segment.document_ids, segment.end - segment.num_before
+    if ids is None:
+        new = NewSinks.of(num_sinks, -places.before, num, length)
         return (new, new) if places.lowest < num_sinks else (None, None)
-    _, num_first, num_read = places.documents
-    begin, begun = length - num_read, num_first < num_read
-    seen = NewSinks.of(num_sinks, length, begin, before, before + num_first)
-    # the newest document fills the last columns
-    start = torch.where(begun, length - after, begin)
-    return seen, NewSinks.of(num_sinks, length, start, before.masked_fill(begun, 0), after)
+    seen = NewSinks.of(num_sinks, -places.before, num.minimum((ids == 0).sum(1)), length)
+    begin = torch.where(ids[:, -1] > 0, segment.start[:, -1] - segment.num_before, -places.before)
+    return seen, NewSinks.of(num_sinks, begin, num, length)
 
 
 def farthest(num_sinks: int, mem_len: int) -> int:
@@ -130,40 +111,73 @@ def moved_by(position_ids: torch.Tensor, num_sinks: int, mem_len: int) -> torch.
     return room // STEP * STEP if num_sinks > 0 else room
 
 
-class SinkReader:
-    """Gives a layer its keys and values, with the sinks in front."""
+class MovedSinks(NamedTuple):
+    """Copies of the sinks `state` that have moved by `shift`: a cache keeps them for the next tokens."""
 
-    def __init__(self, memory: WindowAndSinks, plan: SinkPlan, rotation: LayerRotation | None):
-        self.memory, self.plan, self.rotation = memory, plan, rotation
+    state: Tensors
+    shift: torch.Tensor
+    copies: Tensors
 
-    def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
+
+class SinkLayer(BackboneLayer):
+    """Shows a layer its keys and values with the sinks in front, which it remembers as `state`, keys and values `(B, H, N,
+    D)`. Tokens that are taken back leave theirs there, which the next ones write over."""
+
+    def __init__(
+        self, past: LayerMemory, context: LayerContext, is_sliding: bool, plan: SinkPlan, rotation: LayerRotation | None
+    ):
+        super().__init__(past, context, is_sliding)
+        self.plan, self.rotation, self.num_extra = plan, rotation, plan.num_columns
+        self.num_sinks = past.state[0].shape[2]
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Tensors:
         """Each `(B, H, K N + C + T, D)`."""
-        window, shape, plan = self.memory.window, self.memory.window.shape, self.plan
-        state, has_new = self.memory.sinks.read().to(keys), plan.seen is not None
+        plan, new, kept = self.plan, (key_states, value_states), self.past.state
+        columns = super().update(*new)
+        state = tuple(old.to(each) for old, each in zip(self.past.state, new, strict=True))
         if plan.seen is not None and plan.kept is not None:
-            before, state = state, plan.seen.put(state, shape, keys, values)
-            kept = state if plan.kept is plan.seen else plan.kept.put(before, shape, keys, values)
-            self.memory.sinks.write(kept.detach())
-        both = window.read_and_write(keys, values)
+            before, state = state, plan.seen.put(state, new)
+            kept = state if plan.kept is plan.seen else plan.kept.put(before, new)
+            self.after = self.after._replace(state=tuple(each.detach() for each in kept))
         if plan.num_columns == 0:
-            return both
-        if plan.shift is None or self.rotation is None:
-            sinks = shape.split(state)
-        elif has_new:
-            sinks = self.copies(state)
-        else:
-            sinks = self.memory.sinks.moved(lambda state: self.copies(state.to(keys)), plan.shift)
-        return tuple(
-            torch.cat([each.to(keys), of_window], dim=-2) for each, of_window in zip(sinks, both, strict=True)
-        )
+            return columns
+        sinks = state if plan.shift is None or self.rotation is None else self.moved(state, plan.shift, self.rotation)
+        return tuple(torch.cat(pair, dim=-2) for pair in zip(sinks, columns, strict=True))
 
-    def copies(self, state: torch.Tensor) -> Tensors:
-        """Keys and values of all copies, each `(B, H, K N, D)`, of the `state` that is remembered."""
-        assert self.plan.shift is not None, "copies that have not moved are one"
-        assert self.rotation is not None, "keys that do not turn do not move"
-        num_copies = self.plan.shift.shape[1]
-        sinks = [each.repeat(1, 1, num_copies, 1) for each in self.memory.window.shape.split(state)]
-        return self.rotation(sinks, self.plan.shift.repeat_interleave(state.shape[1], dim=1))
+    def moved(self, state: Tensors, shift: torch.Tensor, rotation: LayerRotation) -> Tensors:
+        """Keys and values of all copies, each `(B, H, K N, D)`."""
+        room = None if torch.is_grad_enabled() or self.plan.seen is not None else self.context.room
+        held = None if room is None else room.derived
+        if held is not None and held.state is self.past.state and torch.equal(held.shift, shift):
+            return held.copies
+        sinks = [each.repeat(1, 1, shift.shape[1], 1) for each in state]
+        copies = rotation(sinks, shift.repeat_interleave(self.num_sinks, dim=1))
+        if room is not None:
+            room.derived = MovedSinks(self.past.state, shift, copies)
+        return copies
+
+    def sees(self, places: Places) -> Callable[..., Any]:
+        """Of its copy of the sinks a query sees those that are not in its window. In documents that begin inside, none is
+        far."""
+        is_near, window = super().sees(places), cast(int, self.context.window)
+
+        def sees(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+            token = q_idx - self.num_before
+            is_far = places.position_ids[batch_idx, token] - kv_idx % self.num_sinks >= window
+            is_own = self.plan.copies[batch_idx, token] == kv_idx // self.num_sinks
+            return torch.where(kv_idx < self.num_extra, is_far & is_own, is_near(batch_idx, head_idx, q_idx, kv_idx))
+
+        return sees if self.num_extra > 0 else is_near
+
+    def step(self, places: Places) -> int | None:
+        """The place of the segment within a step of the sinks."""
+        if self.num_extra == 0:
+            return 0
+        if places.lowest < cast(int, self.context.window) - 1 + self.num_sinks:
+            return None
+        if self.plan.shift is None:
+            return 0
+        return None if (places.highest - places.lowest) % STEP else places.lowest % STEP
 
 
-__all__ = ["SinkPlan", "SinkReader", "WindowAndSinks", "farthest", "moved_by"]
+__all__ = ["SinkLayer", "SinkPlan", "farthest", "moved_by"]

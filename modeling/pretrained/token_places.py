@@ -3,15 +3,15 @@
 Shapes: B batch, T tokens of a call, S segment length, K segments that a call touches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch.nn import functional as F
 from transformers import Cache
 
-from transformers_xl.modeling.memory.token_memory import OpenRows, select_rows
-from transformers_xl.modeling.ops.window import SegmentPacking
+from transformers_xl.modeling.memory_value import LayerMemory
+from transformers_xl.modeling.segment import Segment
 
 
 class TokenPlaces(NamedTuple):
@@ -31,49 +31,88 @@ class TokenPlaces(NamedTuple):
     lengths: torch.Tensor
     is_new: torch.Tensor
 
-    def open_lengths(self, segment_length: int) -> torch.Tensor:
-        """How many tokens each row's last segment has, `(B,)`; 0 where it is whole."""
-        used = (self.lengths > 0).sum(1, keepdim=True)
-        return self.lengths.gather(1, (used - 1).clamp(min=0))[:, 0] % segment_length
 
-
-def place_alike(packing: SegmentPacking, num_open: int, segment_length: int, device: torch.device) -> TokenPlaces:
-    """The places of a call without padding behind `num_open` tokens of every row."""
-    total = num_open + packing.length
+def place_alike(segment: Segment, segment_length: int) -> TokenPlaces:
+    """The places of a call whose rows are alike."""
+    batch, total = len(segment.lengths), segment.num_keys
     widths = [min(segment_length, total - start) for start in range(0, total, segment_length)]
-    lengths = torch.tensor([widths], device=device).expand(packing.batch, -1)
-    targets = torch.arange(num_open, total, device=device).expand(packing.batch, -1)
-    return TokenPlaces(widths, None, targets, lengths, torch.zeros_like(lengths, dtype=torch.bool))
+    lengths = torch.tensor([widths], device=segment.lengths.device).expand(batch, -1)
+    return TokenPlaces(
+        widths, None, segment.columns.expand(batch, -1), lengths, torch.zeros_like(lengths, dtype=torch.bool)
+    )
 
 
-def place_tokens(
-    packing: SegmentPacking, open_lengths: torch.Tensor, num_open: int, segment_length: int
-) -> TokenPlaces:
-    """The places of a call behind `num_open` columns, the newest `open_lengths` `(B,)` of which are a row's."""
-    columns = torch.arange(num_open, device=open_lengths.device)
-    valid = columns >= num_open - open_lengths[:, None]
-    size = (packing.batch, packing.length)
-    here = valid.new_ones(size) if packing.segment_mask is None else packing.segment_mask
-    valid = torch.cat([valid, here], dim=1)
-    document = valid.new_zeros(valid.shape, dtype=torch.long)
-    if packing.document_ids is not None:
-        document[:, num_open:] = packing.document_ids
-    number = valid.long().cumsum(1) - 1  # of the token in its row
-    before = nn.functional.pad(document.masked_fill(~valid, 0).cummax(1).values, (1, 0))[:, :-1]
-    begins = valid & (document > before)
+def place_tokens(segment: Segment, segment_length: int) -> TokenPlaces:
+    """The places of a call behind the open segments of its rows."""
+    num_open, ids = segment.num_before, segment.document_ids
+    columns = torch.arange(segment.num_keys, device=segment.lengths.device)
+    number = columns - (num_open - segment.lengths)[:, None]  # of the token in its row
+    valid = (number >= 0) & (columns < segment.end[:, None])
+    document = torch.zeros_like(number) if ids is None else F.pad(ids, (num_open, 0))
+    begins = document > F.pad(document, (1, 0))[:, :-1]
     place = number - number.where(begins, 0).cummax(1).values  # of the token in its document
-    segment = ((valid & (place % segment_length == 0)).long().cumsum(1) - 1).clamp(min=0)
-    target = segment * segment_length + place % segment_length
+    index = ((valid & (place % segment_length == 0)).long().cumsum(1) - 1).clamp(min=0)
+    target = index * segment_length + place % segment_length
 
-    num_segments = int(segment[:, -1].max()) + 1
+    num_segments = int(index[:, -1].max()) + 1
     num_places = num_segments * segment_length
     spare = target.where(valid, num_places)  # padding goes behind all places
-    tokens = torch.arange(valid.shape[1], device=valid.device).expand_as(spare)
-    sources = tokens.new_zeros(packing.batch, num_places + 1).scatter(1, spare, tokens)[:, :num_places]
-    counts = tokens.new_zeros(packing.batch, num_segments)
-    lengths = counts.scatter_add(1, segment, valid.long())
-    is_new = counts.scatter_add(1, segment, begins.long()) > 0
+    sources = number.new_zeros(len(number), num_places + 1).scatter(1, spare, columns.expand_as(spare))[:, :num_places]
+    counts = number.new_zeros(len(number), num_segments)
+    lengths = counts.scatter_add(1, index, valid.long())
+    is_new = counts.scatter_add(1, index, (begins & valid).long()) > 0
     return TokenPlaces(lengths.amax(0).tolist(), sources, target[:, num_open:], lengths, is_new)
+
+
+class OpenRows(NamedTuple):
+    """Rows of a batch whose open segments are equally long, and the base model's cache of `[memory tokens; segment]`."""
+
+    rows: list[int]
+    cache: Cache
+
+
+class OpenSegments(NamedTuple):
+    """What a cache keeps beside the embeddings of open segments: what the base has projected of them, so that a token costs
+    a token. It follows the rows through beams; a cache of the same memory reads the open segment once more.
+
+    Args:
+        embeds: `(B, C, E)`, the columns that it belongs to.
+        tokens_read: of each row, then.
+        groups: what is projected.
+    """
+
+    embeds: torch.Tensor
+    tokens_read: list[int]
+    groups: list[OpenRows]
+
+    def of(self, embeds: torch.Tensor, tokens_read: list[int]) -> list[OpenRows]:
+        """What is there of a memory: nothing of rows that have begun again."""
+        if embeds is not self.embeds:
+            return []
+        return [group for group in self.groups if all(tokens_read[row] == self.tokens_read[row] for row in group.rows)]
+
+    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor], memory: LayerMemory) -> "OpenSegments":
+        """That of the same rows in another order, whose `memory` is this."""
+        sources = function(torch.arange(len(self.tokens_read), device=self.embeds.device)).tolist()
+        groups = [group for old in self.groups if (group := moved(old, sources)) is not None]
+        return OpenSegments(memory.columns[0], [self.tokens_read[source] for source in sources], groups)
+
+
+def moved(group: OpenRows, sources: list[int]) -> OpenRows | None:
+    """The rows of a group in a batch whose row `i` was row `sources[i]` before; None where none is left."""
+    places = {row: place for place, row in enumerate(group.rows)}
+    rows = [row for row, source in enumerate(sources) if source in places]
+    if not rows:
+        return None
+    kept = [places[sources[row]] for row in rows]
+    return OpenRows(rows, select_rows(group.cache, kept, len(group.rows)))
+
+
+def select_rows(cache: Cache, places: list[int], batch: int) -> Cache:
+    """A cache of transformers that has `batch` rows, and keeps these, in this order; one may come several times."""
+    if places != list(range(batch)):
+        cache.reorder_cache(torch.LongTensor(places))  # the one method by which all its layers select
+    return cache
 
 
 class RowsToRead(NamedTuple):
@@ -105,4 +144,4 @@ def rows_to_read(lengths: list[int], added: list[int], projected: list[OpenRows]
         yield RowsToRead(rows, num_open, num_new, cache)
 
 
-__all__ = ["RowsToRead", "TokenPlaces", "place_alike", "place_tokens", "rows_to_read"]
+__all__ = ["OpenRows", "OpenSegments", "RowsToRead", "TokenPlaces", "place_alike", "place_tokens", "rows_to_read"]

@@ -25,19 +25,19 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
-from transformers_xl.modeling.memory.layer_memory import LayerMemory
-from transformers_xl.modeling.memory.model_memory import ModelMemory
-from transformers_xl.modeling.memory.token_memory import (
-    MemoryTokens,
+from transformers_xl.modeling.layers.memory_tokens import MemoryTokens, warn_of_writing
+from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.ops.window import gather_columns, keep_last
+from transformers_xl.modeling.pretrained.memory_reader import MemoryReader, ModelAroundBase
+from transformers_xl.modeling.pretrained.token_places import (
     OpenRows,
-    OpenSegmentMemory,
-    TokensMemory,
-    WrittenMemory,
-    warn_of_writing,
+    OpenSegments,
+    place_alike,
+    place_tokens,
+    rows_to_read,
 )
-from transformers_xl.modeling.ops.window import SegmentPacking, gather_columns, keep_last, right_align
-from transformers_xl.modeling.pretrained.memory_reader import MemoryReader, RunBackbone
-from transformers_xl.modeling.pretrained.token_places import place_alike, place_tokens, rows_to_read
+from transformers_xl.modeling.segment import Call, Segment
 
 PerToken = tuple[torch.Tensor, ...]  # what a call says of its tokens: (B, T, ..) each
 
@@ -89,19 +89,18 @@ class BaseCall:
     """Calls of the base in one call of the model.
 
     Args:
-        backbone: the base.
-        run: runs its decoder, or all of it.
+        model: the model around the base.
         num_said: how many of the newest tokens of the call something is to be said of.
         kwargs: what else it is to be told, or asked for.
     """
 
-    def __init__(self, backbone: PreTrainedModel, run: RunBackbone, num_said: int, kwargs: dict[str, Any]):
+    def __init__(self, model: ModelAroundBase, num_said: int, kwargs: dict[str, Any]):
         if kwargs.get("output_attentions"):
             raise ValueError(
                 "`output_attentions`=True has no meaning for `kind`='tokens', whose segments are read one by one: ask "
                 "`model.backbone` for the attentions of one segment."
             )
-        self.backbone, self.run, self.num_said, self.kwargs = backbone, run, num_said, kwargs
+        self.backbone, self.run, self.num_said, self.kwargs = model.backbone, model.run_backbone, num_said, kwargs
         self.has_logits = False
         self.shown: list[bool] = []  # of each hidden state, whether it was asked for
 
@@ -135,59 +134,68 @@ class BaseCall:
 
 
 class TokenReader(MemoryReader):
-    """Reads a call in segments, between memory tokens."""
+    """Reads a call in segments, between memory tokens.
+
+    There is one layer of memory: its columns `(B, C, E)` are the embeddings of the tokens that a row has read since its last
+    whole segment, its state `(B, m, E)` what the row has written at the end of that one.
+    """
 
     def __init__(self, config: SegmentMemoryConfig):
         super().__init__(config)
         self.memory_tokens = ScaledMemoryTokens(config.num_memory_tokens, config.embedding_width)
 
-    def own_memories(self, backbone: nn.Module) -> LayerMemory:
+    def new_memory(self, backbone: nn.Module, batch: int, counts: list[int], like: torch.Tensor) -> Memory:
         width = self.config.embedding_width
-        return TokensMemory(WrittenMemory(self.config.num_memory_tokens, width), OpenSegmentMemory(width))
+        written = like.new_zeros(batch, self.config.num_memory_tokens, width)
+        none = torch.zeros(batch, dtype=torch.long, device=like.device)
+        return Memory((LayerMemory((like.new_zeros(batch, *counts, width),), (written,)),), none, none)
 
     def read(
         self,
-        backbone: nn.Module,
-        run: RunBackbone,
+        model: ModelAroundBase,
         inputs_embeds: torch.Tensor,
-        segment_mask: torch.Tensor | None,
-        document_ids: torch.Tensor | None,
-        memory: ModelMemory,
+        memory: Memory,
+        call: Call,
+        cache: MemoryCache | None,
         **kwargs: Any,
-    ) -> ModelOutput:
-        packing = memory.open(inputs_embeds, segment_mask, document_ids)
+    ) -> tuple[ModelOutput, Memory]:
+        (((opened,), (written,), _),) = memory.layers
+        room = None if cache is None else cache.room(0)
+        held, length = None if room is None else room.derived, inputs_embeds.shape[1]
+        if room is not None:
+            room.derived = None  # a call changes it in place
         kept = kwargs.pop("logits_to_keep", 0)
-        base = BaseCall(
-            cast(PreTrainedModel, backbone),
-            run,
-            kept if isinstance(kept, int) and kept > 0 else packing.length,
-            kwargs,
-        )
-        reads_something = segment_mask is None or bool(segment_mask.any())
-        reads_on = memory.is_cache and document_ids is None and reads_something
-        fields = (self.read_on if reads_on else self.read_again)(base, inputs_embeds, packing, memory.own)
+        base = BaseCall(model, kept if isinstance(kept, int) and kept > 0 else length, kwargs)
+        reads_on = room is not None and call.document_ids is None and (call.num is None or bool(call.num.any()))
+        groups = [] if held is None else held.of(opened, memory.tokens_read.tolist())
+        opened = keep_last(opened.to(inputs_embeds), int(memory.lengths.max()))
+        segment = Segment.of(opened.shape[1], memory.lengths, memory.tokens_read, length, call)
+        both = torch.cat([opened, inputs_embeds], dim=1)
+        rows = Rows(written.to(inputs_embeds), memory.tokens_read >= self.config.segment_length)
+        if reads_on:
+            fields, rows, groups = self.read_on(base, both, segment, rows, groups)
+        else:
+            fields, rows = self.read_again(base, both, segment, rows)
         if not isinstance(kept, int):
             fields = (slice_logits_to_keep(fields[0], kept), *fields[1:])
-        return base.output(fields)
+        tokens_read = segment.after()
+        lengths = tokens_read % self.config.segment_length
+        opened = segment.newest(both, int(lengths.max())).detach()
+        if room is not None and reads_on:
+            room.derived = OpenSegments(opened, tokens_read.tolist(), groups)
+        return base.output(fields), Memory((LayerMemory((opened,), (rows.state,)),), lengths, tokens_read)
 
     def read_again(
-        self, base: BaseCall, inputs: torch.Tensor, packing: SegmentPacking, memory: TokensMemory
-    ) -> PerToken:
-        """Read the open segment again, with what follows. Nothing real stands behind padding, so that nothing has to be
-        masked: what a row writes behind padding is not kept."""
-        segment_length = self.config.segment_length
-        embeds, open_lengths = memory.open_segment.read()
-        is_plain = packing.is_plain and bool((open_lengths == open_lengths[0]).all())
-        if is_plain:
-            embeds = keep_last(embeds, int(open_lengths[0]))
-            places = place_alike(packing, embeds.shape[1], segment_length, inputs.device)
-        else:
-            places = place_tokens(packing, open_lengths, embeds.shape[1], segment_length)
-        both = torch.cat([embeds.to(inputs), inputs], dim=1)
-        placed = both if places.sources is None else gather_columns(both, places.sources)
+        self, base: BaseCall, both: torch.Tensor, segment: Segment, rows: Rows
+    ) -> tuple[PerToken, Rows]:
+        """Read `both` `(B, C + T, E)`, the open segment again and what follows: what is said of the call, and the rows after
+        it. Nothing real stands after padding, so that nothing has to be masked: what a row writes after padding is not
+        kept."""
+        segment_length, is_plain = self.config.segment_length, segment.is_plain
+        places = (place_alike if is_plain else place_tokens)(segment, segment_length)
+        placed, made = gather_columns(both, places.sources), []
         if self.training:
-            warn_of_writing(len(places.widths), self.config.segment_length, cast(int, self.config.bptt_segments))
-        rows, made = Rows(*memory.memory_tokens.read_rows()), []
+            warn_of_writing(len(places.widths), segment_length, cast(int, self.config.bptt_segments))
         for index, width in enumerate(places.widths):
             if (len(places.widths) - index) % self.config.bptt_segments == 0:
                 rows = Rows(rows.state.detach(), rows.begun)
@@ -195,40 +203,33 @@ class TokenReader(MemoryReader):
             piece = placed[:, index * segment_length :][:, :width]
             is_asked = not is_plain or both.shape[1] - (index * segment_length + width) < base.num_said
             fields, written = self.read_segment(base, rows, [], piece, width == segment_length, is_asked=is_asked)
-            made.append(fields if is_plain else tuple(pad_right(each, segment_length - width) for each in fields))
+            made.append(fields if is_plain else tuple(pad_right(each, segment_length) for each in fields))
             if written is not None:
                 is_full = places.lengths[:, index] == segment_length
                 rows = Rows(written.where(is_full[:, None, None], rows.state), rows.begun | is_full)
-        memory.memory_tokens.note(*rows)
-        note_open(both, places.open_lengths(segment_length), packing, memory)
         if is_plain:
-            return tuple(keep_last(each, base.num_said) for each in joined(made))
+            return tuple(keep_last(each, base.num_said) for each in joined(made)), rows
         targets = keep_last(places.targets, base.num_said)
-        return tuple(gather_columns(each, targets) for each in joined(made))
+        return tuple(gather_columns(each, targets) for each in joined(made)), rows
 
-    def read_on(self, base: BaseCall, inputs: torch.Tensor, packing: SegmentPacking, memory: TokensMemory) -> PerToken:
-        """Read what follows the open segment, which a cache of the base's holds where it was read before."""
-        embeds, lengths = memory.open_segment.read()
-        rows, mask = Rows(*memory.memory_tokens.read_rows()), packing.segment_mask
-        added = torch.full_like(lengths, packing.length) if mask is None else mask.sum(1)
-        result: PerToken = ()
-        projected = []
-        for group in rows_to_read(lengths.tolist(), added.tolist(), memory.open_segment.projected):
-            index = None if len(group.rows) == packing.batch else torch.tensor(group.rows, device=inputs.device)
-            new, opened = (each if index is None else each[index] for each in (inputs, embeds.to(inputs)))
-            new, opened = keep_last(new, group.num_new), keep_last(opened, group.num_open)
-            fields, after, cache = self.extend(base, new, opened, rows.select(index), group.cache)
-            rows = rows.put(index, after)
+    def read_on(
+        self, base: BaseCall, both: torch.Tensor, segment: Segment, rows: Rows, projected: list[OpenRows]
+    ) -> tuple[PerToken, Rows, list[OpenRows]]:
+        """Read what follows the open segment, of which caches of the base's hold what is `projected`; return these too."""
+        batch, num_open = len(both), segment.num_before
+        added, result, after = (segment.end - num_open).tolist(), cast(PerToken, ()), []
+        for group in rows_to_read(segment.lengths.tolist(), added, projected):
+            index = None if len(group.rows) == batch else torch.tensor(group.rows, device=both.device)
+            here = both if index is None else both[index]
+            new, opened = here[:, num_open:][:, : group.num_new], keep_last(here[:, :num_open], group.num_open)
+            fields, made, cache = self.extend(base, new, opened, rows.select(index), group.cache)
+            rows = rows.put(index, made)
             if cache is not None and not fields[0].requires_grad:  # a cache is no part of a graph
-                projected.append(OpenRows(group.rows, cache))
-            fields = tuple(pad_left(keep_last(each, base.num_said), base.num_said) for each in fields)
-            result = result or tuple(each.new_zeros(packing.batch, *each.shape[1:]) for each in fields)
+                after.append(OpenRows(group.rows, cache))
+            fields = tuple(pad_right(keep_last(each, base.num_said), base.num_said) for each in fields)
+            result = result or tuple(each.new_zeros(batch, *each.shape[1:]) for each in fields)
             result = tuple(put(old, index, each) for old, each in zip(result, fields, strict=True))
-        memory.memory_tokens.note(*rows)
-        both = torch.cat([embeds.to(inputs), inputs], dim=1)
-        note_open(both, (lengths + added) % self.config.segment_length, packing, memory)
-        memory.open_segment.projected = projected
-        return result
+        return result, rows, after
 
     def extend(
         self, base: BaseCall, new: torch.Tensor, opened: torch.Tensor, rows: Rows, cache: Cache | None
@@ -286,24 +287,9 @@ def joined(made: list[PerToken]) -> PerToken:
     return tuple(torch.cat(each, dim=1) for each in zip(*[fields for fields in made if fields], strict=True))
 
 
-def pad_left(columns: torch.Tensor, length: int) -> torch.Tensor:
-    """`columns` `(B, n, ..)` behind so many zeros that there are `length`."""
-    return nn.functional.pad(columns, (0, 0, length - columns.shape[1], 0))
-
-
-def pad_right(columns: torch.Tensor, count: int) -> torch.Tensor:
-    """`columns` `(B, n, ..)` before `count` zeros."""
-    return nn.functional.pad(columns, (0, 0, 0, count))
-
-
-def note_open(both: torch.Tensor, lengths: torch.Tensor, packing: SegmentPacking, memory: TokensMemory) -> None:
-    """Note what is open after a call: the newest `lengths` `(B,)` tokens of each row of `[open segment; call]`."""
-    if packing.segment_mask is not None:  # padding stands between what was open and what follows
-        num_open = both.shape[1] - packing.length
-        columns = torch.arange(num_open, device=both.device)
-        is_open = columns >= num_open - memory.open_segment.read()[1][:, None]
-        both = gather_columns(both, right_align(torch.cat([is_open, packing.segment_mask], dim=1)))
-    memory.open_segment.note(both, lengths, int(lengths.max()))
+def pad_right(columns: torch.Tensor, length: int) -> torch.Tensor:
+    """`columns` `(B, n, ..)` before so many zeros that there are `length`."""
+    return nn.functional.pad(columns, (0, 0, 0, length - columns.shape[1]))
 
 
 __all__ = ["ScaledMemoryTokens", "TokenReader"]

@@ -108,8 +108,9 @@ def test_predictions_memories_and_greedy_ids():
         torch.testing.assert_close(scores(output.logits), tensors[f"out.prediction_scores_seg{segment}"], **BOUNDS)
         losses = tensors[f"out.losses_natural_order_seg{segment}"]
         torch.testing.assert_close(output.loss, losses.mean(), **BOUNDS)
-        for layer, remembered in enumerate(output.mems or ()):
-            torch.testing.assert_close(remembered.transpose(0, 1), tensors[f"out.mems_seg{segment}.{layer}"], **BOUNDS)
+        for layer, remembered in enumerate(output.mems.layers if output.mems else ()):
+            expected = tensors[f"out.mems_seg{segment}.{layer}"]
+            torch.testing.assert_close(remembered.columns[0].transpose(0, 1), expected, **BOUNDS)
     assert model.generation_config.eos_token_id == OLD["eos_token_id"]
     model.generation_config.eos_token_id = None
     prompt, expected = tensors["in.prompt_ids"], tensors["out.generated_ids"]

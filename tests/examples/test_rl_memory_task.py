@@ -74,15 +74,14 @@ def test_advantages_are_the_sums_that_they_stand_for():
 def test_what_acts_is_what_learns(name):
     """Steps of two rollouts, the second from the memory of the first, and the same steps in windows: one policy."""
     torch.manual_seed(0)
-    model, memory = task.AGENTS[name](), {}
+    model, mems = task.AGENTS[name](), None
     for _ in range(2):
         observations, resets, past = torch.randn(3, 7, 4), torch.rand(3, 7) < 0.2, {}
-        steps = [task.act(model, observations[:, i], resets[:, i], past, memory) for i in range(7)]
-        window = model(observations, reset=resets, **memory)
+        steps = [task.act(model, observations[:, i], resets[:, i], past, mems) for i in range(7)]
+        window = model(observations, reset=resets, mems=mems)
         torch.testing.assert_close(torch.stack([s.logits[:, -1] for s in steps], dim=1), window.logits)
         torch.testing.assert_close(torch.stack([s.value[:, -1] for s in steps], dim=1), window.value)
-        if model.config.mem_len:
-            memory = {"mems": window.mems, "mems_mask": window.mems_mask}
+        mems = window.mems
 
 
 def test_it_runs_and_writes_what_it_says(tmp_path):

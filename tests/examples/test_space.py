@@ -86,7 +86,7 @@ def test_a_memory_of_another_length_is_that_of_the_text(writer, mem_len: int):
     story = writer.remember(story, mem_len)
     ids = torch.tensor([story.ids])
     with torch.no_grad():
-        found = writer.model(ids[:, -1:], past_key_values=story.memory.copy()).logits[:, -1]
+        found = writer.model(ids[:, -1:], mems=story.memory).logits[:, -1]
         expected = writer.model(ids).logits[:, -1]
     assert writer.model.config.mem_len == max(1, mem_len)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
@@ -97,7 +97,7 @@ def test_a_session_stays_small(writer, monkeypatch: pytest.MonkeyPatch):
     story = last(writer.go_on(writer.begin("It was"), 4 * MEM_LEN, 300, temperature=1.0))
     assert story.written == 306
     assert len(story.ids) == writer.reach(4 * MEM_LEN) + 1 == 193
-    assert story.memory.num_kept == 4 * MEM_LEN - 1
+    assert story.memory.num_columns == 4 * MEM_LEN
     assert writer.text(story).startswith("[...] ")
     assert len(writer.text(story)) == len("[...] ") + 40
 

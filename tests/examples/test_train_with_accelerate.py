@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(text: Path, tmp_path: 
         patch.setattr(example, "save_checkpoint", save_and_stop)
         with pytest.raises(Stopped):
             run(text, tmp_path / "forgetful", **options)
-    monkeypatch.setattr(example.Memory, "load", lambda self, models, folder: None)
+    monkeypatch.setattr(example.CarriedMemory, "load", lambda self, models, folder: None)
     assert not equal(run(text, tmp_path / "forgetful", **options), whole)
 
 

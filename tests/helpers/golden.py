@@ -8,7 +8,7 @@ and names the values that it knows: what it does not know fails, because who pas
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache, reduce
 from operator import getitem
@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from transformers_xl.modeling.memory_value import Memory
 
 SHIPPED = (Path(__file__).parents[1] / "fixtures" / "golden").resolve()
 
@@ -250,6 +252,17 @@ def gradients_of(module: torch.nn.Module, **inputs: torch.Tensor) -> dict[str, t
     """The gradients of a module's parameters by their names, and those of `inputs` as `in.<name>`."""
     named: Iterable = module.named_parameters(remove_duplicate=False)
     return {name: each.grad for name, each in named} | {f"in.{name}": each.grad for name, each in inputs.items()}
+
+
+def columns_of(memory: Memory | None) -> list[torch.Tensor]:
+    """What each layer remembers, `(batch, columns, width)`: the recorded memories are lists of it."""
+    return [] if memory is None else [layer.columns[0] for layer in memory.layers if layer.columns]
+
+
+def with_columns(memory: Memory, columns: Sequence[torch.Tensor]) -> Memory:
+    """The memory with others of as many columns in its layers."""
+    pairs = zip(memory.layers, columns, strict=True)
+    return memory._replace(layers=tuple(layer._replace(columns=(each,)) for layer, each in pairs))
 
 
 def squares(*outputs: torch.Tensor) -> torch.Tensor:

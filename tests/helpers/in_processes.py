@@ -96,7 +96,7 @@ def train(folder: Path, name: str) -> dict[str, torch.Tensor]:
         "losses": losses(trainer),
         "evaluations": torch.tensor(evaluations),
         "weights": flat(trainer.accelerator.unwrap_model(trainer.model)),
-        "memory": rows_of(trainer.memory["train"].mems),
+        "memory": rows_of(trainer.memory["train"]),
         "predictions": torch.from_numpy(trainer.predict(held_out).predictions),
     }
 

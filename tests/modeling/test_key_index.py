@@ -1,5 +1,7 @@
 """An index in the place of exact search: the same keys where it reads all lists, and what follows from fewer."""
 
+import copy
+
 import pytest
 import torch
 from optional_packages import needs
@@ -7,8 +9,9 @@ from tiny import EXACT, read, tiny_model, tokens
 
 needs("faiss")
 
-from transformers_xl.modeling.memory import key_index  # noqa: E402  as above
-from transformers_xl.modeling.memory.key_index import IndexSearch, search_by_index, search_exactly  # noqa: E402
+from transformers_xl import MemoryCache  # noqa: E402  as above
+from transformers_xl.modeling.layers import key_index  # noqa: E402  as above
+from transformers_xl.modeling.layers.key_index import IndexSearch, search_by_index, search_exactly  # noqa: E402
 
 ALL = 1_000  # lists: more than there are
 
@@ -19,9 +22,10 @@ def model_of(head: str = "model", **fields):
 
 
 def indexes_of(cache) -> dict:
-    return cache.memory.layers[0].external_memory.search.rows
+    return cache.rooms[0].older.search.rows
 
 
+@torch.no_grad()
 def test_reading_all_lists_finds_what_exact_search_finds():
     """Over rows that are padded, reset, forget and begin documents; rows with fewer keys are searched exactly."""
     model, ids, cuts = model_of(), tokens(3, 120), [50, 1, 1, 30, 38]
@@ -37,29 +41,33 @@ def test_reading_all_lists_finds_what_exact_search_finds():
     assert not torch.allclose(few, read(search_exactly(model), ids, cuts, use_cache=True)[0])
 
 
+@torch.no_grad()
 def test_rows_that_move_keep_their_indexes():
-    """Beams continue one row twice, and each goes on on its own; so does a copy."""
+    """Beams continue one row twice, and each goes on on its own; so does a copy. Another cache of the memory makes its own."""
     model, exact, after = model_of(), model_of(), tokens(3, 9, seed=1)
     search_by_index(model, min_keys=8, num_probes=ALL)
     mems, cache = exact(tokens(2, 40)).mems, model(tokens(2, 40), use_cache=True).past_key_values
-    before, copied, rows = indexes_of(cache), cache.copy(), torch.tensor([1, 1, 0])
+    before, copied, rows = indexes_of(cache), copy.deepcopy(cache), torch.tensor([1, 1, 0])
     cache.reorder_cache(rows)
     assert indexes_of(cache)[0] is before[1]
     assert indexes_of(cache)[1].heads[0] is not before[1].heads[0]
-    for continued, here in ((cache, rows), (copied, torch.arange(2))):
+    other = MemoryCache(copied.memory)
+    assert sorted(indexes_of(copied)) == [0, 1]
+    for continued, here in ((cache, rows), (copied, torch.arange(2)), (other, torch.arange(2))):
         found = model(after[: len(here)], past_key_values=continued).last_hidden_state
-        expected = exact(after[: len(here)], mems=tuple(each[here] for each in mems)).last_hidden_state
+        expected = exact(after[: len(here)], mems=mems.rows(here)).last_hidden_state
         torch.testing.assert_close(found, expected, **EXACT)
 
 
+@torch.no_grad()
 def test_an_index_is_made_anew_when_its_keys_are_others(monkeypatch):
     """When as many keys were added as it was made of; until then keys are added, and the oldest go."""
     made = []
 
     class Noted(key_index.RowIndex):
-        def __init__(self, keys, begin, end, num_probes):
+        def __init__(self, keys, begin, end, *args):
             made.append((begin, end))
-            super().__init__(keys, begin, end, num_probes)
+            super().__init__(keys, begin, end, *args)
 
     monkeypatch.setattr(key_index, "RowIndex", Noted)
     model = search_by_index(model_of(), min_keys=9, num_probes=ALL)
@@ -90,4 +98,4 @@ def test_what_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr(key_index, "faiss", None)
     with pytest.raises(ValueError, match=r"transformers-xl\[retrieval\]"):
         search_by_index(model)
-    assert not isinstance(model.layers[0].memories().external_memory.search, IndexSearch)
+    assert not isinstance(model.layers[0].key_search(), IndexSearch)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny import read, tokens
 from tiny_bases import FIELDS, OWN_WINDOW, band_mask, read_with_band, tiny_base, tiny_base_config
+from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from transformers_xl.configuration.configuration_segment_memory import own_windows
@@ -27,7 +28,7 @@ def test_windows_of_layers_are_those_of_transformers(family):
 
 @torch.no_grad()
 def test_a_layer_keeps_what_it_can_see():
-    """In both forms; the mask is that of the longest."""
+    """With a cache too; the lengths are those of the longest."""
     model, ids = gemma(num_sinks=2), tokens(2, 30)
     assert model.config.layer_windows == [OWN_WINDOW, WINDOW] * 2
     lengths = [OWN_WINDOW - 1, WINDOW - 1] * 2
@@ -35,10 +36,10 @@ def test_a_layer_keeps_what_it_can_see():
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :9] = 0
     output = model(ids[:, :12], attention_mask=mask)
-    assert [each.shape[1] for each in model.layout.windows(output.mems)] == lengths
-    assert output.mems_mask.shape == (2, WINDOW - 1)
+    assert [layer.num_columns for layer in output.mems.layers] == lengths
+    assert output.mems.lengths.tolist() == [3, WINDOW - 1]
     cache = model(ids, use_cache=True).past_key_values
-    assert [layer.keys.shape[-2] for layer in cache.layers] == lengths
+    assert [layer.num_columns for layer in cache.memory.layers] == lengths
     assert gemma(mem_len=3).config.layer_windows == [3] * 4
 
 
@@ -71,8 +72,8 @@ def test_padded_rows_with_sinks_are_rows_alone():
     mask[0, :13] = 0
     mask[1, 5:] = 0
     first = model(ids[:, :16], attention_mask=mask)
-    ours, _ = read(model, ids[:, 16:], [16, 32], memory={"mems": first.mems, "mems_mask": first.mems_mask}, reset=None)
-    again = model(ids[:, 16:], mems=first.mems, mems_mask=first.mems_mask, reset=reset).logits
+    ours, _ = read(model, ids[:, 16:], [16, 32], memory={"mems": first.mems})
+    again = model(ids[:, 16:], mems=first.mems, reset=reset).logits
     for row in (0, 1):
         text = torch.cat([ids[row, :16][mask[row].bool()], ids[row, 16:]])
         alone = model(text[None]).logits[0, -48:]
@@ -88,17 +89,21 @@ def test_longer_memories_of_before_are_cut():
     mask = torch.ones(2, 20, dtype=torch.long)
     mask[0, 2:] = 0
     first = model(ids[:, :20], attention_mask=mask)
-    windows = model.layout.windows(first.mems)
-    longer = [torch.cat([each.new_full((2, 8 - each.shape[1], each.shape[2]), 9.0), each], dim=1) for each in windows]
-    old = (*longer, *first.mems[len(windows) :])
+    old = first.mems._replace(
+        layers=tuple(
+            layer._replace(columns=tuple(pad(each, (0, 0, 8 - layer.num_columns, 0), value=9.0) for each in layer.columns))
+            for layer in first.mems.layers
+        )
+    )
     for length in (1, 3, 20):
-        new = model(ids[:, 20 : 20 + length], mems=first.mems, mems_mask=first.mems_mask)
-        cut = model(ids[:, 20 : 20 + length], mems=old, mems_mask=first.mems_mask)
+        new = model(ids[:, 20 : 20 + length], mems=first.mems)
+        cut = model(ids[:, 20 : 20 + length], mems=old)
         assert torch.equal(cut.logits, new.logits)
-        assert all(torch.equal(*pair) for pair in zip(cut.mems, new.mems, strict=True))
-        cache = model(ids[:, 20 : 20 + length], mems=old, mems_mask=first.mems_mask, use_cache=True)
+        names = new.mems.named_tensors()
+        assert all(torch.equal(each, names[name]) for name, each in cut.mems.named_tensors().items())
+        cache = model(ids[:, 20 : 20 + length], mems=old, use_cache=True)
         torch.testing.assert_close(cache.logits, new.logits)
-        assert cache.past_key_values.layers[0].keys.shape[-2] == OWN_WINDOW - 1
+        assert cache.past_key_values.memory.layers[0].num_columns == OWN_WINDOW - 1
 
 
 @torch.no_grad()
@@ -107,11 +112,10 @@ def test_sinks_are_kept_in_layers_that_a_shorter_memory_lets_see_them():
     mems = model(ids[:, :60]).mems
     seeing = gemma(num_sinks=2, mem_len=9, sliding_window=50)
     expected = seeing(ids[:, :4]).mems
-    kept, wanted = (model.layout.split(each).layers[0]["sinks"] for each in (mems, expected))
-    torch.testing.assert_close(kept, wanted, atol=1e-12, rtol=0)
+    torch.testing.assert_close(mems.layers[0].state, expected.layers[0].state, atol=1e-12, rtol=0)
     model.resize_memory(9)
     output = model(ids[:, 60:], mems=mems)
-    assert [each.shape[1] for each in model.layout.windows(output.mems)] == [8] * 4
+    assert [layer.num_columns for layer in output.mems.layers] == [8] * 4
 
 
 @pytest.mark.parametrize("num_sinks", [0, 2])

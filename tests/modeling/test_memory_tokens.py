@@ -9,7 +9,7 @@ from tiny_bases import VOCAB_SIZE, tiny_base
 from torch import nn
 
 from transformers_xl import SegmentMemoryForCausalLM, add_memory
-from transformers_xl.modeling.memory import token_memory
+from transformers_xl.modeling.layers import memory_tokens
 
 SEGMENT, TOKENS = 4, 2
 HYBRIDS = ["falcon_h1", "qwen3_next"]
@@ -113,8 +113,8 @@ def test_activation_checkpointing_changes_nothing():
 
 
 def test_documents_begin_anywhere():
-    """Each is read as if it were alone, and its segments are counted from its first token."""
-    model, ids = wrapped(), tokens(2, 15)
+    """Each is read as if it were alone, and its segments are counted from its first token; the last one goes on."""
+    model, ids, after = wrapped(), tokens(2, 15), tokens(2, 3, seed=2)
     reset = torch.zeros_like(ids, dtype=torch.bool)
     reset[0, 6] = reset[1, 3] = reset[1, 4] = True
     before = tokens(2, 6, seed=1)
@@ -122,10 +122,13 @@ def test_documents_begin_anywhere():
         for use_cache in (False, True):
             output = model(before, use_cache=use_cache)
             memory = {"past_key_values": output.past_key_values} if use_cache else {"mems": output.mems}
-            logits = model(ids, reset=reset, **memory).logits
+            output = model(ids, reset=reset, **memory)
+            memory = {"past_key_values": output.past_key_values} if use_cache else {"mems": output.mems}
+            logits = torch.cat([output.logits, model(after, **memory).logits], dim=1)
             for row in range(2):
                 number = reset[row].long().cumsum(0)
                 texts = [ids[row][number == document] for document in range(int(number[-1]) + 1)]
+                texts[-1] = torch.cat([texts[-1], after[row]])
                 first = by_hand(model, torch.cat([before[row], texts[0]]))[6:]
                 expected = torch.cat([first, *(by_hand(model, text) for text in texts[1:])])
                 torch.testing.assert_close(logits[row], expected, **EXACT)
@@ -158,7 +161,7 @@ def test_generate_goes_on_over_segments(family):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_beams_carry_their_own_memory(family):
-    """The scores are those of the sequences when they are read again, and their memory goes on."""
+    """The scores are those of the sequences when they are read again; of the beams that ran last nothing is remembered."""
     model, ids = wrapped(family), tokens(2, 6)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
@@ -166,14 +169,13 @@ def test_beams_carry_their_own_memory(family):
     result = model.generate(
         ids, num_beams=3, max_new_tokens=7, length_penalty=0.0, return_dict_in_generate=True, output_scores=True, **settings
     )  # fmt: skip
+    assert result.mems is None
     tolerance = ROUNDED.get(family, FLOAT32)  # transformers' scores are float32
     with torch.no_grad():
         for row, start in enumerate((3, 0)):
             text = result.sequences[row, start:]
             scores = by_hand(model, text).log_softmax(-1)[-8:-1].gather(1, text[-7:, None])
             torch.testing.assert_close(scores.sum().float(), result.sequences_scores[row], **tolerance)
-            further = model.generate(result.sequences[:, -1:], mems=result.mems, do_sample=False, max_new_tokens=4)
-            assert torch.equal(further[row, 1:], reread(model, text[None], 4)[0, -4:])
 
 
 def test_a_generated_token_costs_a_token():
@@ -212,15 +214,15 @@ def test_memory_tokens_start_as_large_as_embeddings():
     model = add_memory(base, kind="tokens", num_memory_tokens=64, segment_length=SEGMENT)
     embeds = base.get_input_embeddings().weight
     added = model.reader.memory_tokens
-    written = model(tokens(4, SEGMENT)).mems[0]
+    written = model(tokens(4, SEGMENT)).mems.layers[0].state[0]
     size = (written * added.scale).square().mean().sqrt()
     torch.testing.assert_close(size, embeds.square().mean().sqrt(), rtol=0.2, atol=0)
     torch.testing.assert_close(added.start.std(), embeds.std(), rtol=0.2, atol=0)
 
 
 def test_a_call_that_trains_no_writing_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(token_memory.logger, "propagate", True)
-    token_memory.logger.warning_once.__func__.cache_clear()
+    monkeypatch.setattr(memory_tokens.logger, "propagate", True)
+    memory_tokens.logger.warning_once.__func__.cache_clear()
     model = wrapped().train()
     with caplog.at_level(logging.WARNING):
         model(tokens(1, 2 * SEGMENT))

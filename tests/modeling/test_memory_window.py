@@ -10,6 +10,7 @@ from tiny import read, tokens
 from tiny_bases import FIELDS, read_with_band, tiny_base
 from transformers.masking_utils import create_masks_for_generate
 
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.modeling_segment_memory import add_memory
 from transformers_xl.modeling.pretrained import sinks as attention_sinks
 from transformers_xl.modeling.pretrained import window_reader
@@ -106,9 +107,8 @@ def test_sinks_of_padded_and_fresh_rows_are_those_of_rows_alone():
     mask[0, :7] = 0
     mask[1, 3:] = 0
     first = model(ids[:, :8], attention_mask=mask)
-    memory = {"mems": first.mems, "mems_mask": first.mems_mask}
-    second = model(ids[:, 8:16], reset=reset, **memory)
-    ours, _ = read(model, ids[:, 16:], [8, 8], memory={"mems": second.mems, "mems_mask": second.mems_mask})
+    second = model(ids[:, 8:16], reset=reset, mems=first.mems)
+    ours, _ = read(model, ids[:, 16:], [8, 8], memory={"mems": second.mems})
     for row, begin in enumerate((7, 0, 8)):
         count = (1, 3, 0)[row]
         text = torch.cat([ids[row, begin : begin + count], ids[row, 8:]])
@@ -147,6 +147,12 @@ def test_a_document_inside_a_call_that_leaves_its_sinks_is_refused():
     add_memory(tiny_base("llama"), mem_len=6, num_sinks=0)(tokens(1, 11), reset=reset)
 
 
+def next_positions(mems: Memory) -> torch.Tensor:
+    """Where the next token of each row stands, `(batch,)`, after what its text has been moved back by."""
+    (moved,) = mems.state
+    return mems.tokens_read - moved
+
+
 @pytest.mark.parametrize(
     ("family", "sinks", "use_cache"),
     [*zip(FAMILIES, itertools.cycle([0, 2]), itertools.cycle([None, None, True, True]), strict=False)],
@@ -159,8 +165,9 @@ def test_positions_move_back_and_nothing_else_changes(family, sinks, use_cache, 
     expected, _ = read(model, ids, lengths)
     monkeypatch.setattr(window_reader, "LAST_POSITION", 40)
     ours, memory = read(model, ids, lengths, use_cache=use_cache)
-    position = memory["past_key_values"].memory.own.next_position.state if use_cache else memory["mems"][-1]
-    assert position.max() <= 40
+    mems = memory["past_key_values"].memory if use_cache else memory["mems"]
+    assert next_positions(mems).max() <= 40
+    assert mems.tokens_read.tolist() == [90, 90]
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
 
 
@@ -179,8 +186,8 @@ def test_rows_move_back_each_by_its_own(monkeypatch):
     model, ids = add_memory(tiny_base("llama"), mem_len=WINDOW, num_sinks=0), tokens(2, 50)
     first = model(ids[:, :30])
     second = model(ids[:, 30:40], mems=first.mems, reset=torch.tensor([False, True]))
-    assert second.mems[-1].tolist() == [WINDOW - 1 + 10, 10]
-    third = model(ids[:, 40:], mems=second.mems, mems_mask=second.mems_mask)
+    assert next_positions(second.mems).tolist() == [WINDOW - 1 + 10, 10]
+    third = model(ids[:, 40:], mems=second.mems)
     torch.testing.assert_close(third.logits[:1], model(ids[:1]).logits[:, 40:], atol=1e-5, rtol=0)
     torch.testing.assert_close(third.logits[1:], model(ids[1:, 30:]).logits[:, 10:], atol=1e-5, rtol=0)
 
@@ -208,12 +215,12 @@ def test_the_memory_is_keys_and_values_as_the_base_made_them():
     model = add_memory(base, mem_len=WINDOW, num_sinks=0)
     layers = base(ids[:, :8], use_cache=True).past_key_values.layers
     mems = model(ids[:, :8]).mems
-    for layer, remembered in zip(layers, mems, strict=False):
-        keys, values = model.reader.shapes[0].split(remembered)
-        assert torch.equal(keys, layer.keys)
-        assert torch.equal(values, layer.values)
-    assert mems[-1].tolist() == [8, 8]
-    assert [tuple(each.shape) for each in model(ids, mems=mems).mems[:2]] == [(2, 8, 64)] * 2
+    for layer, remembered in zip(layers, mems.layers, strict=True):
+        assert torch.equal(remembered.columns[0], layer.keys)
+        assert torch.equal(remembered.columns[1], layer.values)
+    assert mems.tokens_read.tolist() == [8, 8]
+    after = model(ids, mems=mems).mems
+    assert [tuple(each.shape) for layer in after.layers for each in layer.columns] == [(2, 4, 8, 8)] * 4
 
 
 @torch.no_grad()
@@ -250,6 +257,6 @@ def test_a_quarter_of_a_million_tokens():
         output = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=16)
         cache = output.past_key_values
     assert cache.get_seq_length() == 2**18
-    assert all(layer.keys.shape[-2] == 63 for layer in cache.layers)
+    assert all(layer.num_columns == 63 for layer in cache.memory.layers)
     fresh = model(ids[:, -(2 * 64 + 16) :]).logits[:, -16:]
     torch.testing.assert_close(output.logits, fresh, atol=2e-3, rtol=0)  # logits of size 1; float32

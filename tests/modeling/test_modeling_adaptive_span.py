@@ -5,6 +5,8 @@ import torch
 from tiny import EXACT, memory_of, read, result_of, tiny_config, tiny_model, tokens
 from transformers import AutoModelForCausalLM
 
+from transformers_xl.modeling.memory_value import Memory
+
 # none of them ends a mask on a position, where its gradient may be either of two
 SPANS = [[0.02, 0.2, 0.45, 0.1], [0.3, 0.02, 0.03, 0.05]]
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
@@ -92,6 +94,10 @@ def test_a_head_sees_its_span_and_its_ramp(share):
     assert (weights[0, 0][(distances >= 1) & (distances <= reach)] > 0).all()
 
 
+def windows_of(memory: Memory) -> list[int]:
+    return [layer.num_columns for layer in memory.layers]
+
+
 @use_cache
 @pytest.mark.parametrize("initial_memory", ["empty", "zeros"])
 def test_trimming_makes_it_smaller_and_changes_no_result(use_cache, initial_memory):
@@ -105,9 +111,9 @@ def test_trimming_makes_it_smaller_and_changes_no_result(use_cache, initial_memo
     ours, memory = read(model, ids, [10] * 4, use_cache=use_cache, attention_mask=mask)
     torch.testing.assert_close(ours[mask], expected[mask], **EXACT)
     if use_cache:
-        assert [layer.keys.shape[-2] for layer in memory["past_key_values"].layers] == [9, 7]
+        assert windows_of(memory["past_key_values"].memory) == [9, 7]
         return
-    assert [states.shape[1] for states in memory["mems"]] == [9, 7]
+    assert windows_of(memory["mems"]) == [9, 7]
     projected = []
     for layer in model.layers:
         layer.self_attn.k_proj.register_forward_hook(
@@ -132,7 +138,7 @@ def test_a_trimmed_model_is_saved_and_loaded_trimmed(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).double()
     assert loaded.config.layer_spans == [9, 7]
-    assert [states.shape[1] for states in loaded(ids).mems] == [9, 7]
+    assert windows_of(loaded(ids).mems) == [9, 7]
     assert torch.equal(loaded.spans(), model.spans())
     ours, expected = (each.generate(ids, max_new_tokens=15, do_sample=False) for each in (loaded, model))
     assert torch.equal(ours, expected)
@@ -144,7 +150,7 @@ def test_spans_may_grow_again(use_cache):
     model, ids = spanning_model(spans=[[0.1, 0.0, 0.0, 0.0]]), tokens(2, 40)
     model.trim_spans()
     memory = memory_of(model(ids[:, :20]))
-    assert memory["mems"][0].shape[1] == 5
+    assert windows_of(memory["mems"]) == [5]
     with torch.no_grad():
         model.layers[0].self_attn.span_mask.span.fill_(0.5)
     model.trim_spans()
@@ -154,7 +160,7 @@ def test_spans_may_grow_again(use_cache):
     torch.testing.assert_close(ours[:, 4:], at_once[:, 24:], **EXACT)
     assert not torch.allclose(ours[:, 0], at_once[:, 20])
     if not use_cache:
-        assert memory["mems"][0].shape[1] == 9
+        assert windows_of(memory["mems"]) == [9]
 
 
 def test_layers_that_kept_less_than_others_may_see_further():
@@ -164,23 +170,20 @@ def test_layers_that_kept_less_than_others_may_see_further():
     mask = torch.ones(2, 30, dtype=torch.bool)
     mask[1, 8:12] = mask[0, 3] = False
     memory = memory_of(model(ids[:, :15], attention_mask=mask[:, :15]))
-    assert [states.shape[1] for states in memory["mems"]] == [3, 11]
+    assert windows_of(memory["mems"]) == [3, 11]
     with torch.no_grad():
         model.layers[0].self_attn.span_mask.span.fill_(0.5)
     model.trim_spans()
     output = model(ids[:, 15:], attention_mask=mask[:, 15:], **memory)
-    assert [states.shape[1] for states in output.mems] == [9, 11]
+    assert windows_of(output.mems) == [9, 11]
     for row in range(2):
-        row_memory = {"mems": tuple(states[row : row + 1] for states in memory["mems"])}
-        if memory["mems_mask"] is not None:
-            row_memory["mems_mask"] = memory["mems_mask"][row : row + 1]
-        alone = model(ids[row : row + 1, 15:][:, mask[row, 15:]], **row_memory)
+        alone = model(ids[row : row + 1, 15:][:, mask[row, 15:]], mems=memory["mems"].rows([row]))
         torch.testing.assert_close(result_of(output)[row, mask[row, 15:]], result_of(alone)[0], **EXACT)
     with torch.no_grad():
         model.layers[0].self_attn.span_mask.span.fill_(0.6)
     model.trim_spans()  # now the layers keep equally much, and the memory does not yet
     assert model.config.layer_spans == [11, 11]
-    assert [states.shape[1] for states in model(ids[:, :3], **memory).mems] == [6, 11]
+    assert windows_of(model(ids[:, :3], **memory).mems) == [6, 11]
 
 
 def test_parameters_outside_of_0_to_1_are_cut_and_brought_back():

@@ -132,13 +132,12 @@ def test_another_window_leaves_the_state_and_the_open_block(mem_len):
     model, ids = language_model(), tokens(1, 14)
     first = model(ids[:, :8])
     model.resize_memory(mem_len)
-    parts = model.layout.split(model(ids[:, 8:], **memory_of(first)).mems)
-    assert parts.model["block_position"].tolist() == [14 % 3]
-    assert parts.layers[1]["inputs"].shape[1] <= mem_len + 2
-    whole = language_model(
-        mem_len=mem_len
-    )  # what is written behind the first new block differs by the old states alone
-    assert whole.layout.split(whole(ids).mems).layers[1]["inputs"].shape[1] == mem_len + 2
+    memory = model(ids[:, 8:], **memory_of(first)).mems
+    assert memory.tokens_read.tolist() == [14]  # so blocks end where they did
+    assert memory.layers[1].num_columns <= mem_len + 2
+    whole = language_model(mem_len=mem_len)
+    # what is written after the first new block differs by the old states alone
+    assert whole(ids).mems.layers[1].num_columns == mem_len + 2
 
 
 def test_a_cache_projects_a_state_once():

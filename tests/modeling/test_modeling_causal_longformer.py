@@ -6,14 +6,15 @@ import math
 import pytest
 import reference
 import torch
-from tiny import EXACT, memory_of, pairwise, read, read_row_alone, result_of, tiny_config, tiny_model, tokens
+from contexts import context_of
+from tiny import EXACT, pairwise, read, read_row_alone, result_of, tiny_config, tiny_model, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.layers.banded_attention import BandedAttention
+from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.ops import backends, band
-from transformers_xl.modeling.ops.window import PackedRows
+from transformers_xl.modeling.segment import Call, Segment
 
 # layers with and without gaps, and heads with several kinds of them
 FIELDS = {"attention_window": [2, 3], "attention_dilation": [[1, 1, 2, 2], [1, 3, 2, 3]], "mem_len": 10}
@@ -64,23 +65,18 @@ def test_attention_is_its_equations(attention, piece_length, heads, lengths, mon
     if attention == "sdpa without a backend":  # as on devices that have none
         monkeypatch.setattr(backends, "BACKENDS", {})
     model.set_attn_implementation(attention.split()[0])
-    layer, bias = model.layers[0].self_attn, model.positions.bias
+    layer, bias, reach = model.layers[0].self_attn, model.positions.bias, window * max(dilations) + 1
     segment = torch.randn(3, length, 32, dtype=torch.float64, requires_grad=True)
     remembered = torch.randn(3, memory, 32, dtype=torch.float64)
     begins = [0, memory // 2, memory + length // 2]  # column that each row's text begins with
 
-    columns = torch.arange(memory + length)
-    rows = PackedRows(
-        valid=torch.stack([columns >= (memory // 2 if row == 1 else 0) for row in range(3)]),
-        document_ids=torch.stack([(columns >= begins[2]).long() * (row == 2) for row in range(3)]),
-    )
-    table = model.positions(min(memory + length, 41), segment), bias
-    output, weights = layer(
-        segment,
-        remembered if memory else None,
-        ColumnMemory.with_mask(BandedKeyMask(rows=rows, window=window * max(dilations) + 1)),
-        segment=SegmentContext(position_embeddings=table),
-    )
+    lengths = torch.tensor([memory, memory - memory // 2, memory])
+    reset = torch.zeros(3, length, dtype=torch.bool)
+    reset[2, length // 2] = True
+    here = Segment.of(memory, lengths, lengths, length, Call.of(None, reset, None)).seen_by(memory, memory, reach)
+    table = model.positions(min(memory + length, 41), segment)
+    context = LayerContext(here, reach, keep=0, positions=table, bias=bias())
+    output, weights = layer(segment, *layer.project(torch.cat([remembered, segment], dim=1)), context)
     assert (weights is None) == (attention != "eager")
 
     expected = []
@@ -109,10 +105,8 @@ def test_a_head_sees_every_dth_position_of_its_window_and_no_other(attention):
     model.set_attn_implementation(attention)
     layer = model.layers[0].self_attn
     states = torch.randn(4, 1, 4, 20, 8, dtype=torch.float64, requires_grad=True)  # queries, keys, values by head
-    table = model.positions(16, states), model.positions.bias
-    output, _ = layer.attend(
-        *states[:3], ColumnMemory.with_mask(BandedKeyMask(window=16)), SegmentContext(position_embeddings=table)
-    )
+    told = {"window": 16, "positions": model.positions(16, states), "bias": model.positions.bias()}
+    output, _ = layer.attend(*states[:3], context_of(20, **told))
     for head, dilation in enumerate([1, 2, 3, 5]):
         (gradient,) = torch.autograd.grad(output[0, -1, head].sum(), states, retain_graph=True)
         for of_keys in gradient[1:3, 0]:
@@ -130,10 +124,8 @@ def test_segments_with_memory_are_one_long_forward(use_cache, piece_length, monk
     for lengths in ([1] * 30, [3] * 10, [7, 1, 22], [13, 17], [28, 2]):
         cut_up, memory = read(model, ids, lengths, use_cache=use_cache)
         torch.testing.assert_close(cut_up, at_once, **EXACT)
-    if use_cache:
-        assert [layer.keys.shape[2] for layer in memory["past_key_values"].layers] == [4, 9]
-    else:
-        assert [states.shape for states in memory["mems"]] == [(2, 4, 32), (2, 9, 32)]
+    kept = memory["past_key_values"].memory if use_cache else memory["mems"]
+    assert [layer.num_columns for layer in kept.layers] == [4, 9]
 
 
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
@@ -177,14 +169,13 @@ def test_nothing_grows_faster_than_the_length(memory, padded, use_cache):
         "causal_longformer", dtype=torch.float32, attention_window=[16, 32], attention_dilation=[1, [1, 1, 1, 2]],
         mem_len=64,
     )  # fmt: skip
-    before = memory_of(model(tokens(1, 70), use_cache=use_cache)) if memory else {}
+    before = model(tokens(1, 70), use_cache=use_cache)
     sizes = []
     for length in (1024, 2048):
         mask = torch.ones(1, length, dtype=torch.bool)
         mask[0, :100] = not padded
-        arguments = (
-            before if "past_key_values" not in before else {"past_key_values": before["past_key_values"].copy()}
-        )
+        arguments = {"past_key_values": MemoryCache(before.mems)} if use_cache and memory else {"mems": before.mems}
+        arguments = arguments if memory else {}
         with LargestTensor() as largest:
             output = model(tokens(1, length), attention_mask=mask, use_cache=use_cache, **arguments)
             output.last_hidden_state.square().mean().backward()

@@ -6,11 +6,13 @@ import math
 import mpmath
 import pytest
 import torch
+from contexts import context_of
 from safetensors.torch import load_file, save_file
 from tiny import EXACT, memory_of, read, result_of, tiny_config, tiny_model, tokens
 
 from transformers_xl.modeling.layers.complex_embedding import AmplitudeDropout, at_positions
 from transformers_xl.modeling.layers.complex_layers import ComplexAttention, ComplexLinear, modulus
+from transformers_xl.modeling.memory_value import Memory
 
 MODEL = "complex_order_transformer"
 SHARING = ("word_and_dimension", "word", "dimension")
@@ -160,8 +162,10 @@ def test_attention_turns_with_its_input():
     states = torch.randn(2, 6, 32, dtype=torch.float64)
     turn = cmath.exp(0.7j)
     z = torch.complex(*states.chunk(2, dim=-1)) * turn
-    output, weights = attention(states)
-    turned, turned_weights = attention(torch.cat([z.real, z.imag], dim=-1))
+    turned_states = torch.cat([z.real, z.imag], dim=-1)
+    (output, weights), (turned, turned_weights) = (
+        attention(each, *attention.project(each), context_of(6)) for each in (states, turned_states)
+    )
     expected = torch.complex(*output.chunk(2, dim=-1)) * turn
     torch.testing.assert_close(turned_weights, weights, **EXACT)
     torch.testing.assert_close(turned, torch.cat([expected.real, expected.imag], dim=-1), **EXACT)
@@ -208,14 +212,13 @@ def test_positions_run_on(use_cache):
     reset[3, 2] = True
     first = model(ids, attention_mask=mask, reset=reset, use_cache=use_cache)
     memory = memory_of(first)
-    count = memory["mems"][2] if use_cache is None else memory["past_key_values"].memory.own.tokens_read.read()
-    assert count.tolist() == [6, 4, 3, 4]
-    assert count.dtype == torch.long
+    assert first.mems.tokens_read.tolist() == [6, 4, 3, 4]
+    assert first.mems.tokens_read.dtype == torch.long
     model(ids[:, :1], reset=torch.tensor([False, False, True, False]), **memory)
     waves = model.embed_tokens(ids)
-    expected = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 1, 1, 2, 3, 4], [1, 1, 1, 1, 2, 3], [1, 2, 1, 2, 3, 4]])
+    expected = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 1, 1], [1, 2, 3, 1, 1, 1], [1, 2, 1, 2, 3, 4]])
     here = at_positions(waves, expected)
-    real = torch.stack([mask[0], mask[1], mask[2].flip(0), mask[3]])
+    real = torch.stack([mask[0], mask[1].flip(0), mask[2], mask[3]])  # padding stands after the tokens inside
     torch.testing.assert_close(seen[0][real], here[real], **EXACT)
     torch.testing.assert_close(seen[1], at_positions(waves[:, :1], torch.tensor([[7], [5], [1], [5]])), **EXACT)
 
@@ -225,9 +228,9 @@ def test_a_segment_of_padding_alone_moves_no_position():
     first = model(tokens(2, 5))
     mask = torch.tensor([[False] * 3, [True] * 3])
     second = model(tokens(2, 3, seed=1), attention_mask=mask, mems=first.mems)
-    assert second.mems[2].tolist() == [5, 8]
-    ours = model(tokens(2, 4, seed=2), mems=second.mems, mems_mask=second.mems_mask)
-    expected = model(tokens(2, 4, seed=2)[:1], mems=tuple(state[:1] for state in first.mems))
+    assert second.mems.tokens_read.tolist() == [5, 8]
+    ours = model(tokens(2, 4, seed=2), mems=second.mems)
+    expected = model(tokens(2, 4, seed=2)[:1], mems=first.mems.rows([0]))
     torch.testing.assert_close(result_of(ours)[:1], result_of(expected), **EXACT)
 
 
@@ -237,8 +240,8 @@ def test_a_text_that_begins_at_padding_counts_from_there():
     mask = torch.tensor([[False] * 3, [True] * 3])
     reset = torch.tensor([[False, True, False], [False, False, False]])
     second = model(tokens(2, 3, seed=1), attention_mask=mask, reset=reset, mems=first.mems)
-    assert second.mems[2].tolist() == [0, 8]
-    ours = model(tokens(2, 4, seed=2), mems=second.mems, mems_mask=second.mems_mask)
+    assert second.mems.tokens_read.tolist() == [0, 8]
+    ours = model(tokens(2, 4, seed=2), mems=second.mems)
     expected = model(tokens(2, 4, seed=2)[:1])
     torch.testing.assert_close(result_of(ours)[:1], result_of(expected), **EXACT)
 
@@ -266,11 +269,9 @@ def test_a_text_far_on_is_read_as_in_float64(use_cache):
     results = []
     for dtype in (torch.float32, torch.float64):
         model = tiny_model(MODEL, dtype=torch.float32).to(dtype)
-        *memories, _ = model(tokens(1, 6)).mems
-        mems = (*memories, torch.tensor([1_000_000]))
+        mems = model(tokens(1, 6)).mems._replace(tokens_read=torch.tensor([1_000_000]))
         output = model(tokens(1, 9, seed=1), mems=mems, use_cache=use_cache)
-        if use_cache is None:
-            assert output.mems[2].tolist() == [1_000_009]
+        assert output.mems.tokens_read.tolist() == [1_000_009]
         results.append(result_of(model(tokens(1, 4, seed=2), **memory_of(output))).double())
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
 
@@ -281,16 +282,15 @@ def test_a_bfloat16_model_counts_every_token():
     mems = model(tokens(1, 300)).mems
     for use_cache in (None, True):
         output = model(tokens(1, 1), mems=mems, use_cache=use_cache)
-        count = output.mems[2] if use_cache is None else output.past_key_values.memory.own.tokens_read.read()
-        assert count.tolist() == [301]
+        assert output.mems.tokens_read.tolist() == [301]
 
 
 def test_memory_goes_through_a_file(tmp_path):
     mems = tiny_model(MODEL)(tokens(2, 9)).mems
-    save_file({str(index): state for index, state in enumerate(mems)}, tmp_path / "mems.safetensors")
-    loaded = load_file(tmp_path / "mems.safetensors")
-    assert all(not state.is_complex() for state in mems)
-    torch.testing.assert_close([loaded[str(index)] for index in range(len(mems))], list(mems), atol=0, rtol=0)
+    save_file(mems.named_tensors(), tmp_path / "mems.safetensors")
+    loaded = Memory.from_named_tensors(load_file(tmp_path / "mems.safetensors"))
+    assert all(not tensor.is_complex() for tensor in mems.named_tensors().values())
+    torch.testing.assert_close(loaded, mems, atol=0, rtol=0)
 
 
 # --- vocabulary and configuration

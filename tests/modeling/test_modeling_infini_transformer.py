@@ -3,7 +3,7 @@
 import pytest
 import torch
 from naive_infini_transformer import Naive
-from tiny import EXACT, held_by, memory_of, pairwise, read, read_row_alone, tiny_model, tokens
+from tiny import EXACT, memory_of, pairwise, read, read_row_alone, tensors_of, tiny_model, tokens
 
 from transformers_xl import InfiniTransformerConfig
 
@@ -63,8 +63,8 @@ def test_there_is_no_horizon_and_the_memory_does_not_grow(use_cache):
     sizes = set()
     for length in (20, 200):
         memory = read(model, ids[:, :length], [length], use_cache=use_cache)[1]
-        held = held_by(memory["past_key_values"]) if use_cache else memory["mems"]
-        sizes.add(sum(each.numel() for each in held))
+        held = memory["past_key_values"].memory if use_cache else memory["mems"]
+        sizes.add(sum(each.numel() for each in tensors_of(held)))
     assert len(sizes) == 1
 
 
@@ -87,8 +87,8 @@ def test_delta_leaves_out_what_is_known_already():
     ids = tokens(1, BLOCK)
     for memory_update, times in (("linear", 2), ("delta", 1)):
         model = model_of(num_hidden_layers=1, memory_update=memory_update, num_attention_heads=1)
-        matrix, normalizer = model(ids[:, :1].expand(1, BLOCK)).mems[1:]  # one key and one value
-        again = model(ids[:, :1].expand(1, 2 * BLOCK)).mems[1:]
+        matrix, normalizer = model(ids[:, :1].expand(1, BLOCK)).mems.layers[0].state  # one key and one value
+        again = model(ids[:, :1].expand(1, 2 * BLOCK)).mems.layers[0].state
         torch.testing.assert_close(again[0], times * matrix, **EXACT)
         torch.testing.assert_close(again[1], 2 * normalizer, **EXACT)
 
@@ -132,10 +132,10 @@ def test_shorter_blocks_write_what_was_open(use_cache):
 def test_sums_over_a_text_are_kept_in_float32():
     """In bfloat16 a sum of 256 equal terms no longer grows."""
     model, ids = model_of(mem_len=1, num_hidden_layers=1), tokens(1, 1).expand(1, 600)
-    expected = model(ids).mems[2]
-    memory = read(model.bfloat16(), ids, [300, 300])[1]
-    assert [each.dtype for each in memory["mems"]] == [torch.bfloat16, torch.float32, torch.float32]
-    torch.testing.assert_close(memory["mems"][2].double(), expected, atol=0.0, rtol=0.05)
+    expected = model(ids).mems.layers[0].state[1]
+    (memory,) = read(model.bfloat16(), ids, [300, 300])[1]["mems"].layers
+    assert [each.dtype for each in (*memory.columns, *memory.state)] == [torch.bfloat16, torch.float32, torch.float32]
+    torch.testing.assert_close(memory.state[1].double(), expected, atol=0.0, rtol=0.05)
 
 
 def test_a_row_that_is_continued_is_told_from_a_fresh_one():

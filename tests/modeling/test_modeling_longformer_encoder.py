@@ -120,4 +120,4 @@ def test_what_a_call_refuses():
     with pytest.raises(ValueError, match="`input_ids` holds 65 tokens, but the model has `segment_length`=64"):
         model(tokens(1, 65))
     with pytest.raises(ValueError, match="`mems` was given, but `mem_len`=0"):
-        model(tokens(1, 5), mems=())
+        model(tokens(1, 5), mems=model.new_memory(1, model.embed_tokens.weight))

@@ -62,7 +62,7 @@ def test_rows_with_padding_and_resets_are_torchs_lstm_with_its_state_carried():
     for layer in range(2):  # hidden state and cell
         for which in range(2):
             carried = torch.cat([by_hand[row][layer][which] for row in range(3)])
-            torch.testing.assert_close(mems[2 * layer + which], carried, **EXACT)
+            torch.testing.assert_close(mems.layers[layer].state[which], carried, **EXACT)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()  # `naive` shares the embedding, the norm and the head

@@ -21,7 +21,8 @@ def test_a_layer_is_its_equations():
 
     x = output.hidden_states[0]
     x = x + feed_forward(layer.macaron_mlp, layer.macaron_layernorm(x)) / 2
-    torch.testing.assert_close(output.mems[0], x[:, -8:].detach(), **EXACT)  # the memory is what the attention reads
+    # the memory is what the attention reads
+    torch.testing.assert_close(output.mems.layers[0].columns, (x[:, -8:].detach(),), **EXACT)
     torch.testing.assert_close(attention_input, layer.input_layernorm(x), **EXACT)
     x = x + attention_output
     x = x + feed_forward(layer.mlp, layer.post_attention_layernorm(x)) / 2

@@ -5,8 +5,8 @@ import torch
 from naive_memorizing_transformer import Naive
 from tiny import EXACT, held_by, memory_of, pairwise, read, read_row_alone, tiny_model, tokens
 
-from transformers_xl import MemorizingTransformerConfig
-from transformers_xl.modeling.memory import retrieval_memory
+from transformers_xl import MemorizingTransformerConfig, MemoryCache
+from transformers_xl.modeling.layers import retrieval_attention
 
 MODEL = "memorizing_transformer"
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
@@ -61,20 +61,22 @@ def test_values_and_gradients_are_those_of_the_equations(
 
 @pytest.mark.parametrize("max_scores", [1, 2**25], ids=["query by query", "at once"])
 def test_the_keys_that_are_found_are_the_nearest(max_scores, monkeypatch):
-    """Of those that a row has said in complete blocks, whatever the place in the ring: those of a loop over all keys."""
-    monkeypatch.setattr(retrieval_memory, "MAX_SCORES", max_scores)
+    """Of those that a row has said in complete blocks: those of a loop over all keys."""
+    monkeypatch.setattr(retrieval_attention, "MAX_SCORES", max_scores)
     model, ids, found = language_model(num_hidden_layers=1), tokens(1, 24), []
-    find = retrieval_memory.KeySearch.find
+    find = retrieval_attention.KeySearch.find
 
-    def note(search, query, keys, lookup, count):
-        slots, is_found = find(search, query, keys, lookup, count)
-        size, start = model.config.num_memory_keys + model.config.block_length, int(lookup.start)
-        places = start - 1 - (start - 1 - slots) % size  # the newest of this slot before the block
-        found.extend(places.where(is_found, -1)[0].transpose(0, 1)[lookup.part.valid[0]].tolist())
-        return slots, is_found
+    def note(search, query, keys, first, last, part, count):
+        columns, is_found = find(search, query, keys, first, last, part, count)
+        number = 24 - sum(left) - keys.shape[2]  # of the first column
+        found.extend((columns + number).where(is_found, -1)[0].transpose(0, 1)[last[0] > first[0]].tolist())
+        return columns, is_found
 
-    monkeypatch.setattr(retrieval_memory.KeySearch, "find", note)
-    read(model, ids, [5, 1, 1, 17], use_cache=True)
+    monkeypatch.setattr(retrieval_attention.KeySearch, "find", note)
+    memory, left = {}, [5, 1, 1, 17]
+    for part in ids.split(left, 1):
+        left = left[1:]
+        memory = read(model, part, [part.shape[1]], use_cache=True, memory=memory)[1]
     loop = naive(model)
     loop.read(ids[0])
     wanted = [each for each in loop.chosen if each[0]]
@@ -131,13 +133,13 @@ def test_rows_with_padding_and_documents_look_up_their_own_keys(cuts, use_cache)
 def test_nothing_is_searched_that_a_text_has_not_said(monkeypatch):
     """No search before a block is complete, nor after a document began; then over no more than there is."""
     model, widths = language_model(num_hidden_layers=1, num_memory_keys=50), []
-    find = retrieval_memory.KeySearch.find
+    find = retrieval_attention.KeySearch.find
 
-    def note(search, query, keys, lookup, count):
-        widths.append(lookup.width)
-        return find(search, query, keys, lookup, count)
+    def note(search, query, keys, first, last, part, count):
+        widths.append(part.right - part.left)
+        return find(search, query, keys, first, last, part, count)
 
-    monkeypatch.setattr(retrieval_memory.KeySearch, "find", note)
+    monkeypatch.setattr(retrieval_attention.KeySearch, "find", note)
     memory = memory_of(model(tokens(2, 3), use_cache=True))
     assert widths == []
     memory = memory_of(model(tokens(2, 5), **memory))
@@ -149,25 +151,29 @@ def test_nothing_is_searched_that_a_text_has_not_said(monkeypatch):
 # --- the memory itself
 
 
-def test_a_token_writes_one_slot_of_a_cache():
+def test_a_token_writes_one_column_of_a_cache():
     """In place: not a copy of what is remembered; a copy of the cache is not written to."""
     model = language_model()
     with torch.no_grad():
         cache = model(tokens(2, 20), use_cache=True).past_key_values
-        keys, _ = cache.memory.layers[1].external_memory.ring
-        before = keys.clone()
+        (storage, _), before = cache.rooms[1].older.storages, cache.memory.layers[1].older[0]
+        storage_before = storage.clone()
         model(tokens(2, 1), past_key_values=cache)
-        assert cache.memory.layers[1].external_memory.ring[0] is keys
-        assert (keys != before).any(-1).any(1).sum(1).tolist() == [1, 1]
-        other, before = cache.copy(), keys.clone()
+        assert cache.rooms[1].older.storages[0] is storage
+        assert (storage != storage_before).any(-1).any(1).sum(1).tolist() == [1, 1]
+        assert cache.memory.layers[1].older[0].untyped_storage().data_ptr() == storage.untyped_storage().data_ptr()
+        other, storage_before, before = MemoryCache(cache.memory), storage.clone(), before.clone()
         model(tokens(2, 2), past_key_values=other)
-        assert torch.equal(keys, before)
+        assert torch.equal(storage, storage_before)
 
 
 def test_a_short_text_takes_the_room_of_a_short_text():
+    """Also after a long one in its row."""
     model = language_model(num_memory_keys=10_000)
-    memory = read(model, tokens(2, 20), [5] * 4)[1]
-    assert model.layout.split(memory["mems"]).layers[1]["external_memory"].shape[1] == 20
+    memory = read(model, tokens(2, 20), [5] * 4)[1]["mems"]
+    assert [each.shape[2] for each in memory.layers[1].older] == [20, 20]
+    again = model(tokens(2, 7), mems=memory, reset=torch.ones(2, dtype=torch.bool)).mems
+    assert [each.shape[2] for each in again.layers[1].older] == [7, 7]
     cache = read(model, tokens(2, 20), [5] * 4, use_cache=True)[1]["past_key_values"]
     assert sum(rows.numel() for rows in held_by(cache)) < 2 * 2 * 8 * 2 * 40 + 100
 

@@ -55,7 +55,7 @@ def test_a_layer_is_its_equations(rnn_type, window, norm_position):
 
     output = model(ids)
     torch.testing.assert_close(output.last_hidden_state[0], expected, **EXACT)
-    torch.testing.assert_close(output.mems[0][0], reads.detach(), **EXACT)
+    torch.testing.assert_close(output.mems.layers[0].columns[0][0], reads.detach(), **EXACT)
     direction = torch.randn_like(expected)
     parameters = [p for name, p in model.named_parameters()]
     by_hand, ours = (
@@ -79,13 +79,13 @@ def test_memory_holds_the_last_inputs_of_each_local_rnn(rnn_type):
     for layer in model.layers:
         for local in layer.local_rnns:
             local.register_forward_pre_hook(lambda module, arguments: inputs.append(module.norm.before(arguments[0])))
-    mems = model(tokens(2, 9)).mems
-    assert [state.shape for state in mems[2:]] == [(2, 2, 3, 32)] * 2  # of each layer: rows, networks, positions
-    tails = [tail for layer in mems[2:] for tail in layer.unbind(1)]
+    states = [layer.state[0] for layer in model(tokens(2, 9)).mems.layers]
+    assert [state.shape for state in states] == [(2, 2, 3, 32)] * 2  # of each layer: rows, networks, positions
+    tails = [tail for state in states for tail in state.unbind(1)]
     for state, expected in zip(tails, inputs, strict=True):
         torch.testing.assert_close(state, expected[:, -3:], **EXACT)
-    short = model(tokens(2, 2)).mems
-    assert all((state[:, :, 0] == 0).all() and (state[:, :, 1:] != 0).any() for state in short[2:])
+    short = [layer.state[0] for layer in model(tokens(2, 2)).mems.layers]
+    assert all((state[:, :, 0] == 0).all() and (state[:, :, 1:] != 0).any() for state in short)
 
 
 def test_without_positions_or_local_rnn_order_is_lost():

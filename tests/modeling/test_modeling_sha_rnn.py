@@ -1,5 +1,7 @@
 """What SHA-RNN adds: LSTMs that carry their state, one attention to a memory without projections, sums of chunks."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from transformers_xl import MemoryTrainer, ShaRNNConfig
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.segment_lstm import split_chunks
+from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.segment import Call, Segment
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 ALL_MAPS = {"project_keys": True, "project_values": True, "mix_query": True, "boom_shortcut": False}
@@ -103,10 +107,8 @@ def test_the_model_is_its_equations(num_hidden_layers, attention_layers, num_att
     expected, memory = model_by_hand(model, ids[0])
     output = model(ids)
     torch.testing.assert_close(output.last_hidden_state[0], expected, **EXACT)
-    memories = [
-        memory for memory in output.mems if memory.dim() == 3
-    ]  # of the attentions, in the order of their blocks
-    torch.testing.assert_close(memories[-1][0], memory[-5:].detach(), **EXACT)
+    (*_, (kept,)) = [layer.columns for layer in output.mems.layers if layer.columns]  # of the last attention
+    torch.testing.assert_close(kept[0], memory[-5:].detach(), **EXACT)
 
     direction, parameters = torch.randn_like(expected), list(model.parameters())
     by_hand, ours = (
@@ -140,16 +142,15 @@ def test_keys_and_values_are_the_memory_times_a_vector_each():
     attention = model.layers[2].self_attn
     for gate in (attention.query_gate, attention.key_gate, attention.value_gate):
         nn.init.normal_(gate)
-    mems = model(tokens(2, 12)).mems
-    assert [tuple(memory.shape[1:]) for memory in mems] == [(MEM_LEN, 32)] + [(32,)] * 8
-    layers = model(tokens(2, 12), use_cache=True).past_key_values.layers
-    assert [layer.keys is None for layer in layers] == [True, True, False, True]
-
-    memory = mems[0][:, 1:]  # the cache keeps what the next token sees besides itself
+    mems, projected = (model(tokens(2, 12), use_cache=use_cache).mems for use_cache in (None, True))
+    for memory in (mems, projected):
+        assert [layer.num_columns for layer in memory.layers] == [0, 0, MEM_LEN, 0]
+        assert [tuple(state.shape) for layer in memory.layers for state in layer.state] == [(2, 32)] * 8
+    (memory,), (keys, values) = mems.layers[2].columns, projected.layers[2].columns
     key_gate = attention.key_gate.sigmoid()
     content, gate = attention.overparameterization.proj(attention.value_gate.sigmoid()).chunk(2)
-    torch.testing.assert_close(layers[2].keys[:, 0], (key_gate * memory), **EXACT)
-    torch.testing.assert_close(layers[2].values[:, 0], gate.sigmoid() * content.tanh() * memory, **EXACT)
+    torch.testing.assert_close(keys[:, 0], key_gate * memory, **EXACT)
+    torch.testing.assert_close(values[:, 0], gate.sigmoid() * content.tanh() * memory, **EXACT)
     projections = [name for name, module in attention.named_modules() if isinstance(module, nn.Linear)]
     assert projections == ["q_proj", "overparameterization.proj"]
 
@@ -164,6 +165,12 @@ def test_the_attention_sees_exactly_mem_len_positions():
     assert (weights[0, :, ~seen] == 0).all()
 
 
+def without_states(memory: Memory) -> Memory:
+    """The memory with zeros in the place of the LSTMs' states."""
+    layers = (layer._replace(state=tuple(map(torch.zeros_like, layer.state))) for layer in memory.layers)
+    return memory._replace(layers=tuple(layers))
+
+
 def test_the_lstms_carry_what_the_attention_does_not_see():
     """With a window of the token itself, the state alone tells of what came before."""
     model = tiny_model("sha_rnn", mem_len=1)
@@ -174,7 +181,7 @@ def test_the_lstms_carry_what_the_attention_does_not_see():
     here, there = (model(ids[:, -1:], **memory).last_hidden_state for memory in memories)
     assert not torch.allclose(here, there, atol=1e-6)
     for memory in memories:
-        memory["mems"] = (memory["mems"][0], *(torch.zeros_like(state) for state in memory["mems"][1:]))
+        memory["mems"] = without_states(memory["mems"])
     here, there = (model(ids[:, -1:], **memory).last_hidden_state for memory in memories)
     torch.testing.assert_close(here, there, **EXACT)
 
@@ -228,28 +235,32 @@ def test_a_plain_segment_is_one_call_of_the_lstm(monkeypatch):
     assert calls == [10, 10]
     calls.clear()
     mask = torch.ones(3, 10)
-    mask[1, :4] = mask[2, 7:] = 0  # inside, padding stands on the left: rows 1 and 2 begin at columns 4 and 3
+    mask[1, :4] = mask[2, 7:] = 0  # inside, padding stands after the tokens: rows 1 and 2 end at columns 6 and 7
     model(tokens(3, 10), attention_mask=mask)
-    assert calls == [3, 1, 6] * 2
+    assert calls == [6, 1, 3] * 2
 
 
-def test_a_segment_is_cut_where_a_row_begins_to_read_or_anew():
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
-    # padding was brought to the left from inside of the first row: its numbers are out of order
-    document_ids = torch.tensor([[1, 2, 0, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
+def segment_of(mask: torch.Tensor | None, reset: torch.Tensor) -> Segment:
+    """That of tokens `(batch, length)` that nothing stands before."""
+    none = torch.zeros(len(reset), dtype=torch.long)
+    return Segment.of(0, none, none, reset.shape[1], Call.of(mask, reset, None))
+
+
+def test_a_segment_is_cut_where_a_row_ends_or_begins_anew():
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
+    reset = torch.tensor([[0, 0, 1, 0, 0, 1], [0, 0, 0, 0, 1, 0]]).bool()
     parts = [
         (p.columns.start, p.columns.stop, p.reads.tolist(), p.begins.tolist())
-        for p in split_chunks(6, mask, document_ids)
+        for p in split_chunks(segment_of(mask, reset))
     ]
     assert parts == [
-        (0, 2, [False, True], [False, False]),
-        (2, 3, [True, True], [False, False]),
+        (0, 1, [True, True], [False, False]),
+        (1, 3, [True, True], [True, False]),
         (3, 4, [True, True], [True, False]),
-        (4, 5, [True, True], [False, True]),
-        (5, 6, [True, True], [True, False]),
+        (4, 6, [False, True], [False, True]),
     ]
-    first = torch.tensor([[1, 1]])  # a document may begin with the segment
-    assert [part.begins.tolist() for part in split_chunks(2, None, first)] == [[True]]
+    first = torch.tensor([[True, False]])  # a document may begin with the segment
+    assert [part.begins.tolist() for part in split_chunks(segment_of(None, first))] == [[True]]
 
 
 # --- training
@@ -268,18 +279,16 @@ def test_the_trainer_carries_the_states(tmp_path):
     logged = torch.tensor([row["loss"] for row in trainer.state.log_history if "loss" in row])
     rows, targets = (torch.from_numpy(ids[start : start + 60]).view(2, 30) for start in (0, 1))
 
-    def losses(carried: slice) -> torch.Tensor:
+    def losses(carried: Callable[[Memory], Memory]) -> torch.Tensor:
         memory, found = {}, []
         for start in range(0, 30, 6):
             output = model(rows[:, start : start + 6], **memory)
             found.append(F.cross_entropy(output.logits.flatten(0, 1), targets[:, start : start + 6].flatten()))
-            states = [torch.zeros_like(state) for state in output.mems]
-            states[carried] = output.mems[carried]
-            memory = {"mems": tuple(states)}
+            memory = {"mems": carried(output.mems)}
         return torch.stack(found).detach()
 
-    torch.testing.assert_close(losses(slice(None)), logged, atol=1e-4, rtol=0)  # logs are rounded
-    for forgetful in (slice(0, 1), slice(1, None)):
+    torch.testing.assert_close(losses(lambda mems: mems), logged, atol=1e-4, rtol=0)  # logs are rounded
+    for forgetful in (without_states, lambda mems: mems.newest([0, 0])):
         assert not torch.allclose(losses(forgetful), logged, atol=1e-3)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny import EXACT, tiny_config, tiny_model, tokens
+from tiny import EXACT, memory_of, tiny_config, tiny_model, tokens
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
@@ -82,7 +82,7 @@ def test_a_batch_is_its_equations(ring, form, use_cache):
     for segment in range(3):
         here = slice(9 * segment, 9 * segment + 9)
         output = model(ids[:, here], attention_mask=mask[:, here], use_cache=use_cache, **memory)
-        memory = {"past_key_values": output.past_key_values} if use_cache else {"mems": output.mems}
+        memory = memory_of(output)
         for row in range(3):
             real = mask[row, here]
             if real.any():
@@ -142,15 +142,15 @@ def test_what_a_call_keeps_grows_with_the_length_and_not_its_square():
 def test_memory_is_the_relay():
     model = tiny_model(STAR)
     first = model(tokens(2, 7))
-    (relay,) = first.mems
+    (relay,) = first.mems.state
     assert relay.shape == (2, 32)
     assert not relay.requires_grad
     assert first.relay.requires_grad
     torch.testing.assert_close(relay, first.relay.detach(), atol=0, rtol=0)
-    assert first.mems_mask is None
+    assert all(layer == ((), (), ()) for layer in first.mems.layers)
     fresh, following = model(tokens(2, 5, seed=1)), model(tokens(2, 5, seed=1), mems=first.mems)
     assert not torch.allclose(fresh.last_hidden_state, following.last_hidden_state)
-    zeros = model(tokens(2, 5, seed=1), mems=(torch.zeros_like(relay),))
+    zeros = model(tokens(2, 5, seed=1), mems=first.mems._replace(state=(torch.zeros_like(relay),)))
     torch.testing.assert_close(zeros.last_hidden_state, fresh.last_hidden_state, **EXACT)
     reset = model(tokens(2, 5, seed=1), mems=first.mems, reset=torch.tensor([True, False]))
     torch.testing.assert_close(reset.last_hidden_state[0], fresh.last_hidden_state[0], **EXACT)
@@ -164,7 +164,7 @@ def test_mem_len_zero_remembers_nothing(use_cache):
     assert output.mems is None
     assert output.past_key_values is None
     with pytest.raises(ValueError, match="`mem_len`=0"):
-        model(tokens(2, 7), mems=(torch.zeros(2, 32),))
+        model(tokens(2, 7), mems=tiny_model(STAR)(tokens(2, 7)).mems)
 
 
 # --- heads
@@ -217,7 +217,7 @@ def test_memory_trainer_hands_the_relay_from_batch_to_batch(tmp_path):
     )  # fmt: skip
     trainer = MemoryTrainer(model, args, train_dataset=TaggedLanes())
     trainer.train()
-    (relay,) = trainer.memory["train"].mems
+    (relay,) = trainer.memory["train"].mems.state
     assert relay.shape == (2, 32)
     first, second = (row["loss"] for row in trainer.state.log_history if "loss" in row)
     assert second < 0.7 * first
@@ -234,20 +234,21 @@ def test_a_document_cannot_begin_inside_of_a_segment():
 
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 @pytest.mark.parametrize(
-    ("memory", "message"),
+    ("state", "message"),
     [
-        ({"mems": ()}, "`mems` is a tuple of length 0: it must be a tuple of 1 tensors .relay."),
-        ({"mems": (torch.zeros(2, 32),) * 2}, "`mems` is a tuple of length 2"),
-        ({"mems": (torch.zeros(3, 32),)}, r"`mems`\[0\], `relay` of the model, has shape \(3, 32\): it must be \(2, 32\)"),
-        ({"mems": (torch.zeros(2, 4, 32),)}, r"`mems`\[0\], `relay` .* shape \(2, 4, 32\): it must be \(2, 32\)"),
-        ({"mems": (torch.zeros(2, 32).long(),)}, r"`mems`\[0\] has type torch.int64"),
-        ({"mems": (torch.zeros(2, 32),), "mems_mask": torch.ones(2, 4, dtype=torch.bool)}, "`mems_mask`.*no positions"),
+        ((), r"`mems.state` has 0 tensors: this model remembers 1"),
+        ((torch.zeros(2, 32),) * 2, r"`mems.state` has 2 tensors: this model remembers 1"),
+        ((torch.zeros(3, 32),), r"`mems.state`.* has shape \(3, 32\).*: it must be .*\(2, 32\)"),
+        ((torch.zeros(2, 4, 32),), r"`mems.state`.* has shape \(2, 4, 32\).*: it must be .*\(2, 32\)"),
+        ((torch.zeros(2, 32).long(),), r"`mems.state`.* has .*type torch.int64"),
     ],
-    ids=["none", "two", "rows", "window", "type", "mask"],
-)  # fmt: skip
-def test_memory_of_another_model(memory, message, use_cache):
+    ids=["none", "two", "rows", "window", "type"],
+)
+def test_memory_of_another_model(state, message, use_cache):
+    model = tiny_model(STAR)
+    mems = model(tokens(2, 5)).mems._replace(state=state)
     with pytest.raises(ValueError, match=message):
-        tiny_model(STAR)(tokens(2, 5), use_cache=use_cache, **memory)
+        model(tokens(2, 5), use_cache=use_cache, mems=mems)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,9 @@ def test_a_layer_is_its_equations(monkeypatch, recompute, norm_position, heads, 
         gradients = torch.autograd.grad((ours * direction).sum(), list(parameters.values()))
         for name, gradient, other in zip(parameters, gradients, by_hand, strict=True):
             torch.testing.assert_close(gradient, other, **EXACT, msg=lambda m, n=name: f"{n}: {m}")
-    assert output.mems[0].shape == (1, window - 1, 32)
-    torch.testing.assert_close(output.mems[0][0], model.embed_tokens(ids)[0, 12 - window :].detach(), **EXACT)
+    (kept,) = output.mems.layers[0].columns
+    assert kept.shape == (1, window - 1, 32)
+    torch.testing.assert_close(kept[0], model.embed_tokens(ids)[0, 12 - window :].detach(), **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_any_cut_is_the_loop(lengths, use_cache, same_length):
     for row in range(2):
         torch.testing.assert_close(results[row], model_by_hand(model, ids[row]), **EXACT)
     if use_cache:
-        assert memory["past_key_values"].layers[0].keys.shape[2] == 3
+        assert memory["past_key_values"].memory.num_columns == 3
 
 
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
@@ -207,7 +208,7 @@ def test_default_window_fits_into_the_memory():
     assert TensorizedTransformerConfig(mem_len=0, same_length=False).attention_window == 1
     model = tiny_model("tensorized_transformer", mem_len=64, attention_window=5)
     output = model(tokens(2, 20))
-    assert [memory.shape[1] for memory in output.mems] == [4, 4]
+    assert [layer.num_columns for layer in output.mems.layers] == [4, 4]
     following = model(tokens(2, 3, seed=1), **memory_of(output)).last_hidden_state
     whole = model(torch.cat([tokens(2, 20), tokens(2, 3, seed=1)], dim=1)).last_hidden_state
     torch.testing.assert_close(following, whole[:, -3:], **EXACT)

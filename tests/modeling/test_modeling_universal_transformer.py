@@ -5,16 +5,13 @@ from itertools import pairwise
 import pytest
 import tiny
 import torch
+from contexts import context_of
 from reference import sinusoid
 from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_model, tokens
 
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter
 from transformers_xl.modeling.layers.positions import RelativeBias
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
 
 FIELDS = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
@@ -67,7 +64,7 @@ def test_the_layer_is_told_its_step():
     output = model(tokens(2, 6), output_halting=True)
     assert (output.halting == 5).all()
     torch.testing.assert_close(output.ponder_cost, torch.full_like(output.ponder_cost, 6.0), **EXACT)
-    assert len(output.mems) == 5
+    assert len(output.mems.layers) == 5
     for step, signal in enumerate(model.layers.shared.step_signals(torch.arange(1, 6), torch.float64), start=1):
         torch.testing.assert_close(signal, sinusoid(step, 32, -1, torch.float64), **EXACT)
     model.layers.shared.step_signals.forward = lambda numbers, dtype: torch.zeros(len(numbers), 32, dtype=dtype)
@@ -80,7 +77,7 @@ def test_weights_do_not_grow_with_the_steps():
     assert halting_model(halting_bias=-0.5).layers.shared.halting.bias.item() == -0.5
     config = UniversalTransformerConfig(max_steps=7)
     assert (config.num_hidden_layers, config.max_steps) == (7, 7)
-    assert len(halting_model(num_hidden_layers=3)(tokens(1, 4), use_cache=True).past_key_values) == 3
+    assert len(halting_model(num_hidden_layers=3)(tokens(1, 4), use_cache=True).mems.layers) == 3
 
 
 # --- inference: what has halted is not computed
@@ -111,7 +108,7 @@ def test_skipping_what_has_halted_changes_nothing(use_cache, same_length, length
         real = arguments.get("attention_mask", torch.ones_like(mask))
         torch.testing.assert_close(ours[real], expected[real], **EXACT)
         if use_cache is None:
-            torch.testing.assert_close(our_memory, memory, **EXACT)
+            tiny.assert_same_memory(our_memory["mems"], memory["mems"])
 
 
 def count_rows(model) -> dict[str, int]:
@@ -161,8 +158,10 @@ def test_all_halted_is_an_early_stop_that_later_tokens_do_not_notice(use_cache):
     first = model(inputs_embeds=embeds[:, :6], use_cache=use_cache)
     assert counts == {"q_proj": 12, "fc1": 12, "k_proj": 12 if use_cache is None else 60}
     if use_cache:
-        assert all(memory.keys.shape[-2] == 6 for memory in first.past_key_values.layers)
-        assert first.past_key_values.memory.num_positions > 0  # projected once, for the steps that nobody ran too
+        assert [layer.num_columns for layer in first.mems.layers] == [6] * 5
+        # projected once, for the steps that nobody ran too
+        assert len({id(room.positions) for room in first.past_key_values.rooms}) == 1
+        assert first.past_key_values.rooms[4].positions is not None
     second = model(inputs_embeds=embeds[:, 6:], **memory_of(first))
     states = torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1)
     torch.testing.assert_close(states, expected.last_hidden_state, **EXACT)
@@ -209,17 +208,16 @@ def test_a_layer_leaves_halted_positions_as_they_are(skip_halted):
     table = torch.randn(7, 32, dtype=torch.float64)
     bias = RelativeBias(config).double()
     bias.init_weights(config)
-    states, kept = torch.randn(2, 3, 6, 32, dtype=torch.float64)
+    states, halted = torch.randn(2, 3, 6, 32, dtype=torch.float64)
     running = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
-    visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    memory = AttentionMemory(ColumnMemory.with_mask(KeyMask(visible)))
-    arguments = (memory, SegmentContext(position_embeddings=(table, bias)))
+    context = context_of(6, batch=3, positions=table, bias=bias(), keep=6)
+    arguments = (layer.new_memory(3, 0, states), context)
     everywhere = layer(states, *arguments).hidden_states
-    for others in (None, kept):
-        output = layer(states, *arguments, running=running, kept=others, skip_halted=skip_halted).hidden_states
-        torch.testing.assert_close(output[running], everywhere[running], **EXACT)
-        assert torch.equal(output[~running], (states if others is None else kept)[~running])
-        assert memory.inputs.new is states
+    for others in (None, halted):
+        output = layer(states, *arguments, running=running, halted_states=others, skip_halted=skip_halted)
+        torch.testing.assert_close(output.hidden_states[running], everywhere[running], **EXACT)
+        assert torch.equal(output.hidden_states[~running], (states if others is None else halted)[~running])
+        assert torch.equal(output.memory.columns[0], states)
 
 
 # --- the loss

@@ -4,7 +4,7 @@ import pytest
 import torch
 from largest import Largest
 from optional_packages import needs
-from tiny import models, one_of_each_kind, tensors_of, tiny_model, tokens
+from tiny import models, one_of_each_kind, tiny_model, tokens
 from tiny_bases import VOCAB_SIZE, tiny_base
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -126,8 +126,8 @@ def test_bases_with_memory_learn_in_slices(family: str, kind: str, few_at_a_time
     right = gradients(model, expected)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, right[name], **CLOSE, msg=name)
-    mems = model(ids).mems
-    assert all(map(torch.equal, tensors_of(output.mems), tensors_of(mems)))
+    mems = model(ids).mems.named_tensors()
+    assert all(torch.equal(each, mems[name]) for name, each in output.mems.named_tensors().items())
 
 
 @pytest.mark.parametrize("model_type", one_of_each_kind(models(causal_lm=True)))

@@ -13,6 +13,7 @@ from meliad import OTHER_POSITIONS, translated
 from torch.nn import functional as F
 
 from transformers_xl import BlockRecurrentConfig, BlockRecurrentForCausalLM
+from transformers_xl.modeling.memory_value import Memory
 
 NAMES = [
     (r"^embed\.embedding$", "model.embed_tokens.weight"),
@@ -88,27 +89,25 @@ def build(case: Case) -> BlockRecurrentForCausalLM:
     return model.train()
 
 
-def check_memory(case: Case, model: BlockRecurrentForCausalLM, segment: int, mems: tuple[torch.Tensor, ...]) -> None:
+def check_memory(case: Case, model: BlockRecurrentForCausalLM, segment: int, mems: Memory) -> None:
     """The keys and values of the window, and the state."""
-    parts = model.model.layout.split(mems).layers
-    for index, (layer, memory) in enumerate(zip(model.model.layers, parts, strict=True)):
+    for index, (layer, memory) in enumerate(zip(model.model.layers, mems.layers, strict=True)):
         name = f"state_seg{segment}.state.transformer{index}"
-        inputs = memory["inputs"][:, -case.hyper["window_length"] :]
-        key, value = layer.self_attn.project(layer.attention_input(inputs))
+        key, value = layer.project(memory.newest(case.hyper["window_length"]).columns[0])
         case.check(f"{name}.previous_keys_test", key.transpose(1, 2))
         case.check(f"{name}.previous_values_test", value.transpose(1, 2))
-        if "state" in memory:
-            case.check(f"{name}.recurrent_state_test", memory["state"])
+        if memory.state:
+            case.check(f"{name}.recurrent_state_test", memory.state[0])
 
 
 @golden.cases("block_recurrent")
 def test_values_and_gradients(case: Case):
     """Of `mems` what they hold; of a cache the gradients: there, as here, what it has projected learns nothing more."""
-    model, mems, mems_mask, cache = build(case), None, None, None
+    model, mems, cache = build(case), None, None
     for segment, starts in enumerate(case.hyper["start_of_sequence"]):
         ids, targets = case.inputs[f"input_ids_seg{segment}"], case.inputs[f"target_seg{segment}"]
-        output = model(ids, mems=mems, mems_mask=mems_mask, reset=torch.tensor(starts))
-        mems, mems_mask = output.mems, output.mems_mask
+        output = model(ids, mems=mems, reset=torch.tensor(starts))
+        mems = output.mems
         check_memory(case, model, segment, mems)
         case.check(f"logits_seg{segment}", output.logits)
         output = model(ids, past_key_values=cache, use_cache=True, reset=torch.tensor(starts))

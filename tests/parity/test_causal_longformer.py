@@ -6,13 +6,12 @@ The paper's language model has no global tokens: cases that have some are left o
 import golden
 import pytest
 import torch
+from contexts import context_of
 from golden import Case
 
 from transformers_xl import CausalLongformerConfig
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
+from transformers_xl.modeling.layers.banded_attention import BandedAttention
 from transformers_xl.modeling.layers.positions import RelativePositions
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.ops import band
 
 
@@ -56,6 +55,6 @@ def attend(fields: dict, case: Case, implementation: str, inputs: list[torch.Ten
         module.to(case.dtype)
     for parameter in (attention.r_proj.weight, *positions.parameters()):
         torch.nn.init.zeros_(parameter)  # the case has no positions
-    table = positions(max(length, config.layer_windows[0]), inputs[0]), positions.bias
-    memory = ColumnMemory.with_mask(BandedKeyMask(window=config.layer_windows[0]))
-    return attention.attend(*inputs, memory, SegmentContext(position_embeddings=table))
+    table = positions(max(length, config.layer_windows[0]), inputs[0])
+    told = {"window": config.layer_windows[0], "positions": table, "bias": positions.bias()}
+    return attention.attend(*inputs, context_of(length, batch=len(inputs[0]), **told))

@@ -12,8 +12,7 @@ from torch import nn
 
 from transformers_xl import GTrXLConfig, GTrXLModel
 from transformers_xl.modeling.layers.gating import GATES
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.modeling_gtrxl import GTrXLLayer
 
 # our gate: its name in the file, and the matrices and biases that make up our parameters
@@ -119,13 +118,10 @@ class RawQueries(GTrXLLayer):
     """Keys and values of what the norm makes, queries of what it is given."""
 
     def attend(
-        self, hidden_states: torch.Tensor, memory: ColumnMemory, segment: SegmentContext, **kwargs
-    ) -> torch.Tensor:
-        past = memory.unprojected()
-        past = None if past is None else self.attention_input(past)
-        memory.write(hidden_states)
-        keys = self.attention_input(hidden_states)
-        return self.self_attn(hidden_states, past, memory, segment, key_states=keys, **kwargs)[0]
+        self, hidden_states: torch.Tensor, past: Tensors, context: LayerContext, **kwargs
+    ) -> tuple[torch.Tensor, Tensors]:
+        columns, kept = context.extend(past, hidden_states, self.project(hidden_states), self.project)
+        return self.self_attn(hidden_states, *columns, context, **kwargs)[0], kept
 
 
 class ReleasedModel(GTrXLModel):
@@ -209,11 +205,11 @@ def check_released_model(case: Case) -> None:
     for segment in range(case.count("in.x_seg*")):
         x = inputs[f"x_seg{segment}"].transpose(0, 1)  # time-major there
         x = nn.functional.linear(x, *embedding.values()).relu() if embedding else x
-        before = [x.new_zeros(len(x), slots, width)] * len(model.layers) if mems is None else mems
+        before = [x.new_zeros(len(x), slots, width)] * len(model.layers) if mems is None else golden.columns_of(mems)
         output = model(inputs_embeds=x, mems=mems)
         mems = output.mems
         case.check(f"logit_seg{segment}", output.last_hidden_state.transpose(0, 1))
-        for name, remembered in (("returned", before), ("after", mems or [])):
+        for name, remembered in (("returned", before), ("after", golden.columns_of(mems))):
             if not remembered:
                 continue
             kept = torch.stack([each.transpose(0, 1) for each in remembered])

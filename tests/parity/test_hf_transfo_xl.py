@@ -49,7 +49,7 @@ def check_segment(case: Case, segment: int, output, losses: torch.Tensor) -> Non
     case.check(f"losses_natural_order_seg{segment}", losses)
     case.check(f"loss_seg{segment}", output.loss)
     case.check(f"last_hidden_state_seg{segment}", output.hidden_states[-1])
-    for layer, remembered in enumerate(output.mems or ()):
+    for layer, remembered in enumerate(golden.columns_of(output.mems)):
         case.check(f"mems_seg{segment}.{layer}", remembered.transpose(0, 1))
     for layer, states in enumerate(output.hidden_states):
         case.check(f"hidden_states_seg{segment}.{layer}", states)
@@ -68,7 +68,7 @@ def test_values_gradients_and_greedy_ids(case: Case, tmp_path: Path):
     for segment in range(case.count("in.input_ids_seg*")):
         ids = case.inputs[f"input_ids_seg{segment}"].long()
         output = model(ids, labels=ids, output_hidden_states=True, output_attentions=True, **memory)
-        memory = {"mems": output.mems, "mems_mask": output.mems_mask}
+        memory = {"mems": output.mems}
         logprobs = output.logits[:, :-1].log_softmax(-1)  # with an adaptive softmax they are that already
         losses = -logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1)
         scalar = scalar + golden.squares(losses)

@@ -81,9 +81,9 @@ def test_values_and_gradients(case: Case):
         mems, loss = output.mems, loss_of(case, output.logits, segment)
         case.check(f"logits_seg{segment}", output.logits)
         case.check(f"loss_seg{segment}", loss)
-        for layer, memory in enumerate(model.layout.split(mems).layers):
-            case.check(f"M_seg{segment}.{layer}", memory["matrix"])
-            case.check(f"z_seg{segment}.{layer}", memory["normalizer"])
+        for layer, memory in enumerate(mems.layers):
+            case.check(f"M_seg{segment}.{layer}", memory.state[0])
+            case.check(f"z_seg{segment}.{layer}", memory.state[1])
             case.check(
                 f"A_mem_seg{segment}.{layer}", retrieved[segment * len(model.model.layers) + layer].transpose(1, 2)
             )
@@ -103,7 +103,8 @@ def record_retrieved(model: InfiniTransformerForCausalLM, retrieved: list[torch.
         attention = layer.self_attn
 
         def noting(*args, read_and_write=attention.read_and_write):
-            retrieved.append(read_and_write(*args))
-            return retrieved[-1]
+            found, sums = read_and_write(*args)
+            retrieved.append(found)
+            return found, sums
 
         attention.read_and_write = noting

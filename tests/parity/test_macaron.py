@@ -11,18 +11,16 @@ from pathlib import Path
 import golden
 import pytest
 import torch
+from contexts import context_of
 from golden import Case
 from torch.nn import functional as F
 
 from transformers_xl import MacaronConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.window_memory import AttentionMemory
+from transformers_xl.modeling.memory_value import LayerMemory
 from transformers_xl.modeling.modeling_macaron import HalfStepFeedForward, MacaronLayer
-from transformers_xl.modeling.ops.key_mask import KeyMask
 
 NAMES = {
     "self_attn.out_proj": "self_attn.o_proj",
@@ -63,13 +61,13 @@ class ReadsEncoder:
         super().__init__(config, layer_idx)
         self.encoder_attn, self.encoder_layernorm = MemoryAttention(config, layer_idx), SublayerLayerNorm(config)
 
-    def after_attention(self, hidden_states, attn_output, segment, encoded, encoded_visible, **kwargs):
+    def after_attention(self, hidden_states, attn_output, context, encoded, encoded_visible, **kwargs):
         hidden_states = self.input_layernorm.after(hidden_states + attn_output)
         queries = self.encoder_layernorm.before(hidden_states)
-        memory = ColumnMemory.with_mask(KeyMask(encoded_visible))
-        attended, self.encoder_weights = self.encoder_attn(queries, None, memory, key_states=encoded)
+        of_encoder = context_of(queries.shape[1], mask=encoded_visible)
+        attended, self.encoder_weights = self.encoder_attn(queries, *self.encoder_attn.project(encoded), of_encoder)
         hidden_states = self.encoder_layernorm.after(hidden_states + attended)
-        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), segment)
+        mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), context)
         return self.post_attention_layernorm.after(hidden_states + mlp_output)
 
 
@@ -154,10 +152,10 @@ def test_values_and_gradients(case: Case):
     inputs = {name: case.leaf(name) for name in ("x", "encoder_out") if name in case.inputs}
     if "encoder_out" in inputs:
         context["encoded"] = inputs["encoder_out"].transpose(0, 1)
-        padding = case.inputs.get("encoder_padding_mask")
-        context["encoded_visible"] = None if padding is None else ~padding.bool()[:, None, None, :]
-    memory = AttentionMemory(ColumnMemory.with_mask(KeyMask(visible_pairs(case))))
-    y = layer(inputs["x"].transpose(0, 1), memory, SegmentContext(), **context)[0].transpose(0, 1)  # time-major there
+        padding = case.inputs.get("encoder_padding_mask", torch.zeros(context["encoded"].shape[:2]))
+        context["encoded_visible"] = ~padding.bool()[:, None, None, :]
+    x, pairs = inputs["x"].transpose(0, 1), visible_pairs(case)  # time-major there
+    y = layer(x, LayerMemory(), context_of(x.shape[1], mask=pairs), **context)[0].transpose(0, 1)
     case.check("y", y)
     if "encoder_out" in inputs:
         case.check("encoder_attn_weights", layer.encoder_weights.mean(dim=1))

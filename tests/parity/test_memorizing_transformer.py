@@ -15,6 +15,7 @@ from meliad import OTHER_POSITIONS, translated
 from torch.nn import functional as F
 
 from transformers_xl import MemorizingTransformerConfig, MemorizingTransformerForCausalLM
+from transformers_xl.modeling.memory_value import Memory
 
 NAMES = [
     (r"^embed\.embedding$", "model.embed_tokens.weight"),
@@ -76,25 +77,21 @@ def build(case: Case) -> MemorizingTransformerForCausalLM:
     return model.train()
 
 
-def check_memory(
-    case: Case, model: MemorizingTransformerForCausalLM, segment: int, mems: tuple[torch.Tensor, ...]
-) -> None:
+def check_memory(case: Case, model: MemorizingTransformerForCausalLM, segment: int, mems: Memory) -> None:
     """The keys and values of the window, and those that are looked up: theirs are zero where nothing was written."""
-    parts = model.model.layout.split(mems)
-    counts = parts.model["num_searched"].tolist()
-    assert parts.model["block_position"].tolist() == [0] * len(counts)
-    for index, (layer, memory) in enumerate(zip(model.model.layers, parts.layers, strict=True)):
+    counts = mems.tokens_read.clamp(max=case.hyper["database_size"]).tolist()
+    assert not (mems.tokens_read % model.config.block_length).any()
+    for index, (layer, memory) in enumerate(zip(model.model.layers, mems.layers, strict=True)):
         name = f"state_seg{segment}.state.transformer{index}"
-        inputs = memory["inputs"][:, -case.hyper["window_length"] :]
-        key, value = layer.self_attn.project(layer.attention_input(inputs))
+        inputs = memory.columns[0][:, -case.hyper["window_length"] :]
+        key, value = layer.project(inputs)
         case.check(f"{name}.previous_keys_test", key.transpose(1, 2))
         case.check(f"{name}.previous_values_test", value.transpose(1, 2))
         name = f"state_seg{segment}.database.transformer{index}.mem_layer_test.wrapped"
-        if "external_memory" not in memory:
+        if not memory.older:
             continue
         written = case.tensors[f"out.{name}.database_index"].view(len(counts), -1)[:, 0].tolist()
-        states = layer.memories().external_memory.shape.split(memory["external_memory"])
-        for theirs, ours in zip(("key_db", "value_db"), states, strict=True):
+        for theirs, ours in zip(("key_db", "value_db"), memory.older, strict=True):
             case.check(f"{name}.{theirs}", as_written(ours, counts, written, case.hyper["database_size"]))
 
 
@@ -111,11 +108,11 @@ def as_written(states: torch.Tensor, counts: list[int], written: list[int], size
 @golden.cases("memorizing_transformer")
 def test_values_and_gradients(case: Case):
     """Of `mems` what they hold; of a cache the gradients: there, as here, what it has projected learns nothing more."""
-    model, mems, mems_mask, cache = build(case), None, None, None
+    model, mems, cache = build(case), None, None
     for segment, starts in enumerate(case.hyper["start_of_sequence"]):
         ids, targets = case.inputs[f"input_ids_seg{segment}"], case.inputs[f"target_seg{segment}"]
-        output = model(ids, mems=mems, mems_mask=mems_mask, reset=torch.tensor(starts))
-        mems, mems_mask = output.mems, output.mems_mask
+        output = model(ids, mems=mems, reset=torch.tensor(starts))
+        mems = output.mems
         check_memory(case, model, segment, mems)
         case.check(f"logits_seg{segment}", output.logits)
         output = model(ids, past_key_values=cache, use_cache=True, reset=torch.tensor(starts))

@@ -7,13 +7,13 @@ times sqrt((d - 1) / d); deep stacks make a difference of it, so theirs stand he
 import golden
 import pytest
 import torch
+from contexts import context_of
 from golden import Case
 from torch import nn
 
 from transformers_xl import RTransformerConfig, RTransformerModel
 from transformers_xl.modeling.layers.local_rnn import LocalRNN
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
-from transformers_xl.modeling.ops.window import PackedRows
 
 NAMES = {
     "connections.0.norm": "input_layernorm",
@@ -112,6 +112,8 @@ def test_local_rnn(case: Case):
     weights = {name.removeprefix(FIRST_RNN): each for name, each in case.weights.items() if name.startswith(FIRST_RNN)}
     local.rnn.load_state_dict(weights)
     local.norm = NoNorm()
-    output, _ = local(x, x.new_zeros(len(x), case.hyper["ksize"] - 1, x.shape[-1]), PackedRows())
+    num_before = case.hyper["ksize"] - 1
+    segment = context_of(x.shape[1], num_before, len(x)).segment
+    output, _ = local(x, x.new_zeros(len(x), num_before, x.shape[-1]), segment)
     case.check("local_rnn", output - x)
     case.finish("y", "scalar")

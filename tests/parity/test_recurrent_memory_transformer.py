@@ -67,10 +67,9 @@ def test_values_and_gradients(case: Case):
         mems = output.mems
         case.check(f"hidden_seg{segment}", output.hidden_states[-1].transpose(0, 1), lambda all_: all_[tokens:-tokens])
         case.check(f"loss_seg{segment}", losses_of(output.logits, targets).T)
-        split = model.layout.split(mems)
-        case.check(f"mem_tokens_seg{segment}", split.model["memory_tokens"].transpose(0, 1))
-        for layer, memory in enumerate(split.layers):
-            case.check(f"mems_seg{segment}.{layer}", memory["inputs"].transpose(0, 1))
+        case.check(f"mem_tokens_seg{segment}", mems.state[0].transpose(0, 1))
+        for layer, memory in enumerate(mems.layers):
+            case.check(f"mems_seg{segment}.{layer}", memory.columns[0].transpose(0, 1))
     check_gradients(case, model, losses_of(output.logits, parts[1][-1]), "grad.detached.")
     case.finish(f"mems_seg*.{case.hyper['n_layer']}")  # the last layer's output, which no layer reads
     for name, bptt_segments in (("detached", 1), ("bptt2", 2), ("full", len(lengths))):

@@ -2,14 +2,13 @@
 
 import golden
 import torch
+from contexts import context_of
 from golden import Case
 
 from transformers_xl import ShaRNNConfig, ShaRNNForCausalLM
 from transformers_xl.modeling.layers.boom import Boom
-from transformers_xl.modeling.layers.segment_context import SegmentContext
 from transformers_xl.modeling.layers.single_head_attention import Overparameterization, SingleHeadAttention
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.memory_value import Memory
 
 NAMES = {
     "encoder.weight": "model.embed_tokens.weight",
@@ -80,14 +79,6 @@ def config_of(case: Case, attention: str, **fields) -> ShaRNNConfig:
     )
 
 
-def cut(mems: tuple[torch.Tensor, ...] | None, length: int) -> tuple[torch.Tensor, ...] | None:
-    """The last `length` positions of the attention's memory, before which that code forgets; states stay."""
-    if mems is None:
-        return None
-    window, *states = mems
-    return (window[:, max(0, window.shape[1] - length) :], *states)
-
-
 @golden.cases("sha_rnn")
 def test_values_and_gradients(case: Case):
     checks = {"model": check_model, "parts": check_parts}
@@ -112,7 +103,7 @@ def check_model(case: Case) -> None:
     objective, mems = 0.0, None
     for segment, length in enumerate(lengths):
         # the memory and the segment fill the positions of that code
-        mems = cut(mems, hyper["max_positions"] - length)
+        mems = None if mems is None else mems.newest([max(0, hyper["max_positions"] - length)] * hyper["nlayers"])
         output = model(case.inputs[f"x_seg{segment}"].long().T, mems=mems, output_hidden_states=True)
         mems, states = output.mems, output.hidden_states[-1]
         case.check(f"h_seg{segment}", states.transpose(0, 1))
@@ -125,23 +116,21 @@ def check_model(case: Case) -> None:
     case.finish()
 
 
-def check_memory(case: Case, segment: int, mems: tuple[torch.Tensor, ...], layer: int) -> None:
+def check_memory(case: Case, segment: int, mems: Memory, layer: int) -> None:
     """The end of what that code keeps, which is all that it ever uses; and the states of the networks."""
-    ours = mems[0].transpose(0, 1)
+    ours = mems.layers[layer].columns[0].transpose(0, 1)
     case.check(f"mem_seg{segment}.{layer}", ours, lambda kept: kept[len(kept) - len(ours) :])
-    states = mems[1:]
-    for block in range(case.hyper["nlayers"]):
-        for state, kind in zip(states[2 * block : 2 * block + 2], "hc", strict=True):
+    for block, remembered in enumerate(mems.layers):
+        for state, kind in zip(remembered.state, "hc", strict=True):
             case.check(f"lstm_{kind}_seg{segment}.{block}", state[None])
 
 
 def attend(attention: SingleHeadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple:
     """Output and weights for tensors that are time-major, as all of that code's are."""
     query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    length, num_keys = query.shape[1], key.shape[1]
-    visible = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)[None, None]
+    context = context_of(query.shape[1], key.shape[1] - query.shape[1])
     projected = attention.queries(query), attention.project(key)[0], attention.project(value)[1]
-    mixed, weights = attention.attend(*projected, ColumnMemory.with_mask(KeyMask(visible)), SegmentContext())
+    mixed, weights = attention.attend(*projected, context)
     return mixed.flatten(-2).transpose(0, 1), weights
 
 

@@ -7,13 +7,12 @@ turned round it is ours, without an output projection.
 import golden
 import pytest
 import torch
+from contexts import context_of
 from golden import Case
 from tiny import EXACT, pairwise
 
 from transformers_xl import ShawTransformerConfig
 from transformers_xl.modeling.layers.shaw_attention import ShawAttention
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
 
 NAMES = {
     "W_Q": "q_proj.weight",
@@ -70,6 +69,14 @@ def build(case: Case) -> ShawAttention:
     return attention
 
 
+def attend(
+    attention: ShawAttention, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output and weights of `x` after a memory, each `(batch, length, width)`."""
+    columns = attention.project(torch.cat([memory, x], dim=1))
+    return attention(x, *columns, context_of(x.shape[1], memory.shape[1], mask=mask))
+
+
 def visible_pairs(case: Case, length: int, num_keys: int) -> torch.Tensor:
     visible = torch.ones(1, 1, length, num_keys, dtype=torch.bool)
     if case.choice("causal", True, False):
@@ -87,9 +94,9 @@ def test_values_and_gradients(case: Case):
     inputs = {name: case.leaf(name) for name in ("x", "mem") if name in case.inputs}
     heads: list[torch.Tensor] = []
     attention.o_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0]))
-    x, memory = inputs["x"], inputs.get("mem")
-    num_keys = x.shape[1] + (0 if memory is None else memory.shape[1])
-    y, alpha = attention(x, memory, ColumnMemory.with_mask(KeyMask(visible_pairs(case, x.shape[1], num_keys))))
+    x = inputs["x"]
+    memory = inputs.get("mem", x[:, :0])
+    y, alpha = attend(attention, x, memory, visible_pairs(case, x.shape[1], memory.shape[1] + x.shape[1]))
     for name, output in (("y", y), ("alpha", alpha), ("z", *heads), ("scalar", golden.squares(y))):
         case.check(name, output)
     golden.squares(y).backward()
@@ -139,9 +146,8 @@ def test_causal_with_memory(tables: dict, lengths: tuple[int, int, int], impleme
         torch.nn.init.normal_(parameter, std=0.5)
     x = torch.randn(2, length, 12, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(2, memory_length, 12, dtype=torch.float64)
-    visible = torch.ones(1, 1, length, memory_length + length, dtype=torch.bool).tril(memory_length)
     results = []
-    for output in (attention(x, memory, ColumnMemory.with_mask(KeyMask(visible)))[0], naive(attention, x, memory)):
+    for output in (attend(attention, x, memory)[0], naive(attention, x, memory)):
         attention.zero_grad()
         x.grad = None
         output.square().sum().backward()
@@ -161,7 +167,7 @@ def test_distances_beyond_the_clip_are_one():
     far, near = text.clone(), text.clone()
     far[:, [0, 1, 2]] = text[:, [2, 0, 1]]
     near[:, [5, 6]] = text[:, [6, 5]]
-    outputs = [attention(tokens[:, -1:] * 0 + text[:, :1], tokens)[0] for tokens in (text, far, near)]
+    outputs = [attend(attention, text[:, :1], tokens)[0] for tokens in (text, far, near)]
     torch.testing.assert_close(outputs[0], outputs[1])
     assert not torch.allclose(outputs[0], outputs[2], atol=1e-3)
 

@@ -27,6 +27,7 @@ from transformers_xl.modeling.conversion.mem_transformer import translate_weight
 from transformers_xl.modeling.conversion.original import DEFAULTS, HYPER_PARAMETERS, config_of
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions
 from transformers_xl.modeling.layers.shaw_attention import ShawAttention
+from transformers_xl.modeling.memory_value import Memory
 
 
 def skip_what_is_not_ours(case: Case) -> None:
@@ -132,16 +133,16 @@ class FromTheEnd(LearnedPositions):
         return super().forward(torch.arange(self.num_embeddings - length, self.num_embeddings)[None], dtype)
 
 
-def piled_up(case: Case, model, mems: tuple[torch.Tensor, ...], length: int) -> tuple[torch.Tensor, ...]:
+def piled_up(model, mems: Memory, length: int) -> Memory:
     """`mems` as that code changes them before a segment of `length`: it adds positions to what has some already. Where the
     table of a layer is too short, its first row is that of all that lie farther."""
-    result = list(mems)
-    for index, (layer, memory) in enumerate(zip(model.model.layers, mems, strict=False)):
+    result = []
+    for layer, memory in zip(model.model.layers, golden.columns_of(mems), strict=True):
         rows = layer.positions.weight[: layer.positions.num_embeddings - length]
         missing = memory.shape[1] - len(rows)
         rows = torch.cat([rows[:1].expand(missing, -1), rows]) if missing > 0 else rows[len(rows) - memory.shape[1] :]
-        result[index] = memory + rows
-    return tuple(result)
+        result.append(memory + rows)
+    return golden.with_columns(mems, result)
 
 
 def tables(case: Case, length: int) -> torch.Tensor:
@@ -198,9 +199,9 @@ def test_values_and_gradients(case: Case):
             case.inputs[f"{name}_seg{segment}"].long().T for name in ("data", "target")
         )  # time-major there
         if memory and case.hyper["attn_type"] in (2, 3):
-            memory["mems"] = piled_up(case, model, memory["mems"], length)
+            memory["mems"] = piled_up(model, memory["mems"], length)
         output = model(ids, shift_labels=targets, output_hidden_states=True, **memory)
-        memory = {"mems": output.mems, "mems_mask": output.mems_mask} if case.hyper["mem_len"] else {}
+        memory = {"mems": output.mems} if case.hyper["mem_len"] else {}
         logprobs = output.logits.log_softmax(-1)
         losses = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
         scalar = scalar + golden.squares(losses)
@@ -208,7 +209,7 @@ def test_values_and_gradients(case: Case):
         case.check(f"loss_seg{segment}", losses.T)
         torch.testing.assert_close(output.loss, losses.mean(), check_dtype=False)
         case.check(f"logprob_seg{segment}", logprobs.transpose(0, 1))
-        for layer, remembered in enumerate((output.mems or ())[: case.hyper["n_layer"]]):
+        for layer, remembered in enumerate(golden.columns_of(output.mems)):
             case.check(f"mems_seg{segment}.{layer}", remembered.transpose(0, 1))
         assert (output.mems is None) == (case.hyper["mem_len"] == 0)
     case.check("scalar", scalar)

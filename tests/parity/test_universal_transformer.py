@@ -10,6 +10,7 @@ import math
 import golden
 import pytest
 import torch
+from contexts import context_of
 from golden import Case
 from naive_universal_transformer import by_hand
 from tiny import EXACT, MEM_LEN, memory_of, tiny_model, tokens
@@ -18,9 +19,7 @@ from torch.nn import functional as F
 
 from transformers_xl import UniversalTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
 from transformers_xl.modeling.modeling_universal_transformer import HaltingUnit
-from transformers_xl.modeling.ops.key_mask import KeyMask
 
 THRESHOLD = 0.9  # of that code
 
@@ -66,8 +65,8 @@ def test_values_and_gradients_are_those_of_a_naive_loop(halts: bool, norm_positi
     assert set(steps.flatten().tolist()) == ({1, 2, 3, 4, 5} if halts else {5})
 
     memory = memory_of(model(first))
-    assert len(memory["mems"]) == 5
-    torch.testing.assert_close(memory["mems"], tuple(mems), **EXACT)
+    assert len(memory["mems"].layers) == 5
+    torch.testing.assert_close(golden.columns_of(memory["mems"]), mems, **EXACT)
     output = model(second, output_halting=True, **memory)
     assert torch.equal(output.halting, steps)
     torch.testing.assert_close(output.logits, logits, **EXACT)
@@ -126,17 +125,22 @@ class ReleasedLayer(nn.Module):
         length = states.shape[1]
         visible = torch.ones(1, 1, length, length, dtype=torch.bool)
         visible = visible.tril() if self.is_causal else visible
-        memory = ColumnMemory.with_mask(KeyMask(visible))
-        states = states + self.attentions["self"](self.norms["self"](states), memory=memory)[0]
+        inner = self.norms["self"](states)
+        states = states + self.attend("self", inner, inner, visible)
         if self.is_decoder:
-            queries = self.norms["encoder"](states)
-            states = states + self.attentions["encoder"](queries, key_states=encoded)[0]
+            states = states + self.attend(
+                "encoder", self.norms["encoder"](states), encoded, visible.new_ones(1, 1, 1, 1)
+            )
         inner = self.norms["convolutions"](states).transpose(1, 2)
         for convolution in self.convolutions:
             reach = convolution.kernel_size[0] - 1
             around = (reach, 0) if self.is_decoder else (reach // 2, reach - reach // 2)
             inner = convolution(F.pad(inner, around)).relu()
         return states + inner.transpose(1, 2)
+
+    def attend(self, place: str, queries: torch.Tensor, read: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        attention = self.attentions[place]
+        return attention(queries, *attention.project(read), context_of(queries.shape[1], mask=visible))[0]
 
 
 class ReleasedModel(nn.Module):

@@ -137,7 +137,7 @@ def test_timed_steps_are_whole_and_alike(name: str):
     assert first["input_ids"].shape == (LANES, SEGMENT + (MEMORY if name in ("mamba2", "mistral") else 0))
     assert first["input_ids"].equal(second["input_ids"])
     if name == "transformer_xl":
-        assert [memory.shape for memory in first["mems"]] == [(LANES, MEMORY, 16)] * 2
+        assert [layer.columns[0].shape for layer in first["mems"].layers] == [(LANES, MEMORY, 16)] * 2
         assert first["mems"] is second["mems"]
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 

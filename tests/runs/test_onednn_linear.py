@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional_packages import needs
-from tiny import FLOAT32, read, tiny_model, tokens, variants
+from tiny import FLOAT32, read, tensors_of, tiny_model, tokens, variants
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -204,7 +204,8 @@ def test_every_variant_is_the_same_model(everywhere, model_type):
         loss = logits.log_softmax(-1).square().mean()
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad(loss, learned, allow_unused=True)
-        results.append([logits, *(memory.get("mems") or ()), *(each for each in gradients if each is not None)])
+        remembered = tensors_of(memory["mems"]) if memory["mems"] else []
+        results.append([logits, *remembered, *(each for each in gradients if each is not None)])
     for ours, expected in zip(*results, strict=True):
         scale = max(1.0, expected.float().abs().max().item() if expected.numel() else 0.0)
         torch.testing.assert_close(ours, expected, atol=1e-4 * scale, rtol=1e-3)

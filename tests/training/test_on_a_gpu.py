@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model, tokens
+from tiny import tensors_of, tiny_model, tokens
 from trained import LANES, QUIET, SEGMENT, small_model, text
 from transformers import TrainerCallback
 from transformers.generation import CompileConfig
@@ -28,7 +28,7 @@ class WhereMemoryIs(TrainerCallback):
         self.devices: list[str] = []
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.devices += [each.device.type for each in self.trainer.memory["train"].mems]
+        self.devices += [each.device.type for each in tensors_of(self.trainer.memory["train"])]
 
 
 def train(folder: Path, resume: bool = False, **fields) -> MemoryTrainer:
@@ -71,7 +71,7 @@ def test_a_training_has_the_losses_of_a_cpu(on_the_cpu, tmp_path: Path, fields: 
     trainer = train(tmp_path, **fields)
     torch.testing.assert_close(losses(trainer), on_the_cpu, atol=rounding, rtol=0)
     assert set(trainer.where_memory_is.devices) == {"cuda"}
-    assert len(trainer.where_memory_is.devices) == STEPS * 2
+    assert len(trainer.where_memory_is.devices) == STEPS * 4  # of two layers, and two counts
 
 
 @pytest.mark.parametrize("numbers", ["fp16", "bf16"])

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from forked import run_processes
-from tiny import tiny_model
+from safetensors.torch import save_file
+from tiny import tensors_of, tiny_model
 from trained import LANES, SEGMENT, Flowing, arguments, small_model, text
 from transformers.trainer_utils import get_last_checkpoint
 
 from transformers_xl import MemoryTrainer
 from transformers_xl.data.text_stream import TextStream
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.training import resuming, trainer_overrides
 from transformers_xl.training.checkpoints import checkpoints_of, incompleteness, remove_unfinished, write_manifest
-from transformers_xl.training.memory_state import Memory, load_memory, save_memory
+from transformers_xl.training.memory_state import load_memory, save_memory
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS_PER_EPOCH = 3
@@ -62,7 +64,12 @@ def ends_of(trainer: MemoryTrainer) -> list:
     log = [row for row in trainer.state.log_history if "train_loss" not in row]
     log = [{name: value for name, value in row.items() if not any(word in name for word in timed)} for row in log]
     moments = [value for state in trainer.optimizer.state_dict()["state"].values() for value in state.values()]
-    tensors = [*trainer.model.state_dict().values(), *trainer.memory["train"].mems, *moments, torch.get_rng_state()]
+    tensors = [
+        *trainer.model.state_dict().values(),
+        *tensors_of(trainer.memory["train"]),
+        *moments,
+        torch.get_rng_state(),
+    ]
     return [tensors, log, trainer.lr_scheduler.state_dict(), trainer.state.global_step]
 
 
@@ -380,15 +387,22 @@ def test_a_training_that_is_over_may_go_on_for_longer(tmp_path, whole):
 
 def test_memory_is_stored_as_it_is(tmp_path):
     shared = torch.randn(3, 8, 4)
-    memory = Memory((shared[:, 2:], shared[:, :2].bfloat16(), torch.arange(3)), torch.rand(3, 6) > 0.5)
+    layers = LayerMemory((shared[:, 2:],)), LayerMemory(state=(shared[:, :2].bfloat16(),))
+    memory = Memory(layers, torch.tensor([6, 2, 0]), torch.arange(3), (shared,))
     save_memory(tmp_path / "memory", memory, {"loss": torch.tensor(1.5)})
     loaded, extra = load_memory(tmp_path / "memory", torch.device("cpu"))
-    for ours, theirs in zip([*loaded.mems, loaded.mems_mask], [*memory.mems, memory.mems_mask], strict=True):
+    for ours, theirs in zip(tensors_of(loaded), tensors_of(memory), strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
+    assert loaded.named_tensors().keys() == memory.named_tensors().keys()
     assert extra == {"loss": torch.tensor(1.5)}
     save_memory(tmp_path / "nothing", None, {})
     assert load_memory(tmp_path / "nothing", torch.device("cpu")) == (None, {})
+    save_file({"mems.0": shared, "mems_mask": torch.ones(3, 8), "loss": torch.tensor(1.5)}, tmp_path / "earlier")
+    with pytest.raises(
+        ValueError, match="'.*earlier' holds a memory as an earlier version wrote it.*begin a new training"
+    ):
+        load_memory(tmp_path / "earlier", torch.device("cpu"))
 
 
 def test_what_a_checkpoint_holds(whole):

@@ -5,7 +5,7 @@ import tiny
 import torch
 import yaml
 from programs import run
-from tiny import tiny_model
+from tiny import tensors_of, tiny_model
 from tiny_bases import VOCAB_SIZE, tiny_base
 
 from transformers_xl import add_memory
@@ -63,13 +63,12 @@ def test_a_row_needs_what_its_graph_keeps(name: str):
     assert step == measure_step(model, args, LENGTH)
 
     ids = torch.arange(LENGTH)[None] % VOCAB_SIZE
-    mems: dict = {}
+    mems = None
     for _ in range(-(-model.config.mem_len // LENGTH)):
         with torch.no_grad():
-            output = model.eval()(ids, **mems)
-        mems = {"mems": output.mems, "mems_mask": output.mems_mask}
-    loss = model.train()(ids, shift_labels=ids, logits_to_keep=1, **mems).loss
-    held = sum(each.numel() * each.element_size() for each in mems["mems"])
+            mems = model.eval()(ids, mems=mems).mems
+    loss = model.train()(ids, shift_labels=ids, logits_to_keep=1, mems=mems).loss
+    held = sum(each.nbytes for each in tensors_of(mems))
     assert step.per_row - 2 * held == pytest.approx(kept_by(loss, model), rel=0.02)
     assert step.weights == sum(each.numel() * each.element_size() for each in model.parameters())
     assert step.trained == 3 * step.weights  # gradients, and the two averages of Adam

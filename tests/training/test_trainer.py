@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny import tensors_of
 from torch.nn import functional as F
 from trained import LANES, QUIET, SEGMENT, VOCAB, Pairs, arguments, by_hand, segments, small_model, text
 from transformers import Trainer, TrainingArguments, default_data_collator, set_seed
@@ -57,11 +58,11 @@ def test_evaluation_carries_its_own_memory(tmp_path):
         eval_dataset=TextStream(eval_ids, SEGMENT, LANES),
     )
     trainer.train()
-    before = [memory.clone() for memory in trainer.memory["train"].mems]
+    before = tensors_of(trainer.memory["train"].map(torch.clone))
     metrics = [trainer.evaluate()["eval_loss"] for _ in range(2)]
     assert metrics[0] == metrics[1]  # every evaluation starts afresh
     assert "eval" not in trainer.memory
-    assert all(torch.equal(a, b) for a, b in zip(before, trainer.memory["train"].mems, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(trainer.memory["train"]), before, strict=True))
 
     model, mems, losses = trainer.model.eval(), None, []
     for inputs, targets in segments(eval_ids):

@@ -60,7 +60,7 @@ def test_everything_at_once_equals_a_loop_by_hand(tmp_path, bf16: bool):
             for inputs, targets in group:
                 with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                     outputs = model(inputs, mems=mems)
-                mems = tuple(state.float() for state in outputs.mems)
+                mems = outputs.mems.to(dtype=torch.float32)
                 loss = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets) / len(group)
                 loss.backward()
                 total += loss.item()
@@ -145,7 +145,7 @@ def test_a_last_batch_may_be_smaller(tmp_path, iterable: bool):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     cut = [(inputs[:rows], targets[:rows]) for (inputs, targets), rows in zip(segments(ids), (3, 3, 1), strict=True)]
     for inputs, targets in cut:
-        outputs = model(inputs, mems=None if mems is None else tuple(state[: len(inputs)] for state in mems))
+        outputs = model(inputs, mems=None if mems is None else mems.rows(slice(len(inputs))))
         mems = outputs.mems
         loss = F.cross_entropy(outputs.logits.transpose(1, 2), targets)
         loss.backward()
@@ -153,7 +153,7 @@ def test_a_last_batch_may_be_smaller(tmp_path, iterable: bool):
         optimizer.zero_grad()
         expected.append(loss.item())
     torch.testing.assert_close(losses(trainer), torch.tensor(expected), atol=1e-4, rtol=0)
-    assert trainer.memory["train"].rows == 1
+    assert trainer.memory["train"].batch_size == 1
 
 
 @pytest.mark.parametrize("iterable", [False, True])
@@ -161,7 +161,7 @@ def test_training_drops_a_smaller_batch_by_default_and_evaluation_never(tmp_path
     bare = Bare(TextStream(text(LANES * SEGMENT * 3 + 1), SEGMENT, LANES), count=2 * LANES + 1)
     dataset = Flowing(bare) if iterable else bare
     trainer = train(tmp_path, dataset, max_steps=2)
-    assert trainer.memory["train"].rows == LANES
+    assert trainer.memory["train"].batch_size == LANES
     assert len(trainer.predict(dataset).predictions) == 2 * LANES + 1
     assert trainer.args.dataloader_drop_last
 
@@ -211,7 +211,7 @@ def test_a_loss_of_ones_own_keeps_the_memory(tmp_path):
         train_dataset=TextStream(ids, SEGMENT, LANES),
     )  # fmt: skip
     trainer.train()
-    assert trainer.memory["train"].mems[0].shape[1] == 8
+    assert trainer.memory["train"].num_columns == 8
 
 
 def test_evaluation_takes_nothing_from_the_random_numbers_of_training(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from forked import fork_server
 from patience import PATIENCE
-from tiny import held_by, tiny_model
+from tiny import tensors_of, tiny_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -100,9 +100,10 @@ def test_a_turn_costs_the_same_however_long_the_session(model_type: str):
         # the turn, its line break, and what the model has written, of which the last token is read with the next turn
         assert len(ids) == 21 + 6 - (turn == 0)
         ids.clear()
-        sizes.append(sum(rows.numel() for rows in held_by(conversation.mems)))
+        sizes.append(sum(each.numel() for each in tensors_of(conversation.mems)))
         # the window of the attention, and not one position more
-        assert all(window.num_held <= window.reach for window in conversation.mems.memory.windows)
+        lengths = [layer.num_columns for layer in conversation.mems.layers]
+        assert all(held <= most for held, most in zip(lengths, model.config.layer_mem_lens, strict=True))
     assert max(sizes[2:4]) == max(sizes[-2:])  # what is compressed leaves the window in blocks
 
 

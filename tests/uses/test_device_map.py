@@ -7,18 +7,14 @@ import torch
 from accelerate import dispatch_model
 from accelerate.utils import send_to_device
 from tiny import AROUND_BASES, FLOAT32, in_turn, memory_of, read, tiny_model, tokens, variants
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoModelForCausalLM
 
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.layers.banded_attention import BandedKeyMask
-from transformers_xl.modeling.layers.block_recurrence import BlockContext
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.layers.segment_lstm import LSTMChunk, SegmentLSTMContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.block_ends import BlockEnds
-from transformers_xl.modeling.ops.key_mask import Columns, KeyMask
-from transformers_xl.modeling.ops.token_order import TokenOrder
-from transformers_xl.modeling.ops.window import PackedRows
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.segment import Call, Segment
 
 
 def saved(model_type: str, folder: Path, **fields):
@@ -131,27 +127,17 @@ def test_layers_on_two_devices(model_type: str, tmp_path: Path):
 
 
 def test_what_layers_are_told_follows_them_to_their_device():
-    """Accelerate calls `to` of what it cannot look into: every tensor is found, whatever it lies in."""
-    mask = torch.ones(1, 3, dtype=torch.bool)
-    positions = (torch.zeros(4, 8), Biases(torch.zeros(2, 4), torch.zeros(2, 4)))
-    context = SegmentLSTMContext(mask, None, positions, TokenOrder(mask.long()), chunks=[LSTMChunk(slice(0, 3), mask)])
-    moved = send_to_device({"segment": context, "view": BandedKeyMask(rows=PackedRows(valid=mask))}, "meta")
-    assert type(moved["segment"]) is SegmentLSTMContext
-    segment, rows = moved["segment"], moved["view"].rows
-    (table, biases), chunk = segment.position_embeddings, segment.chunks[0]
-    tensors = [segment.segment_mask, table, *biases, segment.token_order.pack, chunk.reads, rows.valid]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert (chunk.columns, segment.document_ids, rows.order) == (slice(0, 3), None, None)
-    assert context.segment_mask.device.type == "cpu"
-    blocks = BlockContext(mask, blocks=BlockEnds(number=mask))  # one inside another
-    assert blocks.to("meta").blocks.number.device.type == "meta"
-    assert blocks.to("cpu") is blocks
-
-
-def test_a_mask_that_nobody_has_made_is_made_on_the_device_of_its_layer():
-    mask = KeyMask(by_distance=True, window=4, columns=Columns(2, 5, torch.device("cpu")))
-    memory = ColumnMemory.with_mask(mask)
-    memory.extend((torch.zeros(1, 2, 5, 4, device="meta"),))
-    assert memory.key_mask.visible.device.type == memory.key_mask.device.type == "meta"
-    assert mask.to("cpu") is mask
-    assert mask.visible.device.type == "cpu"
+    """Accelerate looks into tuples, named ones too: every tensor is found, whatever it lies in."""
+    mask, ids = torch.tensor([[True, True, False]]), torch.tensor([[0, 1, 1]])
+    memory = Memory(
+        (LayerMemory((torch.zeros(1, 2, 8),), (torch.zeros(1, 4),)),), torch.tensor([2]), torch.tensor([5])
+    )
+    segment = Segment.of(2, memory.lengths, memory.tokens_read, 3, Call.of(mask, ids.bool(), None))
+    positions, bias = torch.zeros(4, 8), Biases(torch.zeros(2, 4), torch.zeros(2, 4))
+    context = LayerContext(segment, 4, 8, segment.visible(), positions=positions, bias=bias, plan=(mask, {"ids": ids}))
+    moved = send_to_device({"context": context, "past": memory}, "meta")
+    assert [type(each) for each in moved.values()] == [LayerContext, Memory]
+    assert {each.device.type for each in tree_leaves(moved) if isinstance(each, torch.Tensor)} == {"meta"}
+    assert (moved["context"].window, moved["context"].room, moved["context"].segment.length) == (4, None, 3)
+    assert moved["context"].segment.visible().device.type == "meta"
+    assert context.mask.device.type == "cpu"

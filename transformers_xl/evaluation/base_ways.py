@@ -20,7 +20,6 @@ from transformers_xl.data.score_units import bits_per, perplexity
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.token_losses import losses_of_targets
 from transformers_xl.modeling.evaluating import evaluating
-from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM, add_memory
 
 DEFAULT_MEM_LEN, DEFAULT_SINKS = 1024, 4
@@ -126,22 +125,11 @@ def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading
         ids, targets = text.read(start, stop, begins=cache is None)
         losses, output = losses_of_targets(model, ids, targets, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        yield losses[targets != -100], sum(each.nbytes for each in kept_tensors(cache))
+        yield losses[targets != -100], sum(each.nbytes for each in cache.memory.named_tensors().values())
 
 
 def cache_tensors(cache: Any) -> list[torch.Tensor]:
     return [each for layer in cache.layers for each in (layer.keys, layer.values) if each is not None]
-
-
-def kept_tensors(cache: MemoryCache) -> list[torch.Tensor]:
-    kept: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    cache.map_rows(note)
-    return kept
 
 
 def score_base_ways(

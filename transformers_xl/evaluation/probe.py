@@ -210,7 +210,7 @@ def reach(model: PreTrainedModel, options: ProbeOptions) -> Reach:
 def _predict(model: PreTrainedModel, text: ProbeText, segment_length: int, context: int, progress: bool) -> np.ndarray:
     """The likeliest answer at every position `(lanes, length)`. A model that remembers is given a `context` of 0."""
     tokens = torch.from_numpy(text.tokens)
-    carried: dict[str, Any] = {"use_cache": False}
+    carried: dict[str, Any] = {"use_cache": remembers(model)}
     pieces = []
     with evaluating(model), torch.inference_mode():
         starts = range(0, tokens.shape[1], segment_length)
@@ -218,7 +218,7 @@ def _predict(model: PreTrainedModel, text: ProbeText, segment_length: int, conte
             window = tokens[:, max(0, start - context) : start + segment_length].to(model.device)
             outputs = model(window, **carried)
             if getattr(outputs, "mems", None) is not None:
-                carried |= {"mems": outputs.mems, "mems_mask": outputs.mems_mask}
+                carried["mems"] = outputs.mems
             pieces.append(outputs.logits[:, start - max(0, start - context) :].argmax(dim=-1).cpu())
     return torch.cat(pieces, dim=1).numpy()
 

@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.evaluating import evaluating
+from transformers_xl.modeling.memory_value import Memory
 
 
 def read_in_segments(
@@ -43,15 +44,14 @@ def read_in_segments(
     tokens = torch.from_numpy(np.asarray(ids).astype(np.int64))[None]
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         kwargs = {"logits_to_keep": 1} | kwargs  # nobody asks for predictions
-    memory: dict = {}
     with evaluating(model):
         starts = range(0, tokens.shape[1], segment_length)
         for start in tqdm(starts, desc="reading", disable=None if progress else True):
             segment = tokens[:, start : start + segment_length].to(model.device)
             with torch.no_grad():
-                output = model(segment, use_cache=False, **memory, **kwargs)
-            if hasattr(output, "mems_mask"):
-                memory = {"mems": output.mems, "mems_mask": output.mems_mask}
+                output = model(segment, use_cache=False, **kwargs)
+            if isinstance(output.get("mems"), Memory):
+                kwargs["mems"] = output.mems
             yield start, output
 
 

@@ -100,12 +100,11 @@ def training_step(model: PreTrainedModel, stream: TextStream, terms: ComparisonT
     for segment in range(segments):
         first = segment * data.lanes
         batch = default_data_collator([data[index] for index in range(first, first + data.lanes)])
-        remembered = {name: inputs[name] for name in ("mems", "mems_mask") if name in inputs}
+        remembered = {"mems": inputs["mems"]} if "mems" in inputs else {}
         inputs = {name: value.to(model.device) for name, value in batch.items() if name != "reset"} | remembered
         if remembers(model) and segment < segments - 1:
             with torch.no_grad():
-                output = model(**inputs)
-            inputs |= {"mems": output.mems, "mems_mask": output.mems_mask}
+                inputs["mems"] = model(**inputs).mems
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
 
     def step() -> None:

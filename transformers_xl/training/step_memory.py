@@ -12,6 +12,7 @@ from torch import nn
 from transformers.training_args import OptimizerNames
 
 from transformers_xl.modeling.layers.token_loss import LOGITS_AT_A_TIME
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 # of one slice of logits: they, their logarithms, and the gradients of both
@@ -111,31 +112,31 @@ def measure_step(model: Any, args: MemoryTrainingArguments, length: int) -> Step
     saved = SavedBytes(parameters, vocab_size)
     with as_it_was(model), mixed_precision(parameters[0].device, args):
         mems = read_one_row(model, length, saved)
+    held = 0 if mems is None else size_of(mems.named_tensors().values())
     is_adam = args.optimizer is not None or "adam" in OptimizerNames(args.optim).value
     return StepMemory(
         weights=size_of(parameters),
         trained=gradients + (2 if is_adam else 0) * size_of(trained),
-        per_row=saved.bytes + 2 * size_of(mems),  # the old one and the new one
+        per_row=saved.bytes + 2 * held,  # the old memory and the new one
         row_logits=length * vocab_size * BYTES_OF_LOGIT,
         most_logits=max(LOGITS_AT_A_TIME, vocab_size) * BYTES_OF_LOGIT,
     )
 
 
-def read_one_row(model: Any, length: int, saved: SavedBytes) -> tuple[torch.Tensor, ...]:
+def read_one_row(model: Any, length: int, saved: SavedBytes) -> Memory | None:
     """Read a row as a step does, after enough text to remember; the memory that it is read with."""
     vocab_size, mem_len = model.config.vocab_size, model.config.mem_len or 0
     device = next(model.parameters()).device
     ids = torch.arange(length, device=device)[None] * max(1, vocab_size // length) % vocab_size
-    memory: dict[str, Any] = {}
+    mems: Memory | None = None
     model.eval()
     for _ in range(min(-(-mem_len // length), 4)):
         with torch.no_grad():
-            output = model(ids, logits_to_keep=1, **memory)
-        memory = {"mems": output.mems, "mems_mask": output.mems_mask}
+            mems = model(ids, logits_to_keep=1, mems=mems).mems
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(saved.note, lambda tensor: tensor):
-        model(ids, shift_labels=ids, logits_to_keep=1, **memory)
-    return memory.get("mems") or ()
+        model(ids, shift_labels=ids, logits_to_keep=1, mems=mems)
+    return mems
 
 
 def mixed_precision(device: torch.device, args: MemoryTrainingArguments) -> torch.autocast:

@@ -12,12 +12,13 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning, without_adapters
 from transformers_xl.modeling.heads import MemoryForCausalLM
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
 from transformers_xl.training.averaging import averaging_of, check_averaging
 from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, TrainingProgress
 from transformers_xl.training.label_smoothing import check_smoothing, smoothed_labels
-from transformers_xl.training.memory_state import Memory, match_rows
+from transformers_xl.training.memory_state import match_rows
 from transformers_xl.training.memory_warmup import check_warmups, warmups_of
 from transformers_xl.training.optimizers import check_optimizer, check_precision, lamb_and_kwargs
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
@@ -133,7 +134,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         elif reset is not None and reset.any():
             inputs["reset"] = reset
         if memory is not None:
-            inputs |= match_rows(memory, inputs, last_batch_may_be_smaller=self.args.world_size == 1)._asdict()
+            inputs["mems"] = match_rows(memory, inputs, last_batch_may_be_smaller=self.args.world_size == 1)
         with smoothed_labels(
             self.accelerator.unwrap_model(model, keep_torch_compile=False), self.args.label_smoothing_factor
         ):
@@ -144,7 +145,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
             )
         self.memory.pop(mode, None)
         if outputs.mems is not None:
-            self.memory[mode] = Memory(outputs.mems, outputs.mems_mask)
+            self.memory[mode] = outputs.mems
         return outputs
 
     def prediction_step(
@@ -195,4 +196,4 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
             self.memory.pop("eval", None)
 
 
-__all__ = ["Memory", "MemoryTrainer", "MemoryTrainingArguments", "SpanTrimming", "TrainingProgress"]
+__all__ = ["MemoryTrainer", "MemoryTrainingArguments", "SpanTrimming", "TrainingProgress"]

@@ -10,6 +10,7 @@ are removed by their numbers. A query is compared with the keys of the `num_prob
 """
 
 import copy
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySearch
+from transformers_xl.modeling.layers.layer_context import Tensors
+from transformers_xl.modeling.layers.retrieval_attention import KeySearch, LookupPart
 
 try:
     import faiss
@@ -61,18 +63,20 @@ def _with_search(model: Model, key_search: Callable[[], KeySearch]) -> Model:
     return model
 
 
-# B batch, H heads, n queries of a row, D head dim, S slots of a ring, k keys for each query
+# B batch, H heads, n queries of a row, D head dim, K columns, k keys for each query
 class RowIndex:
     """The indexes of one row, one for each head, of the keys `begin .. end - 1` of all that the row has written.
 
     They are made again when as many keys were added as they were made of: their centres follow the text.
+
+    Args:
+        keys: columns `(H, K, D)`; the first of them is that of the key `offset`.
     """
 
-    def __init__(self, keys: torch.Tensor, begin: int, end: int, num_probes: int):
+    def __init__(self, keys: torch.Tensor, begin: int, end: int, num_probes: int, offset: int = 0):
         self.begin, self.end, self.last = begin, end, 2 * end - begin
         self.heads: list[Any] = []
-        for head in keys:
-            vectors = of_ring(head, begin, end)
+        for vectors in as_array(keys[:, begin - offset : end - offset]):
             index = faiss.IndexIVFFlat(
                 faiss.IndexFlatIP(vectors.shape[1]),
                 vectors.shape[1],
@@ -90,19 +94,20 @@ class RowIndex:
         """Whether `begin .. end - 1` continue what it holds."""
         return self.begin <= begin <= self.end <= end < self.last
 
-    def move(self, keys: torch.Tensor, begin: int, end: int) -> None:
+    def move(self, keys: torch.Tensor, begin: int, end: int, offset: int = 0) -> None:
         """Let the keys before `begin` go, and add those up to `end`."""
-        for index, head in zip(self.heads, keys, strict=True):
+        new = as_array(keys[:, self.end - offset : end - offset])
+        for index, vectors in zip(self.heads, new, strict=True):
             if begin > self.begin:
                 index.remove_ids(faiss.IDSelectorRange(self.begin, begin))
             if end > self.end:
-                index.add_with_ids(of_ring(head, self.end, end), np.arange(self.end, end))
+                index.add_with_ids(vectors, np.arange(self.end, end))
         self.begin, self.end = begin, end
 
     def find(self, query: torch.Tensor, count: int) -> torch.Tensor:
         """The numbers `(H, n, k)` of the keys for each query `(H, n, D)`; -1 where the lists that it reads hold no more."""
-        pairs = zip(self.heads, query, strict=True)
-        return torch.stack([torch.from_numpy(index.search(as_array(each), count)[1]) for index, each in pairs])
+        pairs = zip(self.heads, as_array(query), strict=True)
+        return torch.stack([torch.from_numpy(index.search(each, count)[1]) for index, each in pairs])
 
     def copy(self) -> "RowIndex":
         """The same, which continues from here independently."""
@@ -112,53 +117,76 @@ class RowIndex:
 
 
 class IndexSearch(KeySearch):
-    """Finds keys by an index of each row and head. It is brought up to the ring whenever it is asked, so that it follows
+    """Finds keys by an index of each row and head. It is brought up to the columns whenever it is asked, so that it follows
     whatever happens to a row: a reset, another document, keys that are forgotten."""
 
     def __init__(self, min_keys: int, num_probes: int):
         self.min_keys, self.num_probes = min_keys, num_probes
         self.rows: dict[int, RowIndex] = {}
+        self.shown: Tensors | None = None  # what was remembered after the last call
+        self.offset: torch.Tensor | None = None  # (B,), which of the keys of a row stands in its first column
+
+    def begin(self, past: Tensors) -> None:
+        if past is not self.shown or self.offset is None:
+            self.rows, self.offset = {}, torch.zeros(len(past[0]), dtype=torch.long, device=past[0].device)
+
+    def finish(self, kept: Tensors, end: torch.Tensor) -> None:
+        self.shown, self.offset = kept, self.offset + end.to(self.offset) - kept[0].shape[-2]
 
     def find(
-        self, query: torch.Tensor, keys: torch.Tensor, lookup: BlockLookup, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        found = []
-        for row, (start, number) in enumerate(zip(lookup.start.tolist(), lookup.num_searched.tolist(), strict=True)):
-            here = slice(row, row + 1)
-            if number < self.min_keys:
-                visible = None if lookup.visible is None else lookup.visible[here]
-                found.append(super().find(query[here], keys[here], lookup._replace(visible=visible), count))
-                continue
-            index = self.rows.get(row)
-            if index is None or not index.can_move(start - number, start):
-                index = self.rows[row] = RowIndex(keys[row], start - number, start, self.num_probes)
-            index.move(keys[row], start - number, start)
-            places = index.find(query[row], count).to(query.device)[None]
-            found.append((places.clamp(min=0) % keys.shape[2], places >= 0))
-        slots, is_found = (torch.cat(each) for each in zip(*found, strict=True))
-        return slots, is_found
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        first: torch.Tensor,
+        last: torch.Tensor,
+        part: LookupPart,
+        count: int,
+    ) -> Tensors:
+        rows = []
+        for row, bounds in enumerate(torch.stack([first, last], -1).tolist()):
+            found, start = [], 0
+            for (left, right), same in itertools.groupby(bounds):
+                here = slice(start, start := start + len(list(same)))
+                search = self._find if right - left >= self.min_keys else self._find_exactly
+                found.append(search(query[row, :, here], keys[row], row, left, right, count))
+            rows.append([torch.cat(each, 1) for each in zip(*found, strict=True)])
+        columns, is_found = (torch.stack(each) for each in zip(*rows, strict=True))
+        return columns, is_found
 
-    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor], num_rows: int) -> None:
+    def _find_exactly(
+        self, query: torch.Tensor, keys: torch.Tensor, row: int, left: int, right: int, count: int
+    ) -> Tensors:
+        if right <= left:
+            columns = torch.zeros(*query.shape[:2], count, dtype=torch.long, device=query.device)
+            return columns, torch.zeros_like(columns, dtype=torch.bool)
+        part, none = LookupPart(0, query.shape[1], left, right, True), torch.empty(0)
+        columns, is_found = super().find(query[None], keys[None], none, none, part, count)
+        return columns[0], is_found[0]
+
+    def _find(self, query: torch.Tensor, keys: torch.Tensor, row: int, left: int, right: int, count: int) -> Tensors:
+        """The columns `(H, n, k)` of `keys` `(H, K, D)` among `left .. right - 1`, and whether there are such."""
+        offset = int(self.offset[row])
+        begin, end, index = left + offset, right + offset, self.rows.get(row)
+        if index is None or not index.can_move(begin, end):
+            index = self.rows[row] = RowIndex(keys, begin, end, self.num_probes, offset)
+        index.move(keys, begin, end, offset)
+        numbers = index.find(query, count).to(query.device)
+        return (numbers - offset).clamp(min=0), numbers >= 0
+
+    def move_rows(self, function: Callable[[torch.Tensor], torch.Tensor], kept: Tensors) -> None:
+        if self.offset is None:
+            return
         old, self.rows = self.rows, {}
-        for row, source in enumerate(function(torch.arange(num_rows)).tolist()):
+        for row, source in enumerate(function(torch.arange(len(self.offset))).tolist()):
             if source in old:  # the first that continues a row takes its index
                 self.rows[row] = old[source].copy() if old[source] in self.rows.values() else old[source]
-
-    def clear(self) -> None:
-        self.rows = {}
-
-    def copy(self) -> "IndexSearch":
-        other = IndexSearch(self.min_keys, self.num_probes)
-        other.rows = {row: index.copy() for row, index in self.rows.items()}
-        return other
+        self.shown, self.offset = kept, function(self.offset)
 
     def __deepcopy__(self, memo: dict) -> "IndexSearch":
-        return self.copy()
-
-
-def of_ring(keys: torch.Tensor, begin: int, end: int) -> np.ndarray:
-    """Those numbered `begin .. end - 1` of the ring `keys` `(S, D)`."""
-    return as_array(keys[torch.arange(begin, end, device=keys.device) % len(keys)])
+        other = IndexSearch(self.min_keys, self.num_probes)
+        other.rows = {row: index.copy() for row, index in self.rows.items()}
+        other.shown, other.offset = copy.deepcopy((self.shown, self.offset), memo)
+        return other
 
 
 def as_array(states: torch.Tensor) -> np.ndarray:
