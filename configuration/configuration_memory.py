@@ -94,7 +94,7 @@ class MemoryConfig(ConfigWithCode):
     """
 
     model_type = "memory_transformer"
-    keys_to_ignore_at_inference = ["past_key_values", "mems", "mems_mask"]
+    keys_to_ignore_at_inference = ["past_key_values", "mems"]
     attribute_map = {
         "d_model": "hidden_size",
         "n_layer": "num_hidden_layers",

@@ -100,7 +100,7 @@ class Memory(NamedTuple):
     def without(self, tokens: int) -> Self:
         """With the newest `tokens` of every row taken back, of a memory that has only windows."""
         layers = tuple(
-            layer._replace(columns=tuple(each.narrow(-2, 0, each.shape[-2] - tokens) for each in layer.columns))
+            layer._replace(columns=tuple(each[..., : max(each.shape[-2] - tokens, 0), :] for each in layer.columns))
             for layer in self.layers
         )
         lengths, tokens_read = ((each - tokens).clamp(min=0) for each in (self.lengths, self.tokens_read))
@@ -136,8 +136,10 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
     """The rows of all memories in one batch; windows of fewer columns get unused ones on their left.
 
     Raises:
-        ValueError: they are of different models, or one has inputs where another has keys and values.
+        ValueError: there are none, they are of different models, or one has inputs where another has keys and values.
     """
+    if not memories:
+        raise ValueError("`memories` is empty: give at least one.")
 
     def joined(*tensors: torch.Tensor) -> torch.Tensor:
         longest = max(each.shape[-2] for each in tensors) if tensors[0].dim() > 2 else 0

@@ -30,22 +30,13 @@ TABLE = re.compile(r"(<!-- table of memories: .*? -->\n).*?(<!-- end of table --
 OWN = [name for name, row in VARIANTS.items() if issubclass(row.config_class, MemoryConfig)]
 
 
-def bytes_of_a_row(layout: MemoryLayout, size: int = 4) -> int:
-    """Of `mems`, at most, for numbers of `size` bytes."""
-    total = 0
-    for part in layout.parts:
-        for name, shape in part.memory.shapes.items():
-            numbers = math.prod(columns(part.memory) if each is None else each for each in shape)
-            dtype = torch.bool if name == "_begun" else getattr(part.memory, "dtype", None)
-            total += numbers * (size if dtype is None else dtype.itemsize)
-    return total
-
-
-def columns(memory: Memory) -> int:
-    """The most that a value of it holds."""
-    if isinstance(memory, RetrievalMemory):
-        return memory.num_keys + memory.block_length - 1
-    return memory.length if isinstance(memory, ColumnMemory) else 1
+def bytes_of_a_row(model) -> int:
+    """Of `mems`, at most, for numbers of float32."""
+    like = torch.empty(0, device=next(model.parameters()).device)
+    memory = model.new_memory(1, like, static=True)
+    opened = most_of_blocks(model.config)
+    columns = sum(each[..., :1, :].nbytes * opened for layer in memory.layers for each in layer.columns)
+    return columns + sum(each.nbytes for each in memory.named_tensors().values())
 
 
 def seen_by(model, layer_idx: int) -> int:

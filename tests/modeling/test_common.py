@@ -378,6 +378,7 @@ def test_mem_len_zero_remembers_nothing(model_type, use_cache):
     output = model(tokens(2, 12), use_cache=use_cache)
     assert output.mems is None
     assert output.past_key_values is None
+    assert not {"mems", "past_key_values"} & output.keys()
     torch.testing.assert_close(result_of(output)[:, :6], result_of(model(tokens(2, 12)[:, :6])), **EXACT)
 
 
