@@ -186,7 +186,7 @@ def table(rows: list[dict]) -> str:
     lines = []
     for kind, title in (
         ("train", "A training step"), ("evaluate", "A segment of 128 with the cache (`past_key_values`)"),
-        ("evaluate_value", "A segment of 128 in the value form (`mems`)"), ("generate", "`generate()`, per token"),
+        ("evaluate_value", "A segment of 128 with `mems` of inputs"), ("generate", "`generate()`, per token"),
     ):  # fmt: skip
         chosen = [row for row in rows if row["kind"] == kind]
         if not chosen:

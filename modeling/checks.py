@@ -184,14 +184,14 @@ def check_continued_rows(
 
 def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Memory | None) -> None:
     """Check that the memory, of a cache or as `mems`, is one of this base `model` and batch."""
-    if mems is not None and past_key_values is not None:
-        raise ValueError("`mems` and `past_key_values` both hold a memory: pass only one of them.")
     if past_key_values is not None and not isinstance(past_key_values, MemoryCache):
         raise ValueError(
             f"`past_key_values` is a {type(past_key_values).__name__}: it must be a MemoryCache, as "
             "`model(ids, use_cache=True).past_key_values` is. Prefix tuning by PEFT uses a cache of transformers, "
             "which cannot hold this memory: use LoRA."
         )
+    if mems is not None and past_key_values is not None:
+        raise ValueError("`mems` and `past_key_values` both hold a memory: pass only one of them.")
     name, memory = ("mems", mems) if past_key_values is None else ("past_key_values", past_key_values.memory)
     if memory is None or torch.compiler.is_compiling():
         return

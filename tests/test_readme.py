@@ -75,7 +75,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
-    assert namespace["second"].mems[0].shape == (1, 32, 32)
+    assert namespace["second"].mems.layers[0].columns[0].shape == (1, 32, 32)
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
     assert not [name for name in hub.files if name.endswith((".bin", ".pkl", ".pt"))]
 

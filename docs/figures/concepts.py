@@ -107,10 +107,10 @@ def window() -> Figure:
     return figure
 
 
-def two_forms() -> Figure:
-    """The value keeps inputs of layers and projects them again; the cache keeps what was projected."""
+def one_value() -> Figure:
+    """Columns are inputs of layers, which every call projects again, or what was projected."""
     figure, axes = canvas(8, 3.1, columns=2)
-    titles = ("value: mems=out.mems", "cache: past_key_values")
+    titles = ("model(ids)", "model(ids, use_cache=True)")
     for ax, title, kept in zip(axes, titles, ("inputs", "keys, values"), strict=True):
         for column in range(4):
             cell(ax, column, 0, MEMORY)
@@ -156,7 +156,7 @@ def padding_and_resets() -> Figure:
     return figure
 
 
-FIGURES: tuple[Callable[[], Figure], ...] = (recurrence, relative_shift, window, two_forms, padding_and_resets)
+FIGURES: tuple[Callable[[], Figure], ...] = (recurrence, relative_shift, window, one_value, padding_and_resets)
 
 
 def svg(draw: Callable[[], Figure]) -> str:

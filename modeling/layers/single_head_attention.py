@@ -67,13 +67,11 @@ class SingleHeadAttention(MemoryAttention):
     def queries(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.split_heads(self.query_gate.sigmoid() * self.q_norm(self.q_proj(hidden_states)))
 
-    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        key = self.key_gate.sigmoid() * self.k_proj(hidden_states)
-        value = self.gate_of_values() * self.v_proj(hidden_states)
-        return self.split_heads(key), self.split_heads(value)
-
     def attend(self, query: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        attn_output, attn_weights = super().attend(query, *args, **kwargs)
+        # the gates of keys and values, on the few queries and outputs that meet them
+        key_gate, value_gate = (each.view(-1, self.head_dim) for each in (self.key_gate.sigmoid(), self.gate_of_values()))
+        attn_output, attn_weights = super().attend(query * key_gate[:, None], *args, **kwargs)
+        attn_output = attn_output * value_gate
         if self.mix_proj is None or self.mix_gate is None:
             return attn_output, attn_weights
         mixed = attn_output.flatten(-2)
