@@ -49,8 +49,9 @@ from torch.autograd.function import once_differentiable
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.relative_attention import relative_shift, table_rows
-from transformers_xl.modeling.ops.rolling_buffer import Tensors
 from transformers_xl.modeling.ops.window import keep_last
+
+Tensors = tuple[torch.Tensor, ...]
 
 # Scores of a piece: they are made, normalised and used while they are still in the processor's cache. Without gradients,
 # a head with at least ONE_HEAD of them is a piece, and every head is worked on in the same buffer.
