@@ -68,11 +68,12 @@ class MemoryCache(Cache):
         ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and remember
             nothing more.
         records_past: whether nothing is dropped, so that tokens can be taken back.
+        is_stateful: whether it holds a state that no token can be taken back from; the model that writes it says so.
     """
 
     def __init__(self, memory: Memory | None = None, static: bool = False):
         super().__init__(layers=[])
-        self.static, self.records_past = static, False
+        self.static, self.records_past, self.is_stateful = static, False, False
         self.rooms: list[LayerRoom] = []
         self.reset()
         self.memory = memory
@@ -166,7 +167,7 @@ class MemoryCache(Cache):
         """Take the newest `-tokens_to_remove` tokens back.
 
         Raises:
-            ValueError: the number is positive.
+            ValueError: the number is positive, or the memory has a state.
             RuntimeError: they have pushed others out of the window, which nobody recorded.
         """
         if tokens_to_remove > 0:
@@ -175,6 +176,11 @@ class MemoryCache(Cache):
             )
         if tokens_to_remove == 0 or self.memory is None:
             return
+        if self.is_stateful:
+            raise ValueError(
+                f"`tokens_to_remove`={tokens_to_remove}: this memory has a state, and no token can be taken back from it. As "
+                "an assistant use a model that remembers a window alone."
+            )
         if not self.records_past and bool((self.memory.tokens_read > self.memory.lengths).any()):
             raise RuntimeError("What left the window was not recorded: call `activate_past_recording()` first.")
         self.memory = self.memory.without(-tokens_to_remove)

@@ -125,11 +125,8 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         if not self.config.feedback:
             return super().read(hidden_states, memory, call, cache, **kwargs)
         parts = CallParts.of(call, hidden_states.shape[1], memory.tokens_read, self.config.block_length)
-        if len(parts.parts) > 1 and kwargs.get("output_attentions", self.config.output_attentions):
-            raise ValueError(
-                f"`output_attentions`=True with `feedback`=True: this call is run as {len(parts.parts)} blocks, whose "
-                "weights have different keys. Pass one block per call."
-            )
+        if len(parts.parts) > 1:
+            self.check_parts(len(parts.parts), **kwargs)
         outputs: list[MemoryModelOutput] = []
         for part in parts.parts:
             memory = memory if part.begins is None else self.forget(memory, part.begins)
@@ -137,6 +134,21 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
             outputs.append(super().read(embeds, memory, part.call, cache, **kwargs))
             memory = outputs[-1].mems
         return parts.join(outputs)
+
+    def check_parts(self, count: int, **kwargs) -> None:
+        """Raise a `ValueError` if a call of several blocks cannot be run one by one."""
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            raise ValueError(
+                f"`output_attentions`=True with `feedback`=True: this call is run as {count} blocks, whose weights have "
+                "different keys. Pass one block per call."
+            )
+        function = getattr(self.layers[0], "_gradient_checkpointing_func", None)
+        is_reentrant = getattr(function, "keywords", {}).get("use_reentrant", False)
+        if is_reentrant and self.is_activation_checkpointing and self.training and torch.is_grad_enabled():
+            raise ValueError(
+                f"`use_reentrant`=True with `feedback`=True: this call is run as {count} blocks, and gradients from one to "
+                "the one before would be lost. Checkpoint activations with `use_reentrant=False`."
+            )
 
 
 @auto_docstring(custom_intro="The Block-Recurrent Transformer with a language modeling head.")

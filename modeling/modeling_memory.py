@@ -234,6 +234,7 @@ class MemoryModel(MemoryPreTrainedModel):
         memory = memory.detach() if torch.is_grad_enabled() else memory
         if cache is not None:
             cache.update_memory(memory, length)
+            cache.is_stateful = self._is_stateful
             if cache.static:
                 cache.keep_distances(self.num_distances(self.most_keys()) + 1)
             output.past_key_values = cache

@@ -225,6 +225,10 @@ def test_assisted_decoding_needs_a_memory_that_can_be_taken_back(model_type):
     if model._is_stateful:
         with pytest.raises(ValueError, match="stateful"):
             greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4)
+        with pytest.raises(ValueError, match="taken back"):
+            greedy(language_model("transformer_xl"), tokens(1, 5), assistant_model=model)
+        with pytest.raises(ValueError, match="taken back"):
+            model(tokens(1, 5), use_cache=True).past_key_values.crop(-1)
     with pytest.raises(ValueError, match="(?i)static|stateful"):
         greedy(model, tokens(1, 5), prompt_lookup_num_tokens=4, cache_implementation="static")
 

@@ -168,6 +168,19 @@ def test_feedback_shows_the_hidden_states_of_all_blocks():
         model(ids, output_attentions=True)
 
 
+def test_checkpoints_pass_gradients_from_block_to_block():
+    """Those that see them; the others are refused where there are several blocks."""
+    model, ids = language_model(feedback=True, dropout=0.0).train(), tokens(2, 8)
+    expected = torch.autograd.grad(model(ids).logits.square().sum(), list(model.parameters()))
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    found = torch.autograd.grad(model(ids).logits.square().sum(), list(model.parameters()))
+    torch.testing.assert_close(found, expected, **EXACT)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="use_reentrant"):
+        model(ids)
+    assert model(ids[:, :3]).logits.requires_grad
+
+
 # --- configuration
 
 

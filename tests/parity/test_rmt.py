@@ -96,7 +96,7 @@ def test_values(case: Case):
             case.check(f"nll_seg{segment}", nll)
             case.check(f"loss_seg{segment}", nll.mean())
             if length == case.hyper["segment_len"]:
-                case.check(f"memory_seg{segment}", model.layout.split(mems).model["memory_tokens"])
+                case.check(f"memory_seg{segment}", mems.layers[0].state[0])
         ids = torch.cat(
             [case.inputs[f"input_ids_seg{segment}"] for segment in range(case.count("in.input_ids_seg*"))], 1
         )
