@@ -220,18 +220,18 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
 
 def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -> None:
     _check_tensors(f"{name}.state", memory.state, new.state, batch)
-    _check_tensors(f"{name}.older", memory.older, new.older, batch, are_columns=True)
-    columns = memory.columns
-    if not (columns and new.columns) or columns[0].dim() == new.columns[0].dim():
-        _check_tensors(f"{name}.columns", columns, new.columns, batch, are_columns=True)
-        return
-    # keys and values: the layer compares them with its own
-    sizes = {(each.dim(), len(each), each.shape[-2], each.is_floating_point()) for each in columns}
-    if sizes != {(4, batch, memory.num_columns, True)}:
-        raise ValueError(
-            f"`{name}.columns` have shapes {[tuple(each.shape) for each in columns]}: they must be inputs (batch, columns, "
-            "hidden_size), or keys and values (batch, heads, columns, head_dim). Is it the memory of this model?"
-        )
+    for field in ("columns", "older"):
+        columns, others = getattr(memory, field), getattr(new, field)
+        if not (columns and others) or columns[0].dim() == others[0].dim():
+            _check_tensors(f"{name}.{field}", columns, others, batch, are_columns=True)
+            continue
+        # keys and values: the layer compares them with its own
+        sizes = {(each.dim(), len(each), each.shape[-2], each.is_floating_point()) for each in columns}
+        if sizes != {(4, batch, columns[0].shape[-2], True)}:
+            raise ValueError(
+                f"`{name}.{field}` have shapes {[tuple(each.shape) for each in columns]}: they must be inputs (batch, "
+                "columns, hidden_size), or keys and values (batch, heads, columns, head_dim). Is it the memory of this model?"
+            )
 
 
 def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:

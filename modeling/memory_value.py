@@ -90,12 +90,14 @@ class Memory(NamedTuple):
 
     def detach(self) -> Self:
         """Without the graph that made it."""
-        return self.map(torch.Tensor.detach)
+        return self.map(lambda each: each.detach() if each.requires_grad else each)
 
     def newest(self, counts: Sequence[int]) -> Self:
         """With at most so many columns in the window of each layer."""
         layers = tuple(layer.newest(count) for layer, count in zip(self.layers, counts, strict=True))
-        return self._replace(layers=layers, lengths=self.lengths.clamp(max=max([0, *counts])))
+        most = max([0, *counts])
+        lengths = self.lengths if self.num_columns <= most else self.lengths.clamp(max=most)
+        return self._replace(layers=layers, lengths=lengths)
 
     def without(self, tokens: int) -> Self:
         """With the newest `tokens` of every row taken back, of a memory that has only windows."""

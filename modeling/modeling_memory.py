@@ -34,7 +34,7 @@ from transformers_xl.modeling.memory_cache import MemoryCache
 from transformers_xl.modeling.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.ops.window import drop_full_mask, gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.segment import Call, Segment
+from transformers_xl.modeling.segment import Call, Segment, noted
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(
@@ -363,8 +363,9 @@ class MemoryModel(MemoryPreTrainedModel):
             layer.new_memory(batch, length if has_zeros or static else 0, like)
             for layer, length in zip(self.layers, lengths, strict=True)
         )
-        none = torch.zeros(batch, dtype=torch.long, device=like.device)
-        return Memory(layers, none + max([0, *lengths]) if has_zeros else none, none, self.new_state(batch, like))
+        none, most = torch.zeros(batch, dtype=torch.long, device=like.device), max([0, *lengths])
+        count = noted(none + most, most) if has_zeros else noted(none, 0)
+        return Memory(layers, count, none, self.new_state(batch, like))
 
     def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the model itself remembers of new rows, beside its layers."""

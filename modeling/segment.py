@@ -11,7 +11,7 @@ is that of their columns in every row, and what a token sees is an interval that
 Shapes: B batch, T tokens of a call, C columns of the memory, K = C + T.
 """
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch.nn import functional as F
@@ -69,6 +69,26 @@ def is_true(condition: torch.Tensor, unless: bool) -> bool:
     return unless if torch.compiler.is_compiling() else bool(condition)
 
 
+def noted(numbers: torch.Tensor, number: int) -> torch.Tensor:
+    """`numbers` `(B,)` that are all this one, with a note that says so: asking the device for it lets a GPU wait."""
+    if not torch.compiler.is_compiling():
+        cast(Any, numbers).of_all_rows = number, _writes(numbers)
+    return numbers
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    """How often somebody has written to it in place: then its note is void."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def are_all(numbers: torch.Tensor, number: int) -> bool:
+    """Whether all `numbers` `(B,)` are this one; False in a compiled graph, which cannot ask."""
+    if torch.compiler.is_compiling():
+        return False
+    known, writes = getattr(numbers, "of_all_rows", (0, -1))
+    return known == number if writes == _writes(numbers) else bool((numbers == number).all())
+
+
 def document_starts(position_ids: torch.Tensor, mask: torch.Tensor | None, pack: torch.Tensor | None) -> torch.Tensor:
     """Tokens `(B, T)` bool whose position does not continue that of the real token before them."""
     position_ids = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
@@ -106,7 +126,7 @@ class Segment(NamedTuple):
     def of(cls, num_before: int, lengths: torch.Tensor, tokens_read: torch.Tensor, length: int, call: Call) -> Self:
         """`length` tokens of a call behind `num_before` columns."""
         is_plain = call.num is None and call.document_ids is None
-        is_plain = is_plain and is_true((lengths == num_before).all(), unless=False)
+        is_plain = is_plain and are_all(lengths, num_before)
         if is_plain:
             start = lengths.new_zeros(1, length)
         else:
@@ -119,7 +139,7 @@ class Segment(NamedTuple):
 
     def behind(self, num_before: int) -> Self:
         """The same tokens behind `num_before` columns of another kind, all of them real."""
-        lengths = torch.full_like(self.lengths, num_before)
+        lengths = noted(torch.full_like(self.lengths, num_before), num_before)
         return self.of(num_before, lengths, self.tokens_read, self.length, Call(self.num, self.document_ids))
 
     @property
@@ -161,7 +181,9 @@ class Segment(NamedTuple):
 
     def remembered(self, count: int) -> torch.Tensor:
         """How many of the newest `count` columns are real after the call, `(B,)`."""
-        return (self.end - self.start[:, -1]).clamp(max=min(count, self.num_keys))
+        count = min(count, self.num_keys)
+        lengths = (self.end - self.start[:, -1]).clamp(max=count)
+        return noted(lengths, count) if self.is_plain else lengths
 
     def seen_by(self, num_before: int, keep: int, window: int | None) -> Self:
         """The same for a layer that has the newest `num_before` of these columns, of which it may see `keep`, and whose
@@ -203,4 +225,4 @@ def _newest(row: torch.Tensor, end: int, count: int) -> torch.Tensor:
     return columns if end >= count else F.pad(columns, (0, 0, count - end, 0))
 
 
-__all__ = ["Call", "Segment", "document_starts", "is_true"]
+__all__ = ["Call", "Segment", "are_all", "document_starts", "is_true", "noted"]

@@ -18,7 +18,7 @@ from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.relative_attention import attention_weights
 from transformers_xl.modeling.ops.window import gather_columns, keep_last
-from transformers_xl.modeling.segment import Segment, is_true
+from transformers_xl.modeling.segment import Segment, is_true, noted
 
 
 # B batch, T segment, K columns of [memory; segment], N blocks of c positions, S compressed vectors, E hidden size
@@ -159,7 +159,9 @@ class CompressionPlan(NamedTuple):
 def uncompressed(config: CompressiveTransformerConfig, segment: Segment) -> torch.Tensor:
     """How many columns of each row are not compressed after a call, `(B,)`."""
     columns, rate = segment.end - segment.start[:, -1], config.compression_rate
-    return columns - (columns - config.mem_len).clamp(min=0) // rate * rate
+    columns = columns - (columns - config.mem_len).clamp(min=0) // rate * rate
+    most = max(segment.num_keys - config.mem_len, 0) // rate * rate
+    return noted(columns, segment.num_keys - most) if segment.is_plain else columns
 
 
 class Compression(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from transformers_xl.modeling.ops.window import gather_columns
-from transformers_xl.modeling.segment import Segment, is_true
+from transformers_xl.modeling.segment import Segment, is_true, noted
 
 
 class BlockGrid(NamedTuple):
@@ -98,7 +98,8 @@ def columns_to_keep(segment: Segment, size: int) -> int:
 
 def open_lengths(segment: Segment, size: int) -> torch.Tensor:
     """How many columns the open block of each row has after a call, `(B,)`."""
-    return (segment.end - segment.start[:, -1]) % size
+    lengths = (segment.end - segment.start[:, -1]) % size
+    return noted(lengths, segment.num_keys % size) if segment.is_plain else lengths
 
 
 __all__ = ["BlockGrid", "open_lengths"]

@@ -27,7 +27,7 @@ from triton.language import float32  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
 from transformers_xl.modeling.ops import triton_attention  # noqa: E402
-from transformers_xl.modeling.ops.key_mask import FarColumns, KeyMask  # noqa: E402
+from transformers_xl.modeling.ops.far_columns import FarColumns  # noqa: E402
 from transformers_xl.modeling.ops.triton_attention import triton_relative_attention  # noqa: E402
 from transformers_xl.modeling.ops.triton_tiles import Tile  # noqa: E402
 from transformers_xl.modeling.ops.wide_attention import wide_attention  # noqa: E402
@@ -136,7 +136,7 @@ def test_biases_and_positions_may_be_wider_as_under_autocast():
 def test_far_columns_directly_behind_the_window_of_one_token(window):
     given = arguments((2, 1, 1, 12, 4), torch.float64, "cpu")
     query, key, value, positions, *biases = given
-    far = FarColumns(key[:, :, :4], value[:, :, :4], KeyMask())
+    far = FarColumns(key[:, :, :4], value[:, :, :4])
     near = (key[:, :, 4:], value[:, :, 4:], positions, *biases, None, window, 0.7)
     expected = wide_attention(query, *near, far=far)
     torch.testing.assert_close(triton_relative_attention(query, *near, far=far), expected, **TOLERANCE[torch.float64])
@@ -147,7 +147,7 @@ def test_what_the_kernels_decline_goes_to_flex_attention(monkeypatch):
     monkeypatch.setattr(triton_attention, "flex_relative_attention", lambda *given: calls.append(given))
     triton_relative_attention(*arguments((1, 1, 2, 0, 129), torch.float64, "cpu"), None, None, 1.0)
     given = arguments((1, 1, 2, 0, 4), torch.float64, "cpu")
-    told = FarColumns(given[1], given[2], KeyMask(distance=torch.full((1, 2, 2), 1)))
+    told = FarColumns(given[1], given[2], distance=torch.full((1, 2, 2), 1))
     triton_relative_attention(*given, None, 5, 1.0, True, told)
     assert [len(call) for call in calls] == [11, 11]
     assert calls[1][-5:] == (None, 5, 1.0, True, told)

@@ -6,6 +6,7 @@ import torch
 from tiny import EXACT, FLOAT32, VOCAB_SIZE, tiny_config, tokens
 
 from transformers_xl import TransformerXLForCausalLM
+from transformers_xl.modeling.memory_value import LayerMemory, Memory
 
 LENGTH = 5
 SETTINGS = [
@@ -48,11 +49,13 @@ def build(fields: dict, attention: str, dtype: torch.dtype) -> TransformerXLForC
     return model.to(dtype).eval()
 
 
-def memory_for(model, batch: int, length: int) -> list[torch.Tensor] | None:
+def memory_for(model, batch: int, length: int) -> Memory | None:
     if length == 0:
         return None
     shape = (batch, length, model.config.hidden_size)
-    return [torch.randn(shape, dtype=model.dtype) for _ in range(model.config.num_hidden_layers)]
+    layers = [LayerMemory((torch.randn(shape, dtype=model.dtype),)) for _ in range(model.config.num_hidden_layers)]
+    number = torch.full((batch,), length)
+    return Memory(tuple(layers), number, number)
 
 
 def assert_all_close(actual: dict, expected: dict, tolerance: dict) -> None:
@@ -73,13 +76,13 @@ def test_attention_layer(fields, memory_length, attention, dtype, tolerance):
     """One attention layer inside the model, with the segment and memory that reach it, and every gradient it gives."""
     model = build(fields, attention, dtype)
     layer = model.model.layers[-1].self_attn
-    calls = []
-    layer.register_forward_hook(lambda module, args, output: calls.append((*args[:2], output[0])))
-    mems = memory_for(model, 3, memory_length)
-    model(tokens(3, LENGTH), mems=None if mems is None else tuple(mems))
-    [(segment, memory, output)] = calls
-    # a pre-norm memory of which only the visible part is handed to the layer is the same memory
-    memory = segment[:, :0] if memory is None else memory
+    calls, projected = [], []
+    layer.register_forward_hook(lambda module, args, output: calls.append((args[0], output[0])))
+    layer.k_proj.register_forward_hook(lambda module, args, output: projected.append(args[0]))
+    model(tokens(3, LENGTH), mems=memory_for(model, 3, memory_length))
+    [(segment, output)] = calls
+    assert projected.pop(0) is segment
+    [memory] = projected or [segment[:, :0]]
     shared = model.model.positions.bias
     biases = layer.bias if shared is None else shared
     parameters = dict(layer.named_parameters()) | dict(biases.named_parameters(prefix="bias"))
@@ -107,15 +110,16 @@ def test_whole_model(fields, memory_length, attention, dtype, tolerance):
     """Logits, memory and the gradient of every parameter."""
     model = build(fields, attention, dtype)
     ids, mems = tokens(2, LENGTH), memory_for(model, 2, memory_length)
-    output = model(ids, mems=None if mems is None else tuple(mems))
+    output = model(ids, mems=mems)
     state = dict(model.named_parameters())
+    mems = None if mems is None else [layer.columns[0] for layer in mems.layers]
     expected, inputs = reference.model_logits(state, ids, mems, model.config)
 
     torch.testing.assert_close(output.logits, expected, **tolerance)
     if model.config.mem_len:
-        for layer, (new, remembered) in enumerate(zip(inputs, output.mems, strict=True)):
+        for layer, (new, remembered) in enumerate(zip(inputs, output.mems.layers, strict=True)):
             new = new if mems is None else torch.cat([mems[layer], new], dim=1)
-            torch.testing.assert_close(remembered, new[:, -model.config.mem_len :].detach(), **tolerance)
+            torch.testing.assert_close(remembered.columns[0], new[:, -model.config.mem_len :].detach(), **tolerance)
     cotangent = torch.randn(2, LENGTH, VOCAB_SIZE, dtype=dtype)
     assert_all_close(
         dict(zip(state, torch.autograd.grad(output.logits, list(state.values()), cotangent), strict=True)),

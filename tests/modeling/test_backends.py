@@ -6,10 +6,11 @@ from naive_relative_attention import SHAPES, TOLERANCE, arguments, by_column, by
 from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 
 from transformers_xl.modeling.auto import register_kernels
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
 from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
-from transformers_xl.modeling.ops.key_mask import FarColumns, KeyMask
+from transformers_xl.modeling.ops.far_columns import FarColumns
 
 # the formula of a backend for CUDA, in plain steps
 FLEX = pytest.param(Backend(flex_relative_attention, "cpu", ()), torch.float64, id="flex on a CPU")
@@ -126,8 +127,7 @@ def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hi
     direction = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * direction).sum(), given)
 
-    mask = KeyMask(None if hidden is None else far_seen, distance=distance, min_distance=nearest)
-    far = FarColumns(*given[6:], mask)
+    far = FarColumns(*given[6:], None if hidden is None else far_seen, distance, nearest)
     for sizes in sizes_of(backend):
         set_sizes(monkeypatch, *sizes)
         options = {"visible": visible, "window": window, "scaling": 0.7, "far": far}
@@ -143,7 +143,7 @@ def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hi
 def test_far_columns_directly_behind_the_window_of_one_token(backend, dtype, window):
     query, key, value, positions, *biases = arguments((2, 3, 1, 12, 4), dtype, backend.device_type)
     near = min(window or 9, 9)
-    far = FarColumns(key[:, :, :4], value[:, :, :4], KeyMask())
+    far = FarColumns(key[:, :, :4], value[:, :, :4])
     parts = (key[:, :, 4:], value[:, :, 4:])
     keys = [torch.cat([part[:, :, :4], part[:, :, 13 - near :]], dim=2) for part in (key, value)]
     seen = torch.ones(2, 1, 4 + near, dtype=torch.bool, device=backend.device_type)
@@ -230,7 +230,7 @@ def test_a_model_learns_on_a_gpu_what_it_learns_on_a_cpu(checkpointed: bool):
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-3)
 
 
-def kept_for_backward(model, ids: torch.Tensor, mems: tuple) -> int:
+def kept_for_backward(model, ids: torch.Tensor, mems: Memory) -> int:
     """Bytes of the tensors that the backward pass will read, each storage once, parameters left out."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages = {}

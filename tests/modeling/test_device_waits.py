@@ -20,7 +20,7 @@ IN_TRAINING = {
     "block_recurrent", "compressive_transformer", "memorizing_transformer", "recurrent_memory_transformer",
     "segment_memory",
 }  # fmt: skip
-IN_GENERATION = IN_TRAINING | {"depth_adaptive_transformer", "infini_transformer", "universal_transformer"}
+IN_GENERATION = IN_TRAINING | {"depth_adaptive_transformer", "universal_transformer"}
 
 
 class Reads(TorchDispatchMode):

@@ -77,10 +77,10 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_of_the_weight_is_seen(model, change):
     before = logits(model)
-    kept = model.model.layers[0].self_attn.kept_projection
+    kept = model.model.layers[0].self_attn.kept
     assert kept is not None
     assert torch.equal(logits(model), before)
-    assert model.model.layers[0].self_attn.kept_projection is kept
+    assert model.model.layers[0].self_attn.kept is kept
     change(model)
     after = logits(model)
     assert not torch.equal(after, before)
@@ -88,10 +88,9 @@ def test_a_change_of_the_weight_is_seen(model, change):
 
 
 def test_training_keeps_nothing(model):
-    logits(model)
     model.train()
     logits(model)
-    assert model.model.layers[0].self_attn.kept_projection is None
+    assert model.model.layers[0].self_attn.kept is None
 
 
 def test_another_length_or_type_is_projected_anew(model):
