@@ -62,9 +62,7 @@ class _NotingStoppingCriteria(StoppingCriteriaList):
 
     def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
         done = super().__call__(input_ids, scores, **kwargs)
-        ended = done if self.cache.ended is None else done | self.cache.ended
-        if self.cache.static or bool(ended.any()):
-            self.cache.ended = ended
+        self.cache.end_rows(done)
         return done
 
 

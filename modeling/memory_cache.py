@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory_value import Memory, cat_memories
 from transformers_xl.modeling.ops.window import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
@@ -65,8 +65,9 @@ class MemoryCache(Cache):
             are then written to.
 
     Attributes:
-        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and remember
-            nothing more.
+        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and read nothing
+            more, where shapes may not change. Elsewhere they read on, and what they remember stands `aside` until `finish`:
+            so all rows are alike.
         records_past: whether nothing is dropped, so that tokens can be taken back.
         is_stateful: whether it holds a state that no token can be taken back from; the model that writes it says so.
     """
@@ -155,6 +156,15 @@ class MemoryCache(Cache):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         self._map_rows(lambda rows: rows[indices.to(rows.device)])
 
+    def end_rows(self, rows: torch.Tensor) -> None:
+        """Let `rows` (batch,) bool remember nothing more inside `generate()`."""
+        if self.static or self.ring is not None:
+            self.ended = rows if self.ended is None else rows | self.ended
+            return
+        new = [row for row in rows.nonzero().flatten().tolist() if row not in self.aside]
+        if self.memory is not None and len(self.aside) + len(new) < self.batch_size:  # else nobody reads on
+            self.aside |= {row: self.memory.rows([row]) for row in new}
+
     def activate_past_recording(self) -> None:
         """Allow the tokens that are read from now on to be taken back, until `finish`."""
         if self.static:
@@ -191,6 +201,7 @@ class MemoryCache(Cache):
         self.ring: Any = None  # where a compiled step keeps the memory
         self.memory = None
         self.ended: torch.Tensor | None = None
+        self.aside: dict[int, Memory] = {}
         self.placed: Memory | None = None
         self.num_tokens: int | torch.Tensor = 0
         if self.static:  # a number would compile a new graph at every step
@@ -200,6 +211,12 @@ class MemoryCache(Cache):
     def finish(self) -> None:
         """Leave `generate()`: rows may continue, and tokens can no longer be taken back."""
         self.ended, self.records_past = None, False
+        if self.memory is not None and self.aside:
+            order = list(range(self.batch_size))
+            for index, row in enumerate(self.aside):
+                order[row] = self.batch_size + index
+            self.memory = cat_memories([self.memory, *self.aside.values()]).rows(order)
+        self.aside = {}
 
 
 __all__ = ["LayerRoom", "MemoryCache"]
