@@ -12,8 +12,8 @@ Tensors = tuple[torch.Tensor, ...]
 
 class LayerRoom:
     """What a cache keeps for one layer, beside its memory: room behind the columns, where those of the next token are
-    written, the projections of relative positions, `(heads, distances, head_dim)`, and what a variant has `derived` from the
-    memory. That says itself whose it is, and follows its rows with `map_rows(function, memory)`.
+    written, the projections of relative positions, `(heads, distances, head_dim)`, and what a variant has `derived` from
+    the memory. That says itself whose it is, and follows its rows with `map_rows(function, memory)`.
 
     No column that a memory shows is written to.
     """
