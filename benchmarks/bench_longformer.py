@@ -21,11 +21,10 @@ from torch import nn
 from transformers_xl import CausalLongformerConfig, TransformerXLConfig
 from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.banded_attention import BandedAttention, BandedKeyMask
+from transformers_xl.modeling.layers.banded_attention import BandedAttention
+from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.positions import RelativePositions
-from transformers_xl.modeling.layers.segment_context import SegmentContext
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.ops.key_mask import KeyMask
+from transformers_xl.modeling.segment import Call, Segment
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -54,10 +53,11 @@ class Attention(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         length = hidden_states.shape[1]
-        table = self.positions(min(length, self.reach or length), hidden_states), self.positions.bias
-        key_mask = KeyMask(by_distance=True) if self.reach is None else BandedKeyMask(window=self.reach)
-        segment = SegmentContext(position_embeddings=table)
-        return self.attention(hidden_states, None, ColumnMemory.with_mask(key_mask), segment)[0]
+        table = self.positions(min(length, self.reach or length), hidden_states)
+        none = torch.zeros(len(hidden_states), dtype=torch.long)
+        segment = Segment.of(0, none, none, length, Call()).seen_by(0, 0, self.reach)
+        context = LayerContext(segment, self.reach, keep=0, positions=table, bias=self.positions.bias())
+        return self.attention(hidden_states, *self.attention.project(hidden_states), context)[0]
 
 
 def task(form: str, kind: str) -> Callable[[int], None]:

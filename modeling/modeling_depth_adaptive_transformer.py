@@ -30,7 +30,6 @@ from transformers_xl.modeling.layers.depth_halting import (
 )
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.memory_value import LayerMemory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
@@ -85,7 +84,7 @@ class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
 )
 class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, MemoryModel):
     layer_class = DepthAdaptiveTransformerLayer
-    output_class = DepthAdaptiveTransformerModelOutput
+    output_class: type[DepthAdaptiveTransformerModelOutput] = DepthAdaptiveTransformerModelOutput
     token_outputs = ("last_hidden_state", "exit_layers")
     extra_arguments = ("exit_rule",)
 
@@ -102,12 +101,11 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
         segment, means = contexts[0].segment, hidden_states
         exit_layers = exit_layers if segment.mask is None else exit_layers.where(segment.mask, 0)
         if memory[0].state:
-            means, newest = read_mean(hidden_states, *memory[0].state, segment)
+            means, newest = read_mean(hidden_states, memory[0].state[0], segment)
             memory = (memory[0]._replace(state=(newest,)), *memory[1:])
         if exit_rule is None:
             output, remembered = super().run_layers(hidden_states, memory, contexts, **kwargs)
-            output["exit_layers"] = exit_layers
-            return output, remembered
+            return self.output_class(last_hidden_state=output.last_hidden_state, exit_layers=exit_layers), remembered
 
         skip_halted, remembered = skips_halted(self.config, **kwargs), []
         known = exit_rule(0, means)
@@ -118,18 +116,16 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             count = int(running.sum()) if skip_halted else running.numel()
             packed = count < running.numel()
             asked = running if packed or not skip_halted else None  # with all of them, an ordinary layer
-            output = LayerOutput(
-                *layer(hidden_states, past, context, running=asked, skip_halted=skip_halted, **kwargs)
-            )
-            hidden_states = self.captured_states(output.hidden_states)
-            remembered.append(output.memory)
+            told = {"running": asked, "skip_halted": skip_halted}
+            hidden_states, kept, _ = layer(hidden_states, past, context, **told, **kwargs)
+            hidden_states = self.captured_states(hidden_states)
+            remembered.append(kept)
             if count == 0:
                 continue
             known = exit_rule(number, gather(hidden_states, running) if packed else hidden_states)
             if known is not None:
                 exit_layers = scatter(known, running, exit_layers) if packed else known.where(running, exit_layers)
-        result = self.output_class(last_hidden_state=hidden_states, exit_layers=exit_layers)
-        return result, remembered
+        return self.output_class(last_hidden_state=hidden_states, exit_layers=exit_layers), remembered
 
 
 @auto_docstring(

@@ -180,8 +180,9 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
             halting = halting + running
             spent = spent + probability * running
             running = running & ~halts
-        for context in contexts[1:] if contexts[0].room is not None else ():  # one layer projects the positions
-            context.room.positions = contexts[0].room.positions
+        rooms = [context.room for context in contexts if context.room is not None]
+        for room in rooms:  # one layer projects the positions
+            room.positions = rooms[0].positions
         result = UniversalTransformerModelOutput(
             last_hidden_state=output,
             ponder_cost=ponder_cost if self.training or output_halting else None,

@@ -1,5 +1,7 @@
 """Sliding windows with dilation per head: Beltagy et al., 2020, https://arxiv.org/abs/2004.05150, section 3.1."""
 
+from typing import cast
+
 import torch
 from torch.nn import functional as F
 
@@ -31,13 +33,14 @@ class BandedAttention(RelativeAttention):
 
     def attend(self, query, key, value, context, **kwargs):
         projected, bias = self.relative_terms(context)
-        near = keep_last(projected, context.window + 1)[:, :-1]
+        window = cast(int, context.window)  # the model gives one to every layer
+        near = keep_last(projected, window + 1)[:, :-1]
         if self.config._attn_implementation == "eager":
-            context = context._replace(mask=self.visible_pairs(context))
+            context = context._replace(mask=self.visible_pairs(context, self.slots(window)))
             return self.attend_relative(query, key, value, widened(near, key.shape[2]), bias, context, **kwargs)
         outputs = []
         for dilation, heads in self.heads.items():
-            band = Band.of(query.shape[2], key.shape[2], self.slots(context), dilation)
+            band = Band.of(query.shape[2], key.shape[2], self.slots(window), dilation)
             near_heads = near[:, (near.shape[1] - 1) % dilation :: dilation]
             if len(self.heads) == 1:
                 outputs.append(self.attend_band(band, query, key, value, near_heads, bias, context, **kwargs))
@@ -65,16 +68,16 @@ class BandedAttention(RelativeAttention):
         attn_output, _ = self.attend_relative(*states, positions, bias, context, **kwargs)
         return band.join(attn_output)
 
-    def slots(self, context: LayerContext) -> int:
+    def slots(self, window: int) -> int:
         """W, of the positions that the layer sees."""
-        return (context.window - 1) // max(self.dilations)
+        return (window - 1) // max(self.dilations)
 
-    def visible_pairs(self, context: LayerContext) -> torch.Tensor:
+    def visible_pairs(self, context: LayerContext, slots: int) -> torch.Tensor:
         """Which keys each query sees, `(B or 1, H, T, K)` bool."""
         segment = context.segment
         distance = segment.columns[:, None] - torch.arange(segment.num_keys, device=segment.columns.device)
         dilations = torch.tensor(self.dilations, device=distance.device)[:, None, None]
-        in_window = (distance % dilations == 0) & (distance <= self.slots(context) * dilations)
+        in_window = (distance % dilations == 0) & (distance <= slots * dilations)
         visible = context.visible
         return in_window[None] if visible is None else visible & in_window
 

@@ -3,6 +3,8 @@
 For models whose tokens choose their depth: Dehghani et al., 2018, https://arxiv.org/abs/1807.03819, section 2.2.
 """
 
+from typing import cast
+
 import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -105,7 +107,7 @@ class HaltingLayer(MemoryLayer):
         """What is remembered of a segment `(B, T, E)` that no position asks for: keys and values where a cache wants them,
         and positions, which it has of all layers or of none."""
         if context.room is not None:
-            self.self_attn.project_positions(context)
+            cast(HaltingAttention, self.self_attn).project_positions(context)
         if context.projects or len(past.columns) > 1:
             _, kept = context.extend(past.columns, hidden_states, self.project(hidden_states), self.project)
         else:

@@ -74,12 +74,10 @@ class RingAttention(MemoryAttention):
 class RelayAttention(MemoryAttention):
     """The relay attends to itself and to all satellites: `s = attention(s, [s, h_1, .., h_n])`."""
 
-    def forward(
-        self, relay: torch.Tensor, satellites: torch.Tensor, segment_mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`relay` (B, E), `satellites` (B, T, E), `segment_mask` (B, T) bool or None without padding; returns (B, E)."""
+    def forward(self, relay: torch.Tensor, satellites: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """`relay` (B, E), `satellites` (B, T, E), `mask` (B, T) bool, real tokens (None: all); returns (B, E)."""
         query = self.split_heads(self.q_proj(relay[:, None]))
         key, value = self.project(torch.cat([relay[:, None], satellites], dim=1))
-        visible = None if segment_mask is None else nn.functional.pad(segment_mask, (1, 0), value=True)[:, None, None]
+        visible = None if mask is None else nn.functional.pad(mask, (1, 0), value=True)[:, None, None]
         attn_output, _ = self.attend_with_bias(query, key, value, None, visible)
         return self.o_proj(attn_output.flatten(-2)).squeeze(1)

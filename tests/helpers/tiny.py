@@ -290,6 +290,8 @@ def num_remembered(model, read: int, length: int | None = None) -> int:
     by one, or in blocks where it is compressed."""
     if getattr(model.config, "kind", None) == "tokens":
         return read % model.config.segment_length  # of whole segments nothing stays but what they wrote
+    if not any(model.config.layer_mem_lens):
+        return 0  # a state alone
     if model.config.model_type == "segment_memory":
         return min(read, model.config.mem_len - 1 if length is None else length)  # no token needs its own keys again
     if hasattr(model.config, "block_length"):  # a state is to read an open block

@@ -217,7 +217,7 @@ def test_memory_trainer_hands_the_relay_from_batch_to_batch(tmp_path):
     )  # fmt: skip
     trainer = MemoryTrainer(model, args, train_dataset=TaggedLanes())
     trainer.train()
-    (relay,) = trainer.memory["train"].mems.state
+    (relay,) = trainer.memory["train"].state
     assert relay.shape == (2, 32)
     first, second = (row["loss"] for row in trainer.state.log_history if "loss" in row)
     assert second < 0.7 * first
@@ -228,6 +228,7 @@ def test_memory_trainer_hands_the_relay_from_batch_to_batch(tmp_path):
 
 def test_a_document_cannot_begin_inside_of_a_segment():
     model, reset = tiny_model(STAR), torch.zeros(2, 5, dtype=torch.bool)
+    reset[1, 2] = True
     with pytest.raises(ValueError, match=r"`reset` of shape \(batch, length\).* one relay.*Cut the text"):
         model(tokens(2, 5), reset=reset)
 
