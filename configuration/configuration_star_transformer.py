@@ -50,8 +50,8 @@ class StarTransformerConfig(MemoryConfig):
 
     @property
     def layer_mem_lens(self) -> list[int]:
-        """No attention remembers positions."""
-        return [0] * self.num_hidden_layers
+        """No layer remembers anything: the model does."""
+        return []
 
 
 __all__ = ["StarTransformerConfig"]

@@ -361,7 +361,7 @@ class MemoryModel(MemoryPreTrainedModel):
         has_zeros, lengths = self.config.initial_memory == "zeros", self.config.layer_mem_lens
         layers = tuple(
             layer.new_memory(batch, length if has_zeros or static else 0, like)
-            for layer, length in zip(self.layers, lengths, strict=True)
+            for layer, length in zip(self.layers, lengths, strict=False)  # there may be none that remembers
         )
         none, most = torch.zeros(batch, dtype=torch.long, device=like.device), max([0, *lengths])
         count = noted(none + most, most) if has_zeros else noted(none, 0)
@@ -377,7 +377,7 @@ class MemoryModel(MemoryPreTrainedModel):
         rows = rows.to(memory.lengths.device)
         layers = tuple(
             forget_rows(layer, new, old, rows)
-            for layer, new, old in zip(self.layers, fresh.layers, memory.layers, strict=True)
+            for layer, new, old in zip(self.layers, fresh.layers, memory.layers, strict=False)
         )
         lengths = fresh.lengths.clamp(max=memory.num_columns).where(rows, memory.lengths)
         state = tuple(mixed(rows, *pair) for pair in zip(fresh.state, memory.state, strict=True))

@@ -20,7 +20,7 @@ from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, ends
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.window import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
@@ -92,9 +92,6 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         self.relay_layernorm = SublayerLayerNorm(config) if config.norm_position == "post" else None
         self.act_fn = activation(config.hidden_act)
         self.dropout = Dropout(config, config.residual_dropout)
-
-    def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
-        return LayerMemory()
 
     def forward(
         self,

@@ -37,6 +37,7 @@ WINDOWED = models(memory=("exact",))
 # without one that looks up keys far outside its window; those that hold inputs, not keys and values or memory tokens
 BOUNDED = [each for each in models(memory=("exact",), recurrent=False) if each != "memorizing_transformer"]
 HOLDING_INPUTS = [each for each in WINDOWED if each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)]
+HOLDING_INPUTS.remove("memorizing_transformer")  # it also extends what it looks up
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
 
@@ -128,7 +129,8 @@ def test_padding_never_takes_a_place_in_memory(model_type, side):
         mems = read(model, ids, [9, 9, 9], attention_mask=mask, use_cache=use_cache)[1]
         mems = mems["mems"] if use_cache is None else mems["past_key_values"].memory
         assert mems.tokens_read.tolist() == mask.sum(dim=1).tolist()
-        assert mems.lengths.tolist() == [num_remembered(model, real) for real in mask.sum(dim=1).tolist()]
+        if any(layer.columns for layer in mems.layers):
+            assert mems.lengths.tolist() == [num_remembered(model, real) for real in mask.sum(dim=1).tolist()]
         for row in range(3):
             alone = {}
             for here in range(0, 27, 9):
@@ -340,6 +342,8 @@ def test_memory_holds_the_last_of_what_each_layer_remembers(model_type, same_len
         memory = memory_of(output)
         if model_type == "transformer_xl":
             assert all(torch.equal(*pair) for pair in zip(new, output.hidden_states, strict=False))
+        count = sum(bool(layer.columns) for layer in output.mems.layers)
+        new[:] = [torch.cat(new[index::count], dim=1) for index in range(count)]  # a call may be a loop of calls
         pairs = zip(new if read_so_far is None else read_so_far, new, strict=True)
         read_so_far = list(new) if read_so_far is None else [torch.cat(pair, dim=1) for pair in pairs]
         windows = [
