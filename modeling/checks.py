@@ -6,8 +6,8 @@ import torch
 from transformers import Cache
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 
 # what transformers hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})

@@ -1,6 +1,5 @@
 """The table of `docs/memory.md`: it is what the code gives, and what it says is so."""
 
-import math
 import re
 from pathlib import Path
 
@@ -20,10 +19,6 @@ from tiny import (
 from transformers_xl.configuration.configuration_memorizing_transformer import MemorizingTransformerConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.layer_memory import Memory
-from transformers_xl.modeling.memory.memory_layout import MemoryLayout
-from transformers_xl.modeling.memory.retrieval_memory import RetrievalMemory
 
 PAGE = Path(__file__).parent.parent / "docs" / "memory.md"
 TABLE = re.compile(r"(<!-- table of memories: .*? -->\n).*?(<!-- end of table -->)", flags=re.DOTALL)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.memory.segment import Segment, is_true, noted
+from transformers_xl.modeling.ops.columns import gather_columns, keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.relative_attention import attention_weights
-from transformers_xl.modeling.ops.window import gather_columns, keep_last
-from transformers_xl.modeling.segment import Segment, is_true, noted
 
 
 # B batch, T segment, K columns of [memory; segment], N blocks of c positions, S compressed vectors, E hidden size

@@ -15,9 +15,9 @@ from transformers_xl.modeling.memory.model_memory import ModelMemory
 from transformers_xl.modeling.memory.recurrent_memory import RecurrentMemory
 from transformers_xl.modeling.memory.window_memory import BlockWindowMemory
 from transformers_xl.modeling.ops.blocks import ended_blocks
+from transformers_xl.modeling.ops.columns import SegmentPacking
 from transformers_xl.modeling.ops.key_mask import FarColumns, KeyMask
 from transformers_xl.modeling.ops.rolling_buffer import RollingBuffer, StaticRollingBuffer
-from transformers_xl.modeling.ops.window import SegmentPacking
 
 SIZE = 5
 

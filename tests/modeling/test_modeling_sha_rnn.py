@@ -14,8 +14,8 @@ from transformers_xl import MemoryTrainer, ShaRNNConfig
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.segment_lstm import split_chunks
-from transformers_xl.modeling.memory_value import Memory
-from transformers_xl.modeling.segment import Call, Segment
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 ALL_MAPS = {"project_keys": True, "project_values": True, "mix_query": True, "boom_shortcut": False}

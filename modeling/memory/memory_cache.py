@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from transformers_xl.modeling.memory_value import Memory, cat_memories
-from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.memory.memory_value import Memory, cat_memories
+from transformers_xl.modeling.ops.columns import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
 
