@@ -249,8 +249,8 @@ def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns:
         if shape != wanted or tensor.is_floating_point() != other.is_floating_point():
             kind = "floating-point numbers" if other.is_floating_point() else "integers"
             raise ValueError(
-                f"`{name}` has shape {shape} and type {tensor.dtype}: it must be {kind} of shape {wanted}. Is it the memory "
-                "of this model?"
+                f"`{name}` has shape {shape} and type {tensor.dtype}: it must be {kind} of shape {wanted}. Is it the "
+                "memory of this model?"
             )
 
 
