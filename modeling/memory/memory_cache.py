@@ -65,9 +65,9 @@ class MemoryCache(Cache):
             are then written to.
 
     Attributes:
-        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and read nothing
-            more, where shapes may not change. Elsewhere they read on, and what they remember stands `aside` until `finish`:
-            so all rows are alike.
+        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and read
+            nothing more, where shapes may not change. Elsewhere they read on, so that all rows are alike.
+        aside: what the latter remember until `finish`, by their numbers.
         records_past: whether nothing is dropped, so that tokens can be taken back.
         is_stateful: whether it holds a state that no token can be taken back from; the model that writes it says so.
     """
