@@ -272,7 +272,9 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         kwargs |= {"return_dict": True}
         if targets is None and not may_have_padding(inputs):
             return super().forward(**inputs, logits_to_keep=logits_to_keep, **kwargs)
-        is_all = (isinstance(logits_to_keep, int) and logits_to_keep == 0) or (targets is not None and has_other_loss(self))
+        is_all = (isinstance(logits_to_keep, int) and logits_to_keep == 0) or (
+            targets is not None and has_other_loss(self)
+        )
         head, states = None if is_all else head_of_base(self.backbone), None
         if head is None:
             outputs = super().forward(**inputs, **kwargs)

@@ -31,8 +31,8 @@ class KeyValueShape(NamedTuple):
 
 
 class BackboneLayer(CacheLayerMixin):
-    """What a layer of the base takes for its cache: shows it the keys and values of `[memory; segment]`. It lives as long as
-    one call of the base, in which a layer may run twice.
+    """What a layer of the base takes for its cache: shows it the keys and values of `[memory; segment]`. It lives as long
+    as one call of the base, in which a layer may run twice.
 
     Args:
         past: what the layer remembers.

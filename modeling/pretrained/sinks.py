@@ -38,7 +38,7 @@ class NewSinks(NamedTuple):
         return cls(columns.clamp(0, length - 1), are_new)
 
     def put(self, state: Tensors, new: Tensors) -> Tensors:
-        """The `state` that is remembered, each `(B, H, N, D)`, with what the segment brings of its `new` keys and values."""
+        """The `state` that is remembered, each `(B, H, N, D)`, with the sinks that the segment brings among its `new` ones."""
         brought = [gather_columns(each, self.columns, dim=-2) for each in new]
         are_new = self.are_new[:, None, :, None].to(brought[0].device)
         return tuple(torch.where(are_new, *pair) for pair in zip(brought, state, strict=True))
@@ -124,7 +124,12 @@ class SinkLayer(BackboneLayer):
     D)`. Tokens that are taken back leave theirs there, which the next ones write over."""
 
     def __init__(
-        self, past: LayerMemory, context: LayerContext, is_sliding: bool, plan: SinkPlan, rotation: LayerRotation | None
+        self,
+        past: LayerMemory,
+        context: LayerContext,
+        is_sliding: bool,
+        plan: SinkPlan,
+        rotation: LayerRotation | None,
     ):
         super().__init__(past, context, is_sliding)
         self.plan, self.rotation, self.num_extra = plan, rotation, plan.num_columns

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
@@ -136,8 +136,8 @@ class BaseCall:
 class TokenReader(MemoryReader):
     """Reads a call in segments, between memory tokens.
 
-    There is one layer of memory: its columns `(B, C, E)` are the embeddings of the tokens that a row has read since its last
-    whole segment, its state `(B, m, E)` what the row has written at the end of that one.
+    There is one layer of memory: its columns `(B, C, E)` are the embeddings of the tokens that a row has read since its
+    last whole segment, its state `(B, m, E)` what the row has written at the end of that one.
     """
 
     def __init__(self, config: SegmentMemoryConfig):
@@ -185,11 +185,9 @@ class TokenReader(MemoryReader):
             room.derived = OpenSegments(opened, tokens_read.tolist(), groups)
         return base.output(fields), Memory((LayerMemory((opened,), (rows.state,)),), lengths, tokens_read)
 
-    def read_again(
-        self, base: BaseCall, both: torch.Tensor, segment: Segment, rows: Rows
-    ) -> tuple[PerToken, Rows]:
-        """Read `both` `(B, C + T, E)`, the open segment again and what follows: what is said of the call, and the rows after
-        it. Nothing real stands after padding, so that nothing has to be masked: what a row writes after padding is not
+    def read_again(self, base: BaseCall, both: torch.Tensor, segment: Segment, rows: Rows) -> tuple[PerToken, Rows]:
+        """Read `both` `(B, C + T, E)`, the open segment again and what follows: what is said of the call, and the rows
+        after it. Nothing real stands after padding, so that nothing has to be masked: what a row writes there is not
         kept."""
         segment_length, is_plain = self.config.segment_length, segment.is_plain
         places = (place_alike if is_plain else place_tokens)(segment, segment_length)

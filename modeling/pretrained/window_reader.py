@@ -97,9 +97,7 @@ class WindowReader(MemoryReader):
         lengths = model.lengths_after(segment, max(context.keep for context in contexts))
         return output, Memory(after, lengths, segment.after(), (places.moved,))
 
-    def layers(
-        self, backbone: nn.Module, memory: Memory, contexts: list[LayerContext]
-    ) -> list[BackboneLayer]:
+    def layers(self, backbone: nn.Module, memory: Memory, contexts: list[LayerContext]) -> list[BackboneLayer]:
         """What the layers of the base take for their caches. The base's own window shows all sinks or none: it counts
         columns, and the copies of the sinks are columns."""
         plan: SinkPlan | None = contexts[0].plan
@@ -168,14 +166,14 @@ class WindowReader(MemoryReader):
             self.rotations = measure_rotations(backbone, self.last_position(0) - 1)
         return self.rotations
 
-    def mask(
-        self, backbone: Any, inputs_embeds: torch.Tensor, places: Places, layers: list[BackboneLayer]
-    ) -> Any:
+    def mask(self, backbone: Any, inputs_embeds: torch.Tensor, places: Places, layers: list[BackboneLayer]) -> Any:
         """The attention mask of a segment in the form that the base takes, which may be one for each type of layer; None:
         the base makes its own, of causal attention in its own windows."""
         types = getattr(backbone.config, "layer_types", None)
         # those of a type are alike
-        one_of: dict[Any, BackboneLayer] = {None: layers[0]} if types is None else dict(zip(types, layers, strict=True))
+        one_of: dict[Any, BackboneLayer] = (
+            {None: layers[0]} if types is None else dict(zip(types, layers, strict=True))
+        )
         seen = [(layer.context.segment, layer.num_before, layer.num_extra) for layer in one_of.values()]
         steps = [layer.step(places) for layer in one_of.values()]
         if None in steps or not all(segment.is_plain for segment, *_ in seen):

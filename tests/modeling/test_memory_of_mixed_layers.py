@@ -91,7 +91,9 @@ def test_longer_memories_of_before_are_cut():
     first = model(ids[:, :20], attention_mask=mask)
     old = first.mems._replace(
         layers=tuple(
-            layer._replace(columns=tuple(pad(each, (0, 0, 8 - layer.num_columns, 0), value=9.0) for each in layer.columns))
+            layer._replace(
+                columns=tuple(pad(each, (0, 0, 8 - layer.num_columns, 0), value=9.0) for each in layer.columns)
+            )
             for layer in first.mems.layers
         )
     )
