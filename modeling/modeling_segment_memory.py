@@ -272,10 +272,9 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         kwargs |= {"return_dict": True}
         if targets is None and not may_have_padding(inputs):
             return super().forward(**inputs, logits_to_keep=logits_to_keep, **kwargs)
-        is_all = (isinstance(logits_to_keep, int) and logits_to_keep == 0) or (
-            targets is not None and has_other_loss(self)
-        )
-        head, states = None if is_all else head_of_base(self.backbone), None
+        is_some = not isinstance(logits_to_keep, int) or logits_to_keep > 0
+        has_own_loss = targets is None or not has_other_loss(self)
+        head, states = head_of_base(self.backbone) if is_some and has_own_loss else None, None
         if head is None:
             outputs = super().forward(**inputs, **kwargs)
         else:
@@ -300,8 +299,8 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         """Put the loss of `targets` `(batch, length)` into `outputs`, and return what each costs: by the logits of all
         tokens, or by their `states`, of which the `head` makes logits a slice at a time."""
         size, smoothing = self.config.vocab_size, self.label_smoothing if self.training else 0.0
-        if head is None:
-            losses = token_cross_entropy(outputs.logits, targets, smoothing)
+        if head is None or states is None:
+            losses = token_cross_entropy(cast(torch.Tensor, outputs.logits), targets, smoothing)
         else:
             losses = cross_entropy_in_slices(head, states, targets, size, smoothing)
         if has_other_loss(self):

@@ -38,7 +38,7 @@ class NewSinks(NamedTuple):
         return cls(columns.clamp(0, length - 1), are_new)
 
     def put(self, state: Tensors, new: Tensors) -> Tensors:
-        """The `state` that is remembered, each `(B, H, N, D)`, with the sinks that the segment brings among its `new` ones."""
+        """The `state` that is remembered, each `(B, H, N, D)`, with those that the segment brings of its `new` ones."""
         brought = [gather_columns(each, self.columns, dim=-2) for each in new]
         are_new = self.are_new[:, None, :, None].to(brought[0].device)
         return tuple(torch.where(are_new, *pair) for pair in zip(brought, state, strict=True))

@@ -92,7 +92,7 @@ class WindowReader(MemoryReader):
         contexts = model.contexts(segment, memory, plan, cache, inputs_embeds)
         layers = self.layers(model.backbone, memory, contexts)
         mask = self.mask(model.backbone, inputs_embeds, places, layers)
-        output = model.run_backbone(inputs_embeds, mask, places.position_ids, Cache(layers=layers), **kwargs)
+        output = model.run_backbone(inputs_embeds, mask, places.position_ids, Cache(layers=[*layers]), **kwargs)
         after = tuple(layer.after for layer in layers)
         lengths = model.lengths_after(segment, max(context.keep for context in contexts))
         return output, Memory(after, lengths, segment.after(), (places.moved,))
