@@ -1,6 +1,5 @@
 """The table of `docs/memory.md`: it is what the code gives, and what it says is so."""
 
-import math
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tiny import (
     models,
     reach_of_states,
     result_of,
+    tensors_of,
     tiny_model,
     tokens,
     variants,
@@ -20,10 +20,6 @@ from tiny import (
 from transformers_xl.configuration.configuration_memorizing_transformer import MemorizingTransformerConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.memory.column_memory import ColumnMemory
-from transformers_xl.modeling.memory.layer_memory import Memory
-from transformers_xl.modeling.memory.memory_layout import MemoryLayout
-from transformers_xl.modeling.memory.retrieval_memory import RetrievalMemory
 
 PAGE = Path(__file__).parent.parent / "docs" / "memory.md"
 TABLE = re.compile(r"(<!-- table of memories: .*? -->\n).*?(<!-- end of table -->)", flags=re.DOTALL)
@@ -32,11 +28,8 @@ OWN = [name for name, row in VARIANTS.items() if issubclass(row.config_class, Me
 
 def bytes_of_a_row(model) -> int:
     """Of `mems`, at most, for numbers of float32."""
-    like = torch.empty(0, device=next(model.parameters()).device)
-    memory = model.new_memory(1, like, static=True)
-    opened = most_of_blocks(model.config)
-    columns = sum(each[..., :1, :].nbytes * opened for layer in memory.layers for each in layer.columns)
-    return columns + sum(each.nbytes for each in memory.named_tensors().values())
+    memory = model.new_memory(1, torch.empty(0, device=next(model.parameters()).device), static=True)
+    return sum(each.nbytes for each in memory.named_tensors().values())
 
 
 def seen_by(model, layer_idx: int) -> int:
@@ -74,7 +67,7 @@ def row_of(model_type: str) -> str:
         reach,
         "yes" if row.croppable and row.memory != "none" else "no",
         "-" if row.memory == "none" else f"end with a call{through}",
-        f"{bytes_of_a_row(model.layout) / 2**20:.3g}" if row.memory != "none" else "0",
+        f"{bytes_of_a_row(model) / 2**20:.3g}" if row.memory != "none" else "0",
     )
     return f"| {' | '.join(cells)} |"
 
@@ -122,7 +115,7 @@ def test_a_row_is_as_large_as_the_table_says(model_type: str):
     with torch.no_grad():
         for length in (40, 41, 43):  # open blocks of several lengths
             mems = model(tokens(1, length)).mems
-            largest = max(largest, sum(each.nbytes for each in mems))
-    promised = bytes_of_a_row(model.layout)
+            largest = max(largest, sum(each.nbytes for each in tensors_of(mems)))
+    promised = bytes_of_a_row(model)
     assert largest <= promised
     assert largest == promised or keeps_blocks(model_type) or model_type in SEGMENT_BY_SEGMENT

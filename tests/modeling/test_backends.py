@@ -9,8 +9,8 @@ from transformers_xl.modeling.auto import register_kernels
 from transformers_xl.modeling.memory_value import Memory
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
-from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 from transformers_xl.modeling.ops.far_columns import FarColumns
+from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 
 # the formula of a backend for CUDA, in plain steps
 FLEX = pytest.param(Backend(flex_relative_attention, "cpu", ()), torch.float64, id="flex on a CPU")
