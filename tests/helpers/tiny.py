@@ -28,7 +28,6 @@ AROUND_BASES = {
     "segment_memory": ("window", "qwen3"),  # one layer has a window of its own, which is narrower
     "segment_memory/tokens": ("tokens", "phi"),
 }
-AROUND_BASES = AROUND_BASES if "segment_memory" in VARIANTS else {}  # TODO all are ported
 # read segment by segment between memory tokens: a call has no one row of keys that weights could belong to
 SEGMENT_BY_SEGMENT = ("recurrent_memory_transformer", "segment_memory/tokens")
 TOKENS_ROW = {"memory": "own", "croppable": False, "recurrent": True}  # what a row of the table promises for windows
@@ -51,7 +50,6 @@ IN_EVERY_CASE = ("transformer_xl", "compressive_transformer", *AROUND_BASES)
 # a window, blocks that leave one, a state beside it, keys of a base, memory tokens: for mechanisms that only read, copy,
 # reorder and cut a memory, which tests over all variants hold it to
 FEW_MEMORIES = ("transformer_xl", "compressive_transformer", "sha_rnn", "segment_memory", "segment_memory/tokens")
-FEW_MEMORIES = tuple(each for each in FEW_MEMORIES if each in ROWS)  # TODO all are ported
 # what makes a small model show what its paper adds
 FIELDS = {
     "block_recurrent": {"block_length": 3, "num_states": 4},

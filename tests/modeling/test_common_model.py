@@ -427,9 +427,7 @@ def test_eager_is_sdpa(model_type, same_length):
             reset=reset if reset.any() else None,
             **memory_if_any(model_type, first),
         )
-        result = result_of(output)
-        if model_type in AROUND_BASES:  # what a base makes of padding is nobody's, and differs
-            result = result[right_padded().flip(1).bool()]
+        result = result_of(output)[right_padded().flip(1).bool()]  # what is made of padding is nobody's
         result.square().mean().backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         results.append((result, None if model_type in AROUND_BASES else output.mems, gradients))

@@ -26,7 +26,6 @@ LAYERS_ALONE = [
     *("adaptive_span", "causal_longformer", "infini_transformer", "tensorized_transformer"),
     *("memorizing_transformer", "recurrent_memory_transformer"),
 ]
-LAYERS_ALONE = [each for each in LAYERS_ALONE if each in VARIANTS]  # TODO all are ported
 # the attention of these is that of Transformer-XL, whose backward pass is traced below: they are compiled for reading
 READ_ONLY = (
     *("gtrxl", "macaron", "pkm_transformer", "sha_rnn"),
@@ -92,9 +91,7 @@ def test_forward_and_backward_compile():
     assert_compiles("transformer_xl", compiled, [MEM_LEN, 6], first=1)
 
 
-@pytest.mark.parametrize(
-    "model_type", [each for each in ("transformer_xl", "compressive_transformer") if each in VARIANTS]
-)
+@pytest.mark.parametrize("model_type", ["transformer_xl", "compressive_transformer"])
 def test_cache_compiles(model_type):
     """A cache of windows, from none until they move, and one that also holds what was compressed, from the first segment
     on: that there is none yet is the same code."""
