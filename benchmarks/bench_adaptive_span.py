@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM, Memory, MemoryCache
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.plots import figure, save, styled
-from transformers_xl.modeling.memory_value import LayerMemory
+from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 8

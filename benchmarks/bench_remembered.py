@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Con
 
 from transformers_xl import Memory, MemoryCache
 from transformers_xl.evaluation.plots import figure, line, save
-from transformers_xl.modeling.memory_value import LayerMemory
+from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
