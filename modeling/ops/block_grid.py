@@ -3,8 +3,8 @@
     columns       | unused | text 0, block 0 | text 0, block 1 .. | text 1, block 0 | padding |
     grid                   | text 0, block 0 | text 0, block 1    | text 1, block 0 ..    |
 
-Blocks are counted from the beginning of a text. What is remembered begins with a block, so that places in blocks follow from
-columns. Shapes: B batch, T tokens, C columns of the memory, K = C + T, G blocks of a row.
+Blocks are counted from the beginning of a text. What is remembered begins with a block, so that places in blocks follow
+from columns. Shapes: B batch, T tokens, C columns of the memory, K = C + T, G blocks of a row.
 """
 
 from typing import NamedTuple, Self
