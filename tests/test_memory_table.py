@@ -28,8 +28,17 @@ OWN = [name for name, row in VARIANTS.items() if issubclass(row.config_class, Me
 
 def bytes_of_a_row(model) -> int:
     """Of `mems`, at most, for numbers of float32."""
-    memory = model.new_memory(1, torch.empty(0, device=next(model.parameters()).device), static=True)
-    return sum(each.nbytes for each in memory.named_tensors().values())
+    config, memory = (
+        model.config,
+        model.new_memory(1, torch.empty(0, device=next(model.parameters()).device), static=True),
+    )
+    opened = getattr(config, "compression_rate", 1) - 1  # of a block that is not yet whole
+    looked_up = 0
+    if isinstance(config, MemorizingTransformerConfig):
+        looked_up = config.num_memory_keys + config.block_length - 1
+    more = [(layer.columns, opened) for layer in memory.layers] + [(layer.older, looked_up) for layer in memory.layers]
+    rest = sum(each.new_empty(*each.shape[:-2], n, each.shape[-1]).nbytes for tensors, n in more for each in tensors)
+    return rest + sum(each.nbytes for each in memory.named_tensors().values())
 
 
 def seen_by(model, layer_idx: int) -> int:
