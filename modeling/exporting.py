@@ -64,8 +64,8 @@ def step_memory(model: PreTrainedModel, batch: int = 1, mems: Memory | None = No
     if has_more or not memory.num_columns:
         remembers = "more than its attention reads" if has_more else "nothing"
         raise ValueError(
-            f"`model` is a {model.config.model_type!r} that remembers {remembers}: export a model whose only memory is that "
-            "of its attention, with `mem_len` above 0."
+            f"`model` is a {model.config.model_type!r} that remembers {remembers}: export a model whose only memory is "
+            "that of its attention, with `mem_len` above 0."
         )
     memory = memory if mems is None else with_columns_of(mems, memory)
     layers = [

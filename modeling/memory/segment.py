@@ -1,7 +1,8 @@
 """Where the tokens of a call stand, and what they see.
 
 A row's memory ends where its segment begins, and padding stands after the tokens of a segment. So the distance of two
-tokens is that of their columns in every row, and what a token sees is an interval that ends with itself: one number says it.
+tokens is that of their columns in every row, and what a token sees is an interval that ends with itself: one number says
+it.
 
     row    memory     segment      first column that b sees
     0      . . p q  | a b .        2   (0 and 1 are unused)
