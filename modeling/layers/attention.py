@@ -189,41 +189,11 @@ class RelativeAttention(MemoryAttention):
         """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query)
         if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
-            visible = context.visible
-            if far is not None and far.distance is None:
-                key, value = behind_the_window(key, value, far, context.window)
-                far = visible = None
-            rest = visible, far, context.distance
-            return self.attend_in_steps(query, key, value, positions, bias, *rest, **kwargs)
+            return self.attend_in_steps(query, key, value, positions, bias, context, far, **kwargs)
         visible = None if context.segment.is_plain else context.visible
-        return self.attend_at_once(backend, query, key, value, positions, bias, visible, context.window, far), None
-
-    def attend_at_once(
-        self,
-        backend: Callable[..., torch.Tensor],
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        positions: torch.Tensor,
-        bias: Biases,
-        visible: torch.Tensor | None,
-        window: int | None,
-        far: FarColumns | None = None,
-    ) -> torch.Tensor:
-        """The output `(B, T, H, D)` by a backend; without `visible`, tokens see what is nearer than `window`."""
-        return backend(
-            query,
-            key,
-            value,
-            positions,
-            bias.content_bias,
-            bias.position_bias,
-            visible=visible,
-            window=window,
-            scaling=self.scaling,
-            recompute=torch.is_grad_enabled() and self.config.recompute_attention,
-            far=far,
-        )
+        recompute = torch.is_grad_enabled() and self.config.recompute_attention
+        options = {"window": context.window, "scaling": self.scaling, "recompute": recompute, "far": far}
+        return backend(query, key, value, positions, *bias, visible=visible, **options), None
 
     def attend_in_steps(
         self,
@@ -232,19 +202,21 @@ class RelativeAttention(MemoryAttention):
         value: torch.Tensor,
         positions: torch.Tensor,
         bias: Biases,
-        visible: torch.Tensor | None,
+        context: LayerContext,
         far: FarColumns | None = None,
-        distance: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output and weights by the attention function that the user chose, which is told the position terms as a bias `(B,
-        H, T, S + K)`, with the S `far` columns on the left. `distance` `(B or 1, T, K)`: how far the keys lie, where
-        columns are not distances."""
+        """The same by the attention function that the user chose, which is told the position terms as a bias `(B, H, T, S +
+        K)`, with the S `far` columns on the left."""
+        visible = context.visible
+        if far is not None and far.distance is None:
+            key, value = behind_the_window(key, value, far, context.window)
+            far = visible = None
         position_query = (query + bias.position_bias[:, None]) * self.scaling
-        if distance is None:
+        if context.distance is None:
             scores = position_scores(position_query, keep_last(positions, key.shape[-2] + 1))
         else:
-            scores = position_scores_at(position_query, positions, distance)
+            scores = position_scores_at(position_query, positions, context.distance)
         scores = masked_scores(scores, visible)
         if far is not None:
             far_scores = position_scores_at(position_query, positions, far.distance)
