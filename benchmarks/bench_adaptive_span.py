@@ -20,9 +20,10 @@ import torch
 import transformers
 from matplotlib.axes import Axes
 
-from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM
+from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM, Memory, MemoryCache
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.plots import figure, save, styled
+from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 RESULTS = Path(__file__).parent / "results"
 SEGMENT, LANES = 64, 8
@@ -67,11 +68,12 @@ def with_spans(max_span: int, lengths: torch.Tensor, trimmed: bool) -> AdaptiveS
     return model
 
 
-def full_memory(model: AdaptiveSpanForCausalLM, rows: int) -> tuple[torch.Tensor, ...]:
+def full_memory(model: AdaptiveSpanForCausalLM, rows: int) -> Memory:
     generator = torch.Generator().manual_seed(0)
     config = model.config
     states = torch.randn(config.num_hidden_layers, rows, config.max_span, config.hidden_size, generator=generator)
-    return tuple(memory[:, -length:].clone() for memory, length in zip(states, config.layer_mem_lens, strict=True))
+    lengths = torch.full((rows,), max(config.layer_mem_lens))
+    return Memory(tuple(LayerMemory((each,)) for each in states), lengths, lengths).newest(config.layer_mem_lens)
 
 
 def bytes_for_backward(run: Callable[[], torch.Tensor], model: torch.nn.Module) -> int:
@@ -99,8 +101,7 @@ class Subject:
         self.ids = torch.randint(0, 256, (LANES, SEGMENT), generator=torch.Generator().manual_seed(0))
         self.mems = full_memory(self.model, LANES)
         with torch.no_grad():
-            row = tuple(states[:1] for states in self.mems)
-            self.cache = self.model.model.make_cache(row, None, like=row[0])
+            self.cache = MemoryCache(self.mems.rows(slice(1)))
         self.times: dict[str, list[float]] = {"training step": [], "generated token": []}
 
     def loss(self) -> torch.Tensor:

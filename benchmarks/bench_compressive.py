@@ -46,10 +46,10 @@ def models(layers: int, width: int) -> dict[str, torch.nn.Module]:
 @torch.inference_mode()
 def full_memory(model: torch.nn.Module, length: int):
     """The memory after `length` tokens, read in pieces."""
-    cache = None
+    mems = None
     for ids in torch.randint(0, 256, (1, length)).split(256, dim=1):
-        cache = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-    return cache
+        mems = model(ids, mems=mems, use_cache=True, logits_to_keep=1).mems
+    return mems
 
 
 def milliseconds(model: torch.nn.Module, memory, tokens: int):

@@ -120,7 +120,9 @@ def speed(size: str, rounds: int) -> dict[str, dict[str, float]]:
 
         def generate(mine=mine, context=context, cache=cache) -> None:
             with context:
-                mine.generate(ids[:, :1], mems=cache, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False)
+                mine.generate(
+                    ids[:, :1], mems=cache.memory, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False
+                )
 
         segments[form], tokens[form] = read, generate
     segment_times, token_times = take_turns(segments, rounds), take_turns(tokens, rounds)

@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
 
-import transformers_xl  # noqa: F401  registers the variants
+from transformers_xl import Memory, MemoryCache
 from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -56,15 +57,15 @@ def fields_of(name: str, remembered: int) -> dict[str, Any]:
     }[name]  # fmt: skip
 
 
-def grown(name: str, remembered: int) -> dict[str, int]:
-    """By name of a tensor of `mems`: how many columns it has behind so many tokens, or which number it is."""
+def grown(name: str, remembered: int) -> tuple[str | None, int]:
+    """Which columns of a layer grow with a text, and how many there are after so many tokens."""
     if name == "transformer_xl":
-        return {"inputs": remembered}
+        return "columns", remembered
     if name == "memorizing_transformer":
-        return {"external_memory": remembered, "num_searched": remembered // BLOCK * BLOCK}
+        return "older", remembered
     if name == "compressive_transformer":
-        return {"compressed": (remembered - WINDOW) // RATE, "num_compressed": (remembered - WINDOW) // RATE}
-    return {}
+        return "older", (remembered - WINDOW) // RATE
+    return None, 0
 
 
 def step_of(name: str, remembered: int) -> Callable[[], None]:
@@ -79,14 +80,23 @@ def step_of(name: str, remembered: int) -> Callable[[], None]:
 
 def filled(model: Any, name: str, remembered: int) -> Any:
     """A cache of so many tokens, of which the model has read the first 1,000, and what is missing in its last block."""
-    read = model(torch.randint(0, 256, (1, READ + (remembered - READ) % BLOCK)))
-    sizes, mems, columns = grown(name, remembered), [], torch.empty(1, 0, 0)
-    for tensor, value in zip(model.layout.tensors, read.mems, strict=True):
-        size = sizes.get(tensor.name)
-        if size is not None and value.dim() == 3 and columns.shape[1] != size:
-            columns = torch.randn(1, size, value.shape[2])  # the same in all layers: time does not depend on numbers
-        mems.append(value if size is None else columns if value.dim() == 3 else torch.full_like(value, size))
-    return model.base_model.make_cache(tuple(mems), read.mems_mask, columns)
+    mems = model(torch.randint(0, 256, (1, READ + (remembered - READ) % BLOCK))).mems
+    field, size = grown(name, remembered)
+    made: dict[tuple, torch.Tensor] = {}  # the same in all layers: time does not depend on numbers
+
+    def random(like: torch.Tensor) -> torch.Tensor:
+        shape = (*like.shape[:-2], size, like.shape[-1])
+        if shape not in made:
+            made[shape] = torch.randn(shape)
+        return made[shape]
+
+    def full(layer: LayerMemory) -> LayerMemory:
+        return layer if field is None else layer._replace(**{field: tuple(map(random, getattr(layer, field)))})
+
+    lengths = torch.full_like(mems.lengths, size) if field == "columns" else mems.lengths
+    counts = tuple(torch.full_like(each, size) for each in mems.state) if field == "older" else mems.state
+    read = torch.full_like(mems.tokens_read, remembered)
+    return MemoryCache(Memory(tuple(map(full, mems.layers)), lengths, read, counts))
 
 
 def gpt2(remembered: int) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""How well and how fast an index finds the nearest keys, against exact search: `transformers_xl.modeling.memory.key_index`.
+"""How well and how fast an index finds the nearest keys, against exact search: `transformers_xl.modeling.layers.key_index`.
 
 Keys and queries of one head, of width 64: those of a small Memorizing Transformer that reads a text, after some
 training, and random ones of length one. A random key is hardly nearer to a query than any other, the worst case of an
@@ -21,9 +21,8 @@ import torch
 
 from transformers_xl import ByteTokenizer, MemorizingTransformerConfig, MemorizingTransformerForCausalLM
 from transformers_xl.files.processor import processor
-from transformers_xl.modeling.memory.key_index import RowIndex
-from transformers_xl.modeling.memory.retrieval_memory import BlockLookup, KeySearch
-from transformers_xl.modeling.ops.call_parts import CallPart
+from transformers_xl.modeling.layers.key_index import RowIndex
+from transformers_xl.modeling.layers.retrieval_attention import KeySearch, LookupPart
 
 RESULTS = Path(__file__).parent / "results"
 SIZES, PROBES = (10**4, 10**5, 10**6), (1, 4, 16, 64)
@@ -36,10 +35,10 @@ class Recorder(KeySearch):
     def __init__(self):
         self.query: torch.Tensor | None = None
 
-    def find(self, query, keys, lookup, count):
+    def find(self, query, keys, first, last, part, count):
         self.query = query
-        slots = query.new_zeros((*query.shape[:3], count), dtype=torch.long)
-        return slots, torch.zeros_like(slots, dtype=torch.bool)
+        columns = query.new_zeros((*query.shape[:3], count), dtype=torch.long)
+        return columns, torch.zeros_like(columns, dtype=torch.bool)
 
 
 def trained_model(ids: torch.Tensor, steps: int) -> MemorizingTransformerForCausalLM:
@@ -56,7 +55,7 @@ def trained_model(ids: torch.Tensor, steps: int) -> MemorizingTransformerForCaus
         output.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        memory = {"mems": output.mems, "mems_mask": output.mems_mask}
+        memory = {"mems": output.mems}
         if step % 20 == 0:
             print(f"step {step}: {output.loss.item() / 0.6931:.3f} bits per byte", flush=True)
     return model.eval()
@@ -65,14 +64,15 @@ def trained_model(ids: torch.Tensor, steps: int) -> MemorizingTransformerForCaus
 @torch.no_grad()
 def keys_of_text(model: MemorizingTransformerForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys `(10^6, 64)` of a head, and queries `(512, 64)` of the bytes after them."""
-    model.config.num_memory_keys, model.config.block_length = SIZES[-1], BLOCK
+    model.config.num_memory_keys, model.config.block_length = SIZES[-1] + BLOCK, BLOCK
     layer = model.model.layers[model.config.memory_layers[0]]
     layer.key_search, cache = Recorder, None
     start = -(-SIZES[-1] // BLOCK) * BLOCK
     for segment in ids[None, : start + BLOCK].split(BLOCK, dim=1):
         cache = model.model(segment, past_key_values=cache, use_cache=True).past_key_values
-    remembered = cache.memory.layers[layer.self_attn.layer_idx].external_memory
-    return remembered.ring[0][0, 0, : SIZES[-1]].clone(), remembered.search.query[0, 0].clone()
+    index = layer.self_attn.layer_idx
+    keys, search = cache.memory.layers[index].older[0], cache.room(index).derived.search
+    return keys[0, 0, -SIZES[-1] - BLOCK : -BLOCK].clone(), search.query[0, 0].clone()
 
 
 def random_keys() -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,10 +97,13 @@ def measure(keys: torch.Tensor, queries: torch.Tensor, number: int) -> dict:
     """Milliseconds and recall among the newest `number` of the keys."""
     held = keys[-number:][None, None].contiguous()
     chosen = queries[:: len(queries) // QUERIES][:QUERIES]
-    one = torch.tensor([number])
-    lookup = BlockLookup(CallPart(one, one, one), one, one, one, first=0, width=number, visible=None)
-    row = {"keys": number, "exact": milliseconds(lambda query: KeySearch().find(query, held, lookup, COUNT), chosen)}
-    nearest = KeySearch().find(chosen[None, None], held, lookup, COUNT)[0][0, 0]
+    none, part = torch.empty(0), LookupPart(0, len(chosen), 0, number, is_one=True)
+
+    def exact(query: torch.Tensor) -> torch.Tensor:
+        return KeySearch().find(query, held, none, none, part, COUNT)[0]
+
+    row = {"keys": number, "exact": milliseconds(exact, chosen)}
+    nearest = exact(chosen[None, None])[0, 0]
 
     kept = number - BLOCK  # as before the last block
     start = time.process_time()

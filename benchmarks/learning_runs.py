@@ -153,7 +153,7 @@ def train(
         warmup.step()
         optimizer.zero_grad()
         if run.mem_len:
-            state = {"mems": outputs.mems, "mems_mask": outputs.mems_mask}
+            state = {"mems": outputs.mems}
         average.decay = min(DECAY, (step + 1) / (step + 10))  # what the weights were at the start is soon forgotten
         average.update(model)
         seconds += time.process_time() - start

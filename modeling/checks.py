@@ -6,8 +6,8 @@ import torch
 from transformers import Cache
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 
 # what transformers hands to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
@@ -206,7 +206,8 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
         )
     if len(memory.layers) != len(model.config.layer_mem_lens):
         raise ValueError(
-            f"`{name}` has {len(memory.layers)} layers: this model has {len(model.config.layer_mem_lens)}. Is it its memory?"
+            f"`{name}` has {len(memory.layers)} layers: this model has {len(model.config.layer_mem_lens)}. Is it its "
+            "memory?"
         )
     if past_key_values is not None and past_key_values.rooms:
         return  # a call made it
@@ -230,7 +231,8 @@ def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -
         if sizes != {(4, batch, columns[0].shape[-2], True)}:
             raise ValueError(
                 f"`{name}.{field}` have shapes {[tuple(each.shape) for each in columns]}: they must be inputs (batch, "
-                "columns, hidden_size), or keys and values (batch, heads, columns, head_dim). Is it the memory of this model?"
+                "columns, hidden_size), or keys and values (batch, heads, columns, head_dim). Is it the memory of this "
+                "model?"
             )
 
 
@@ -247,8 +249,8 @@ def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns:
         if shape != wanted or tensor.is_floating_point() != other.is_floating_point():
             kind = "floating-point numbers" if other.is_floating_point() else "integers"
             raise ValueError(
-                f"`{name}` has shape {shape} and type {tensor.dtype}: it must be {kind} of shape {wanted}. Is it the memory "
-                "of this model?"
+                f"`{name}` has shape {shape} and type {tensor.dtype}: it must be {kind} of shape {wanted}. Is it the "
+                "memory of this model?"
             )
 
 

@@ -9,8 +9,8 @@ from torch.utils._pytree import _register_namedtuple  # public torch has no name
 from transformers import PreTrainedModel
 
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory, with_columns_of
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_columns_of
 
 
 def name_in_programs(kind: type) -> None:

@@ -18,8 +18,8 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.modeling.checks import check_memory
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import Memory, with_columns_of
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory, with_columns_of
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 # Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.

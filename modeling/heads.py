@@ -20,10 +20,10 @@ from transformers_xl.modeling.layers.adaptive_softmax import (
     tied_weights,
 )
 from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 

@@ -20,13 +20,13 @@ from transformers_xl.modeling.layers.block_recurrence import BlockPlan, BlockSta
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.block_ends import block_ends
-from transformers_xl.modeling.ops.window import gather_columns, reset_state
+from transformers_xl.modeling.ops.columns import gather_columns, reset_state
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.segment import Call, Segment
 from transformers_xl.modeling.segment_parts import CallParts
 
 

@@ -14,8 +14,8 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.segment import Segment
 
 
 class CausalLongformerLayer(MemoryLayer):

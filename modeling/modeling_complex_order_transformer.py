@@ -30,10 +30,10 @@ from transformers_xl.modeling.layers.complex_layers import (
 )
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.segment import Segment
 
 
 class ComplexOrderTransformerLayer(MemoryLayer):

@@ -18,12 +18,12 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.layers.infini_attention import InfiniAttention, InfiniPlan
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.block_grid import BlockGrid, open_lengths
 from transformers_xl.modeling.ops.sinusoids import sinusoids
-from transformers_xl.modeling.segment import Segment
 
 
 class InfiniTransformerLayer(MemoryLayer):

@@ -17,11 +17,11 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, SeenTokens
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
-from transformers_xl.modeling.segment import Call, Segment
 
 
 class LongformerEncoderLayer(MemoryLayer):

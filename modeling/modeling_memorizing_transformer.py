@@ -21,9 +21,9 @@ from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
 from transformers_xl.modeling.layers.retrieval_attention import KeyRoom, KeySearch, Lookups, RetrievalAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.segment import Segment
 
 
 class MemorizingTransformerLayer(LocalLayer):

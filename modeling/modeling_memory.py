@@ -30,11 +30,11 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.ops.window import drop_full_mask, gather_columns
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Call, Segment, noted
+from transformers_xl.modeling.ops.columns import drop_full_mask, gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.segment import Call, Segment, noted
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(

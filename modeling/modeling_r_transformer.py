@@ -20,9 +20,9 @@ from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.local_rnn import LocalRNN
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.segment import Segment
 
 
 class RTransformerLayer(MemoryLayer):

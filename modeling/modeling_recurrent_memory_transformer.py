@@ -16,12 +16,12 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.memory_tokens import MemoryTokens, warn_of_writing
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.segment import Call, Segment
 from transformers_xl.modeling.segment_parts import CallParts
 
 

@@ -25,8 +25,9 @@ from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.heads import ModelInputs, has_other_loss
 from transformers_xl.modeling.layers.adaptive_softmax import mean_loss
 from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import Call
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 from transformers_xl.modeling.pretrained.base_head import HeadOfBase, head_of_base
@@ -34,7 +35,6 @@ from transformers_xl.modeling.pretrained.supported_bases import PositionAngles, 
 from transformers_xl.modeling.pretrained.token_bases import measured_start
 from transformers_xl.modeling.pretrained.token_reader import TokenReader
 from transformers_xl.modeling.pretrained.window_reader import WindowReader
-from transformers_xl.modeling.segment import Call
 
 READERS = {"window": WindowReader, "tokens": TokenReader}
 BACKBONE_ARGUMENT = """

@@ -24,9 +24,9 @@ from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chun
 from transformers_xl.modeling.layers.single_head_attention import SingleHeadAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.segment import Segment
 
 
 class ShaRNNLayer(GradientCheckpointingLayer):

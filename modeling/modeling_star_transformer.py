@@ -20,11 +20,11 @@ from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, ends
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
-from transformers_xl.modeling.segment import Call, Segment
 
 
 @dataclass

@@ -20,10 +20,10 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.absolute_positions import AbsolutePositionsLayer, places_without_memory
 from transformers_xl.modeling.layers.adaptive_softmax import linear_cross_entropy, mean_loss, output_layer
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
-from transformers_xl.modeling.segment import Segment
 
 
 class VanillaTransformerLayer(AbsolutePositionsLayer):

@@ -6,7 +6,7 @@ import torch
 from transformers import Cache
 from transformers.utils import ModelOutput
 
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 
 @dataclass

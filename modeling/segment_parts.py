@@ -11,9 +11,9 @@ from typing import NamedTuple, Self
 
 import torch
 
-from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
-from transformers_xl.modeling.segment import Call, Segment
 
 
 class CallPart(NamedTuple):

@@ -18,14 +18,14 @@ MAY_IMPORT = {
     "files": set(),
     "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained` alone
     "tokenization": {"configuration"},
-    "modeling.ops": {"configuration", "modeling.value"},  # masks follow from where tokens stand
-    "modeling.value": {"modeling.ops"},
-    "modeling.layers": {"configuration", "modeling.ops", "modeling.value"},
-    "modeling.pretrained": {"configuration", "modeling.layers", "modeling.ops", "modeling.value"},
-    "modeling": {"configuration", "modeling.layers", "modeling.ops", "modeling.pretrained", "modeling.value"},
+    "modeling.ops": {"configuration", "modeling.memory"},  # masks follow from where tokens stand
+    "modeling.memory": {"modeling.ops"},
+    "modeling.layers": {"configuration", "modeling.ops", "modeling.memory"},
+    "modeling.pretrained": {"configuration", "modeling.layers", "modeling.ops", "modeling.memory"},
+    "modeling": {"configuration", "modeling.layers", "modeling.ops", "modeling.pretrained", "modeling.memory"},
     "modeling.conversion": {"configuration", "modeling", "tokenization"},
-    "data": {"files", "hub", "modeling.value", "tokenization"},
-    "training": {"files", "data", "modeling", "modeling.layers", "modeling.value", "configuration", "hub"},
+    "data": {"files", "hub", "modeling.memory", "tokenization"},
+    "training": {"files", "data", "modeling", "modeling.layers", "modeling.memory", "configuration", "hub"},
     "evaluation": {
         "files",
         "data",
@@ -33,15 +33,13 @@ MAY_IMPORT = {
         "modeling.layers",
         "modeling.ops",
         "modeling.pretrained",
-        "modeling.value",
+        "modeling.memory",
         "configuration",
     },
-    "hub": {"files", "configuration", "modeling", "modeling.value", "tokenization"},
-    "runs": set(PACKAGES) - {"cli"} | {"modeling.conversion", "modeling.layers", "modeling.value"},
+    "hub": {"files", "configuration", "modeling", "modeling.memory", "tokenization"},
+    "runs": set(PACKAGES) - {"cli"} | {"modeling.conversion", "modeling.layers", "modeling.memory"},
     "cli": set(PACKAGES),
 }
-# what layers are told of a call, and what they remember: files of `modeling` that are a room of their own, below the layers
-VALUE = {"memory_cache", "memory_value", "segment"}
 # inside of `modeling`: the backbone and the variants import the backbone, never a variant; only `auto` knows them all
 BACKBONE = {
     "actor_critic", "adapters", "checks", "evaluating", "fused_head", "generation_memory", "heads",
@@ -73,9 +71,7 @@ def module_of(path: Path) -> str:
 
 
 def room(module: str) -> str:
-    """`modeling.layers.attention` lives in `modeling.layers`, `modeling.heads` in `modeling`."""
-    if module.removeprefix("modeling.") in VALUE:
-        return "modeling.value"
+    """`modeling.layers.attention` lives in `modeling.layers`, `modeling.memory.segment` in `modeling.memory`."""
     return max((name for name in MAY_IMPORT if module == name or module.startswith(f"{name}.")), key=len)
 
 

@@ -15,15 +15,15 @@ _NAMES = {
     "AdaptiveSoftmaxConfig": "transformers_xl.configuration.configuration_adaptive_softmax",
     "ByteTokenizer": "transformers_xl.tokenization.tokenization_bytes",
     "GTrXLForActorCritic": "transformers_xl.modeling.modeling_gtrxl",
-    "Memory": "transformers_xl.modeling.memory_value",
-    "MemoryCache": "transformers_xl.modeling.memory_cache",
+    "Memory": "transformers_xl.modeling.memory.memory_value",
+    "MemoryCache": "transformers_xl.modeling.memory.memory_cache",
     "MemoryConfig": "transformers_xl.configuration.configuration_memory",
     "MemoryFeatureExtractionPipeline": "transformers_xl.modeling.feature_extraction",
     "MemoryTrainer": "transformers_xl.training.trainer",
     "RelativeAttentionConfig": "transformers_xl.configuration.configuration_relative_attention",
     "WordTokenizer": "transformers_xl.tokenization.tokenization_words",
     "add_memory": "transformers_xl.modeling.modeling_segment_memory",
-    "cat_memories": "transformers_xl.modeling.memory_value",
+    "cat_memories": "transformers_xl.modeling.memory.memory_value",
     "compile_generation": "transformers_xl.runs.compiled_generation",
 }
 

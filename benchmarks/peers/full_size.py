@@ -86,7 +86,7 @@ def text() -> torch.Tensor:
 
 @torch.inference_mode()
 def predict(folder: str, answers: str) -> None:
-    """Log-probabilities of all words for a segment of 128 with a memory of 1600, in the value form."""
+    """Log-probabilities of all words for a segment of 128 with a memory of 1600."""
     model = libraries()[0].from_pretrained(folder).eval()
     first, second = text()[:, :SEGMENT], text()[:, SEGMENT : 2 * SEGMENT]
     outputs = model(second, mems=model(first).mems)

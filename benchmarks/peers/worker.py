@@ -160,7 +160,7 @@ class Ours(Peer):
         return outputs.loss
 
     def generate(self, ids, new_tokens):
-        return self.model.generate(ids, mems=self.memory, max_new_tokens=new_tokens, do_sample=False)
+        return self.model.generate(ids, mems=self.memory.memory, max_new_tokens=new_tokens, do_sample=False)
 
     def load(self, theirs: dict[str, torch.Tensor]) -> None:
         """Take over the weights of the old TransfoXL."""
@@ -186,7 +186,7 @@ class Ours(Peer):
 
     def prediction(self, ids, memory):
         outputs = self.model(ids, **(memory or {}), use_cache=self.task.kind in ("evaluate", "generate"))
-        carried = "past_key_values" if outputs.mems is None else "mems"
+        carried = "mems" if outputs.past_key_values is None else "past_key_values"
         return outputs.logits.log_softmax(-1), {carried: outputs[carried]}
 
 

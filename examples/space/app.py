@@ -23,7 +23,7 @@ from transformers_xl.data.text_beginning import beginning_of, begun
 from transformers_xl.evaluation.attention_maps import attention_atlas, attention_rows
 from transformers_xl.evaluation.attention_plots import draw_atlas
 from transformers_xl.modeling.auto import VARIANTS, register
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 QUICKSTART = Path("build/quickstart/model")  # where `make quickstart` leaves it
 BEGINNING = "The import statement"

@@ -8,9 +8,9 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory_value import LayerMemory
+from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.ops.sinusoids import sinusoids
-from transformers_xl.modeling.segment import Segment
 
 
 class SinusoidPositions(nn.Module):

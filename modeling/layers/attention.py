@@ -12,6 +12,7 @@ from transformers_xl.configuration.configuration_relative_attention import Relat
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.ops.backends import relative_backend
+from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import behind_the_window
 from transformers_xl.modeling.ops.relative_attention import (
@@ -19,7 +20,6 @@ from transformers_xl.modeling.ops.relative_attention import (
     position_scores,
     position_scores_at,
 )
-from transformers_xl.modeling.ops.window import keep_last
 
 
 # B batch, T segment length, M memory length, K = M + T, H heads, D head dim, E hidden size

@@ -14,9 +14,9 @@ from transformers_xl.configuration.configuration_block_recurrent import BlockRec
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.local_attention import CosineAttention, HeadScale, LocalAttention, unit_vectors
-from transformers_xl.modeling.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_cache import LayerRoom
 from transformers_xl.modeling.ops.block_ends import BlockEnds
-from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.ops.columns import gather_columns
 
 
 class BlockPlan(NamedTuple):

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.memory.segment import Segment, is_true, noted
+from transformers_xl.modeling.ops.columns import gather_columns, keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.relative_attention import attention_weights
-from transformers_xl.modeling.ops.window import gather_columns, keep_last
-from transformers_xl.modeling.segment import Segment, is_true, noted
 
 
 # B batch, T segment, K columns of [memory; segment], N blocks of c positions, S compressed vectors, E hidden size
@@ -148,8 +148,8 @@ class CompressionPlan(NamedTuple):
         return gather_columns(vectors, order.clamp(min=0), dim=-2)
 
     def positions_ago(self, count: int) -> torch.Tensor:
-        """How far before each token the positions begin that the newest `count` of the S vectors stand for: the last position
-        of each, `(B or 1, T, count)`."""
+        """How many positions before each token the newest `count` of the S vectors stand, `(B or 1, T, count)`: the last of
+        those that each is made of."""
         blocks, total = self.blocks, self.held + self.blocks.count
         number = torch.arange(total - count, total, device=blocks.place.device) - self.held
         number = number - blocks.earlier[..., None]  # among the blocks of the document

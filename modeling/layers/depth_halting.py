@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_depth_adaptive_transformer import DepthAdaptiveTransformerConfig
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.segment import Segment
 
 
 # B batch, T segment length, N layers, E hidden size

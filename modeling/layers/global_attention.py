@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from transformers_xl.configuration.configuration_longformer_encoder import LongformerEncoderConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.ops.band import Band
+from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.ops.relative_attention import attention_weights
-from transformers_xl.modeling.ops.window import gather_columns
 
 
 class GlobalTokens(NamedTuple):

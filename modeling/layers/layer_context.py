@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.memory_cache import LayerRoom
-from transformers_xl.modeling.ops.window import keep_last
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.ops.columns import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -7,7 +7,7 @@ from transformers_xl.configuration.configuration_r_transformer import RTransform
 from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.segment import Segment
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
 
@@ -52,6 +52,8 @@ class LocalRNN(nn.Module):
 
         kept = segment.newest(inputs, self.window - 1)
         if segment.document_ids is not None:
-            is_own = torch.arange(1 - self.window, 0, device=kept.device) >= -segment.remembered(self.window - 1)[:, None]
+            is_own = (
+                torch.arange(1 - self.window, 0, device=kept.device) >= -segment.remembered(self.window - 1)[:, None]
+            )
             kept = kept * is_own[..., None]
         return self.norm.after(hidden_states + local), kept

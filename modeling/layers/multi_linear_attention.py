@@ -16,7 +16,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_tensorized_transformer import TensorizedTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.ops.columns import keep_last
 
 # numbers of the largest tensor of a piece: tokens are worked on together as long as their windows are no larger
 PIECE_SIZE = 2**22
@@ -50,7 +50,9 @@ class MultiLinearAttention(RelativeAttention):
 
     def attend(self, query, key, value, context, **kwargs):
         projected, bias = self.relative_terms(context)
-        relative = keep_last(projected, self.window + 1)[:, :-1].flip(1).transpose(0, 1)  # [W, H, D], of the distances 0 .. W-1
+        relative = (
+            keep_last(projected, self.window + 1)[:, :-1].flip(1).transpose(0, 1)
+        )  # [W, H, D], of the distances 0 .. W-1
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         (batch, length, heads, width), num_keys = query.shape, key.shape[1]
         content_query, position_query = self.weighted_queries(query, bias)

@@ -18,9 +18,9 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_memorizing_transformer import MemorizingTransformerConfig
 from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention
-from transformers_xl.modeling.memory_cache import LayerRoom
-from transformers_xl.modeling.memory_value import LayerMemory
-from transformers_xl.modeling.segment import Call, Segment
+from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import Call, Segment
 
 MAX_SCORES = 2**25  # computed at once: what a search takes beside the keys, 128 MiB of float32
 

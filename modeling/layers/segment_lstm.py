@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.ops.window import reset_state
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.ops.columns import reset_state
 
 
 class LSTMChunk(NamedTuple):

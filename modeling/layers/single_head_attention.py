@@ -69,7 +69,9 @@ class SingleHeadAttention(MemoryAttention):
 
     def attend(self, query: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         # the gates of keys and values, on the few queries and outputs that meet them
-        key_gate, value_gate = (each.view(-1, self.head_dim) for each in (self.key_gate.sigmoid(), self.gate_of_values()))
+        key_gate, value_gate = (
+            each.view(-1, self.head_dim) for each in (self.key_gate.sigmoid(), self.gate_of_values())
+        )
         attn_output, attn_weights = super().attend(query * key_gate[:, None], *args, **kwargs)
         attn_output = attn_output * value_gate
         if self.mix_proj is None or self.mix_gate is None:

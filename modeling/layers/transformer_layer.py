@@ -12,7 +12,7 @@ from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.normalization import SublayerLayerNorm, SublayerNorm
-from transformers_xl.modeling.memory_value import LayerMemory
+from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 
 class LayerOutput(NamedTuple):

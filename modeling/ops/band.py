@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.modeling.ops.window import keep_last
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.ops.columns import keep_last
 
 # least number of queries in a piece: of fewer, there would be too many pieces
 PIECE_LENGTH = 64

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.modeling.ops.window import drop_full_mask
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.ops.columns import drop_full_mask
 
 
 class BlockEnd(NamedTuple):

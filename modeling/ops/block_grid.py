@@ -12,8 +12,8 @@ from typing import NamedTuple, Self
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.modeling.ops.window import gather_columns
-from transformers_xl.modeling.segment import Segment, is_true, noted
+from transformers_xl.modeling.memory.segment import Segment, is_true, noted
+from transformers_xl.modeling.ops.columns import gather_columns
 
 
 class BlockGrid(NamedTuple):

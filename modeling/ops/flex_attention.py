@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers.utils import is_triton_available
 
+from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.relative_attention import position_scores_at
-from transformers_xl.modeling.ops.window import keep_last
 
 HAS_TRITON = is_triton_available()  # what compiled FlexAttention is written in
 MIN_WIDTH = 16  # of a head, in compiled FlexAttention

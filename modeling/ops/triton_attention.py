@@ -15,13 +15,13 @@ import math
 import torch
 import triton
 
-from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
+from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
+from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 from transformers_xl.modeling.ops.triton_backward import grad_of_keys, grad_of_positions, grad_of_queries
 from transformers_xl.modeling.ops.triton_forward import attend_part, attend_tiles, join_parts
 from transformers_xl.modeling.ops.triton_tiles import Inputs, Known, Sizes, Strided, Tile
 from transformers_xl.modeling.ops.wide_attention import behind_the_window
-from transformers_xl.modeling.ops.window import keep_last
 
 MAX_PARTS = 64  # that one token's keys are split into
 PROGRAMS = 512  # that are worth starting at least: a few for each of a GPU's multiprocessors

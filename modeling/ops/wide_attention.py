@@ -46,10 +46,10 @@ from typing import NamedTuple, Self
 import torch
 from torch.autograd.function import once_differentiable
 
+from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
 from transformers_xl.modeling.ops.relative_attention import relative_shift, table_rows
-from transformers_xl.modeling.ops.window import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -9,7 +9,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.memory_value import LayerMemory
+from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.pretrained.places import Places
 
 

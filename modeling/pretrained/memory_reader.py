@@ -9,9 +9,9 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import Memory
-from transformers_xl.modeling.segment import Call, Segment
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 
 
 class ModelAroundBase(Protocol):

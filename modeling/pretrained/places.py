@@ -4,7 +4,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.segment import Segment
 
 
 # B batch, T segment

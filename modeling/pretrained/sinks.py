@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.memory_value import LayerMemory
-from transformers_xl.modeling.ops.window import gather_columns
+from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.pretrained.backbone_cache import BackboneLayer
 from transformers_xl.modeling.pretrained.places import Places
 from transformers_xl.modeling.pretrained.rotation import LayerRotation
-from transformers_xl.modeling.segment import Segment
 
 STEP = 32  # tokens; a smaller step costs more copies of the sinks, a larger one increases their distance
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 from transformers import Cache
 
-from transformers_xl.modeling.memory_value import LayerMemory
-from transformers_xl.modeling.segment import Segment
+from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import Segment
 
 
 class TokenPlaces(NamedTuple):

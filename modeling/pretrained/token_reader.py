@@ -26,9 +26,10 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling.layers.memory_tokens import MemoryTokens, warn_of_writing
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.ops.window import gather_columns, keep_last
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.ops.columns import gather_columns, keep_last
 from transformers_xl.modeling.pretrained.memory_reader import MemoryReader, ModelAroundBase
 from transformers_xl.modeling.pretrained.token_places import (
     OpenRows,
@@ -37,7 +38,6 @@ from transformers_xl.modeling.pretrained.token_places import (
     place_tokens,
     rows_to_read,
 )
-from transformers_xl.modeling.segment import Call, Segment
 
 PerToken = tuple[torch.Tensor, ...]  # what a call says of its tokens: (B, T, ..) each
 

@@ -18,8 +18,9 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig, own_windows
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.pretrained.backbone_cache import (
     BackboneLayer,
     KeyValueShape,
@@ -35,7 +36,6 @@ from transformers_xl.modeling.pretrained.supported_bases import (
     in_place_of_a_window,
     table_of_positions,
 )
-from transformers_xl.modeling.segment import Call, Segment
 
 LAST_POSITION = 2**15  # the float32 angles of later ones have visible errors
 KEPT_MASKS = 4

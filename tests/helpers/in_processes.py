@@ -21,7 +21,7 @@ from trained import SEGMENT, Bare, Flowing, arguments, flat, losses, segments, s
 from transformers_xl import MemoryTrainer, add_memory
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.files.output_lock import LOCK
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 ROWS = 4  # of a batch, over all processes
 WORLD = int(os.environ.get("WORLD_SIZE", 1))

@@ -14,7 +14,7 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 import transformers_xl  # noqa: F401  registers the variants
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 
 VOCAB_SIZE = 37
 MEM_LEN = 8

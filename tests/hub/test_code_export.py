@@ -113,9 +113,12 @@ def get_relative_imports_of(text: str) -> set[str]:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("import transformers_xl.modeling.memory_cache", "from transformers_xl.modeling.memory_cache import"),
+        (
+            "import transformers_xl.modeling.memory.memory_cache",
+            "from transformers_xl.modeling.memory.memory_cache import",
+        ),
         ("import transformers_xl", "cannot be exported"),
-        ("from transformers_xl.modeling.memory_cache import *", "name what is imported"),
+        ("from transformers_xl.modeling.memory.memory_cache import *", "name what is imported"),
         ("from torch import *", "name what is imported"),
         ("from transformers_xl.modeling import memory", "not from a package"),
         ("from transformers_xl import MemoryCache", "not from a package"),
@@ -125,8 +128,11 @@ def get_relative_imports_of(text: str) -> set[str]:
         ("from importlib import import_module", "dynamic imports"),
         ("def f():\n    return __import__('torch')", "dynamic imports"),
         ("def f():\n    from transformers_xl.absent import x", "not from a package"),
-        ("def f():\n    from transformers_xl.modeling.memory_cache import MemoryCache", "at the top of the module"),
-        ("from transformers_xl.modeling.memory_cache import MemoryCache as Cache", "without `as`"),
+        (
+            "def f():\n    from transformers_xl.modeling.memory.memory_cache import MemoryCache",
+            "at the top of the module",
+        ),
+        ("from transformers_xl.modeling.memory.memory_cache import MemoryCache as Cache", "without `as`"),
     ],
 )
 def test_what_an_export_cannot_follow_is_refused(line: str, message: str, tmp_path: Path, monkeypatch):
@@ -157,7 +163,7 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path, monkeypatch):
 )
 def test_one_name_with_two_meanings_is_refused(clash: str, tmp_path: Path, monkeypatch):
     """In one file the second would take the place of the first."""
-    line = "from transformers_xl.modeling.ops.window import PackedRows\n"
+    line = "from transformers_xl.modeling.ops.columns import PackedRows\n"
     (tmp_path / "clashing_module.py").write_text(f'"""Clashing."""\n{line}{clash}')
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="`keep_last` of .* would meet in clashing_module.py: rename one of them"):
@@ -167,7 +173,7 @@ def test_one_name_with_two_meanings_is_refused(clash: str, tmp_path: Path, monke
 def test_modules_are_gathered_below_what_they_need(tmp_path: Path, monkeypatch):
     (tmp_path / "modeling_mine.py").write_text(
         '"""Mine: `from transformers_xl.modeling.auto import VARIANTS` in a text is no import."""\n\n'
-        "import torch\nfrom transformers_xl.modeling.ops.window import (\n    PackedRows,\n    keep_last,\n)\n\n"
+        "import torch\nfrom transformers_xl.modeling.ops.columns import (\n    PackedRows,\n    keep_last,\n)\n\n"
         '# about f\ndef f():\n    return keep_last, PackedRows, torch\n\n\n__all__ = ["f"]\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -177,7 +183,7 @@ def test_modules_are_gathered_below_what_they_need(tmp_path: Path, monkeypatch):
         " torch\n\nfrom .modeling_mine_core import PackedRows, keep_last\n\n\n"
         "# about f\ndef f():\n    return keep_last, PackedRows, torch\n"
     )
-    assert "(Apache-2.0): modeling/ops/window.py, with flat imports.\n" in files["modeling_mine_core.py"]
+    assert "(Apache-2.0): modeling/ops/columns.py, with flat imports.\n" in files["modeling_mine_core.py"]
 
 
 @pytest.mark.parametrize("tokenizer_class", TOKENIZERS)

@@ -6,7 +6,7 @@ import torch
 from tiny import EXACT, FLOAT32, VOCAB_SIZE, tiny_config, tokens
 
 from transformers_xl import TransformerXLForCausalLM
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 
 LENGTH = 5
 SETTINGS = [

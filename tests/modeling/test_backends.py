@@ -6,7 +6,7 @@ from naive_relative_attention import SHAPES, TOLERANCE, arguments, by_column, by
 from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 
 from transformers_xl.modeling.auto import register_kernels
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
 from transformers_xl.modeling.ops.far_columns import FarColumns

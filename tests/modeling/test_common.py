@@ -29,8 +29,8 @@ from tiny import (
 )
 
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory
 
 CARRYING = models(memory=("exact", "own"))
 WINDOWED = models(memory=("exact",))

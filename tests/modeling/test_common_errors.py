@@ -23,8 +23,8 @@ from tiny import (
 )
 from transformers import DynamicCache
 
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory
 
 every_variant = pytest.mark.parametrize("model_type", models())
 of_our_own = pytest.mark.parametrize("model_type", [each for each in models() if each not in AROUND_BASES])

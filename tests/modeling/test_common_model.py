@@ -36,7 +36,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
 
 AUTO_CLASSES = {
     "model": AutoModel,

@@ -22,7 +22,7 @@ from tiny import (
     tokens,
 )
 
-from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
 
 CARRYING = one_of_each_kind(models(causal=True, causal_lm=True, memory=("exact", "own")))
 FEW = [each for each in models(causal=True, causal_lm=True, memory=("exact", "own")) if each in FEW_MEMORIES]

@@ -43,7 +43,7 @@ def test_reading_all_lists_finds_what_exact_search_finds():
 
 @torch.no_grad()
 def test_rows_that_move_keep_their_indexes():
-    """Beams continue one row twice, and each goes on on its own; so does a copy. Another cache of the memory makes its own."""
+    """Beams continue one row twice, and each goes on on its own; so does a copy. Another cache makes its own."""
     model, exact, after = model_of(), model_of(), tokens(3, 9, seed=1)
     search_by_index(model, min_keys=8, num_probes=ALL)
     mems, cache = exact(tokens(2, 40)).mems, model(tokens(2, 40), use_cache=True).past_key_values

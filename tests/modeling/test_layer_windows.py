@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from tiny import EXACT, tokens
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
 
 
 @strict

@@ -20,8 +20,8 @@ from tiny import (
     tokens,
 )
 
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import cat_memories
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import cat_memories
 
 CARRYING = st.sampled_from(models(memory=("exact", "own")))
 WINDOWED = st.sampled_from(models(memory=("exact",)))

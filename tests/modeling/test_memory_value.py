@@ -28,8 +28,8 @@ from tiny import (
     tokens,
 )
 
-from transformers_xl.modeling.memory_cache import MemoryCache
-from transformers_xl.modeling.memory_value import LayerMemory, Memory, cat_memories, with_columns_of
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, cat_memories, with_columns_of
 
 CARRYING = models(memory=("exact", "own"))
 WINDOWED = models(memory=("exact",))

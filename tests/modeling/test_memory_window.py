@@ -10,7 +10,7 @@ from tiny import read, tokens
 from tiny_bases import FIELDS, read_with_band, tiny_base
 from transformers.masking_utils import create_masks_for_generate
 
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.modeling_segment_memory import add_memory
 from transformers_xl.modeling.pretrained import sinks as attention_sinks
 from transformers_xl.modeling.pretrained import window_reader

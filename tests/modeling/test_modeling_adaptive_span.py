@@ -5,7 +5,7 @@ import torch
 from tiny import EXACT, memory_of, read, result_of, tiny_config, tiny_model, tokens
 from transformers import AutoModelForCausalLM
 
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 # none of them ends a mask on a position, where its gradient may be either of two
 SPANS = [[0.02, 0.2, 0.45, 0.1], [0.3, 0.02, 0.03, 0.05]]

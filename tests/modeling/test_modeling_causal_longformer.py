@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.ops import backends, band
-from transformers_xl.modeling.segment import Call, Segment
 
 # layers with and without gaps, and heads with several kinds of them
 FIELDS = {"attention_window": [2, 3], "attention_dilation": [[1, 1, 2, 2], [1, 3, 2, 3]], "mem_len": 10}

@@ -12,7 +12,7 @@ from tiny import EXACT, memory_of, read, result_of, tiny_config, tiny_model, tok
 
 from transformers_xl.modeling.layers.complex_embedding import AmplitudeDropout, at_positions
 from transformers_xl.modeling.layers.complex_layers import ComplexAttention, ComplexLinear, modulus
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 MODEL = "complex_order_transformer"
 SHARING = ("word_and_dimension", "word", "dimension")

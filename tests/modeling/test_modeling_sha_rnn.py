@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from contexts import context_of
 from tiny import EXACT, MEM_LEN, allows, memory_of, read, tiny_config, tiny_model, tokens
 from torch import nn
 from torch.nn import functional as F
@@ -14,8 +15,8 @@ from transformers_xl import MemoryTrainer, ShaRNNConfig
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.segment_lstm import split_chunks
-from transformers_xl.modeling.memory_value import Memory
-from transformers_xl.modeling.segment import Call, Segment
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.training.trainer import MemoryTrainingArguments
 
 ALL_MAPS = {"project_keys": True, "project_values": True, "mix_query": True, "boom_shortcut": False}
@@ -146,11 +147,16 @@ def test_keys_and_values_are_the_memory_times_a_vector_each():
     for memory in (mems, projected):
         assert [layer.num_columns for layer in memory.layers] == [0, 0, MEM_LEN, 0]
         assert [tuple(state.shape) for layer in memory.layers for state in layer.state] == [(2, 32)] * 8
-    (memory,), (keys, values) = mems.layers[2].columns, projected.layers[2].columns
-    key_gate = attention.key_gate.sigmoid()
+    (memory,), columns = mems.layers[2].columns, projected.layers[2].columns
+    for each in columns:  # a query and an output meet the vectors: what is kept needs none
+        torch.testing.assert_close(each[:, 0], memory, **EXACT)
+    keys = attention.key_gate.sigmoid() * memory
     content, gate = attention.overparameterization.proj(attention.value_gate.sigmoid()).chunk(2)
-    torch.testing.assert_close(keys[:, 0], key_gate * memory, **EXACT)
-    torch.testing.assert_close(values[:, 0], gate.sigmoid() * content.tanh() * memory, **EXACT)
+    values = gate.sigmoid() * content.tanh() * memory
+    query = torch.randn(2, 1, 1, 32, dtype=torch.float64)
+    attended, _ = attention.attend(query, *columns, context_of(1, MEM_LEN - 1, batch=2))
+    weights = (query[:, 0] @ keys.mT / 32**0.5).softmax(-1)
+    torch.testing.assert_close(attended[:, :, 0], weights @ values, **EXACT)
     projections = [name for name, module in attention.named_modules() if isinstance(module, nn.Linear)]
     assert projections == ["q_proj", "overparameterization.proj"]
 

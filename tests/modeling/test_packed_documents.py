@@ -5,7 +5,7 @@ import torch
 from tiny import EXACT, memory_of, result_of, tiny_model, tokens, variants
 from transformers import DataCollatorWithFlattening
 
-from transformers_xl.modeling.segment import Call
+from transformers_xl.modeling.memory.segment import Call
 
 PACKED = variants(memory=("exact", "none"), causal_lm=True)
 CARRYING = variants(memory=("exact",))

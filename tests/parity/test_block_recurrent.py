@@ -13,7 +13,7 @@ from meliad import OTHER_POSITIONS, translated
 from torch.nn import functional as F
 
 from transformers_xl import BlockRecurrentConfig, BlockRecurrentForCausalLM
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 NAMES = [
     (r"^embed\.embedding$", "model.embed_tokens.weight"),

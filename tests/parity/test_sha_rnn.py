@@ -8,7 +8,7 @@ from golden import Case
 from transformers_xl import ShaRNNConfig, ShaRNNForCausalLM
 from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.single_head_attention import Overparameterization, SingleHeadAttention
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 NAMES = {
     "encoder.weight": "model.embed_tokens.weight",

@@ -27,7 +27,7 @@ from transformers_xl.modeling.conversion.mem_transformer import translate_weight
 from transformers_xl.modeling.conversion.original import DEFAULTS, HYPER_PARAMETERS, config_of
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, SinusoidPositions
 from transformers_xl.modeling.layers.shaw_attention import ShawAttention
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 
 def skip_what_is_not_ours(case: Case) -> None:

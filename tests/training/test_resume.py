@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from transformers_xl import MemoryTrainer
 from transformers_xl.data.text_stream import TextStream
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.training import resuming, trainer_overrides
 from transformers_xl.training.checkpoints import checkpoints_of, incompleteness, remove_unfinished, write_manifest
 from transformers_xl.training.memory_state import load_memory, save_memory

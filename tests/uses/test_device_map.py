@@ -13,8 +13,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.segment import Call, Segment
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 
 
 def saved(model_type: str, folder: Path, **fields):

@@ -17,7 +17,7 @@ from tiny import (
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from transformers_xl.modeling.exporting import export_step, step_memory
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 LENGTH = 2 * MEM_LEN + 3  # the window fills, and moves on
 # their layers are other ones around the attention of Transformer-XL, which is what reads a static memory

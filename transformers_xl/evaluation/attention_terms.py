@@ -18,8 +18,8 @@ from transformers_xl.evaluation.attention_maps import AttentionAtlas, DistanceSu
 from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.layers.attention import RelativeAttention, masked_scores
 from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.relative_attention import position_scores
-from transformers_xl.modeling.ops.window import keep_last
 
 TERMS = {
     "a": "(a) content: query . key",

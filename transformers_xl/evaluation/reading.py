@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.evaluating import evaluating
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 
 def read_in_segments(

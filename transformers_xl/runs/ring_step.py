@@ -6,7 +6,7 @@
 Attention with relative positions needs no order of its columns, only their distances. So a token moves nothing.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from transformers_xl.modeling.exporting import ExportableStep, name_in_programs
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.memory_cache import LayerRoom
-from transformers_xl.modeling.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, mixed
-from transformers_xl.modeling.segment import Call, Segment
 
 
 class RingRoom(LayerRoom):
@@ -57,7 +57,9 @@ class RingStep(ExportableStep):
     def fits(model: PreTrainedModel) -> bool:
         """Whether a model is read so: each layer has the attention of Transformer-XL, and sees as far as the others."""
         decoder = model.base_model
-        plain = all(getattr(type(decoder), name) is getattr(MemoryModel, name) for name in ("plan", "run_layers", "read"))
+        plain = all(
+            getattr(type(decoder), name) is getattr(MemoryModel, name) for name in ("plan", "run_layers", "read")
+        )
         if not plain or len(set(model.config.layer_windows)) != 1:
             return False
         return all(type(getattr(layer, "self_attn", None)) is RelativeAttention for layer in decoder.layers)

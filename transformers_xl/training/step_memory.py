@@ -12,7 +12,7 @@ from torch import nn
 from transformers.training_args import OptimizerNames
 
 from transformers_xl.modeling.layers.token_loss import LOGITS_AT_A_TIME
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 # of one slice of logits: they, their logarithms, and the gradients of both

@@ -12,7 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning, without_adapters
 from transformers_xl.modeling.heads import MemoryForCausalLM
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_arguments
 from transformers_xl.training.averaging import averaging_of, check_averaging

@@ -16,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length, rotate_checkpoints
 
-from transformers_xl.modeling.memory_value import Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.training.callbacks import CheckpointCallback
 from transformers_xl.training.checkpoints import check_whole, publish, remove_unfinished, unfinished, write_manifest
 from transformers_xl.training.memory_state import load_memory, memory_file, save_memory

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from torch.nn import functional as F
 
-from transformers_xl.modeling.ops.window import gather_columns, inverse
+from transformers_xl.modeling.ops.columns import gather_columns, inverse
 
 
 class Call(NamedTuple):

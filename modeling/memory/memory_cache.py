@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from transformers_xl.modeling.memory_value import Memory, cat_memories
-from transformers_xl.modeling.ops.window import keep_last
+from transformers_xl.modeling.memory.memory_value import Memory, cat_memories
+from transformers_xl.modeling.ops.columns import keep_last
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -65,9 +65,9 @@ class MemoryCache(Cache):
             are then written to.
 
     Attributes:
-        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and read nothing
-            more, where shapes may not change. Elsewhere they read on, and what they remember stands `aside` until `finish`:
-            so all rows are alike.
+        ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and read
+            nothing more, where shapes may not change. Elsewhere they read on, so that all rows are alike.
+        aside: what the latter remember until `finish`, by their numbers.
         records_past: whether nothing is dropped, so that tokens can be taken back.
         is_stateful: whether it holds a state that no token can be taken back from; the model that writes it says so.
     """
