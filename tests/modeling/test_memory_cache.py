@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import EXACT, MEM_LEN, result_of, tensors_of, tiny_model, tokens
 
-from transformers_xl.modeling.memory_cache import LayerRoom, MemoryCache
+from transformers_xl.modeling.memory.memory_cache import LayerRoom, MemoryCache
 
 SIZE = 5
 
