@@ -45,7 +45,7 @@ class CrossAttention(CosineAttention):
         inner_size = config.num_attention_heads * config.head_dim
         self.cross_q_proj = nn.Linear(config.hidden_size, inner_size, bias=config.attention_bias)
         self.cross_attention_scale = HeadScale(config)
-        self.o_proj = nn.Linear(2 * inner_size, config.hidden_size, bias=config.attention_bias)
+        self.o_proj: nn.Module = nn.Linear(2 * inner_size, config.hidden_size, bias=config.attention_bias)
 
     def cross_attend(self, hidden_states: torch.Tensor, other: Tensors, visible: torch.Tensor | None) -> torch.Tensor:
         """Attention of `hidden_states` `(B, T, E)` to keys and values of the other side, `(B, T, H, D)`."""
