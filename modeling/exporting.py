@@ -52,7 +52,8 @@ class ExportableStep(nn.Module):
 
 @torch.no_grad()
 def step_memory(model: PreTrainedModel, batch: int = 1, mems: Memory | None = None) -> Memory:
-    """A memory as an exported step takes it: of new rows, or `mems` of an output, as keys and values in all `mem_len` columns.
+    """A memory as an exported step takes it, as keys and values in all `mem_len` columns: of new rows, or `mems` of an
+    output.
 
     Raises:
         ValueError: the model remembers nothing, or more than attention does.
@@ -61,9 +62,10 @@ def step_memory(model: PreTrainedModel, batch: int = 1, mems: Memory | None = No
     memory = decoder.new_memory(batch, torch.empty(0, dtype=model.dtype, device=model.device), static=True)
     has_more = memory.state or any(layer.state or layer.older for layer in memory.layers)
     if has_more or not memory.num_columns:
+        remembers = "more than its attention reads" if has_more else "nothing"
         raise ValueError(
-            f"`model` is a {model.config.model_type!r} that remembers {'more than its attention reads' if has_more else 'nothing'}: "
-            "export a model whose only memory is that of its attention, with `mem_len` above 0."
+            f"`model` is a {model.config.model_type!r} that remembers {remembers}: export a model whose only memory is "
+            "that of its attention, with `mem_len` above 0."
         )
     memory = memory if mems is None else with_columns_of(mems, memory)
     layers = [

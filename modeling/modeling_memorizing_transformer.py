@@ -46,7 +46,7 @@ class RetrievalLayer(MemorizingTransformerLayer):
     key_search: Callable[[], KeySearch] = KeySearch  # how a cache finds keys: `layers.key_index` has another way
 
     def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
-        """`older` is keys and values of very many tokens, each `(batch, heads, tokens, head_dim)`, those of the window too."""
+        """`older` is keys and values of very many tokens, `(batch, heads, tokens, head_dim)`, those of the window too."""
         none = like.new_zeros(batch, self.self_attn.num_heads, 0, self.self_attn.head_dim)
         return super().new_memory(batch, num_columns, like)._replace(older=(none, none))
 

@@ -1,7 +1,7 @@
 """Multi-head attention over `[memory; segment]`, and Transformer-XL's relative form of it."""
 
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
+from transformers_xl.modeling.memory.memory_cache import LayerRoom
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
@@ -151,8 +152,7 @@ class RelativeAttention(MemoryAttention):
         as long as the weight holds the same numbers."""
         room, table = context.room, context.positions
         if table is None:
-            assert room is not None and room.positions is not None, "there is no table only where a cache holds it"
-            return room.positions
+            return cast(torch.Tensor, cast(LayerRoom, room).positions)  # there is no table only where a cache holds it
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.split_heads(self.r_proj(table))
         if room is not None:
@@ -238,8 +238,8 @@ class RelativeAttention(MemoryAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output and weights by the attention function that the user chose, which is told the position terms as a bias `(B,
-        H, T, S + K)`, with the S `far` columns on the left. `distance` `(B or 1, T, K)`: how far the keys lie, where columns
-        are not distances."""
+        H, T, S + K)`, with the S `far` columns on the left. `distance` `(B or 1, T, K)`: how far the keys lie, where
+        columns are not distances."""
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         if distance is None:
             scores = position_scores(position_query, keep_last(positions, key.shape[-2] + 1))

@@ -26,8 +26,8 @@ class LayerContext(NamedTuple):
         positions: the table `(distances, E)` of relative positions; None: `room` has its projections, or there is none.
         bias: the biases of relative positions that all layers share.
         room: where a cache keeps what this layer projected; None without one.
-        distance: `(B or 1, T, K)` integers, how far the columns lie from each token, where they do not stand in their order;
-            None: they do.
+        distance: `(B or 1, T, K)` integers, how far the columns lie from each token, where they do not stand in their
+            order; None: they do.
         plan: what a variant says of the call, the same for all layers.
         keeps_graph: whether gradients pass through the columns that it remembers, to earlier parts of the same call.
     """

@@ -58,8 +58,8 @@ class MemoryLayer(GradientCheckpointingLayer):
     def attend(
         self, hidden_states: torch.Tensor, past: Tensors, context: LayerContext, **kwargs
     ) -> tuple[torch.Tensor, Tensors]:
-        """What the segment `(B, T, E)` attends to in `[past; segment]`, after dropout, `(B, T, E)`; and the columns that the
-        layer remembers."""
+        """What the segment `(B, T, E)` attends to in `[past; segment]`, after dropout, `(B, T, E)`; and the columns that
+        the layer remembers."""
         normed = self.attention_input(hidden_states)
         columns, kept = context.extend(past, hidden_states, self.self_attn.project(normed), self.project)
         attn_output, _ = self.self_attn(normed, *columns, context, **kwargs)

@@ -188,8 +188,8 @@ class MemoryCache(Cache):
             return
         if self.is_stateful:
             raise ValueError(
-                f"`tokens_to_remove`={tokens_to_remove}: this memory has a state, and no token can be taken back from it. As "
-                "an assistant use a model that remembers a window alone."
+                f"`tokens_to_remove`={tokens_to_remove}: this memory has a state, and no token can be taken back from it. "
+                "As an assistant use a model that remembers a window alone."
             )
         if not self.records_past and bool((self.memory.tokens_read > self.memory.lengths).any()):
             raise RuntimeError("What left the window was not recorded: call `activate_past_recording()` first.")

@@ -4,7 +4,8 @@
     output = model(more_ids, mems=output.mems)
     model.generate(ids, mems=output.mems)
 
-Every row ends at the right: its newest column is the last one, and a row that remembers less has unused columns on its left.
+Every row ends at the right: its newest column is the last one, and a row that remembers less has unused columns on its
+left.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,9 @@ class LayerMemory(NamedTuple):
     """What one layer remembers.
 
     Args:
-        columns: one vector a position, the newest last: `(inputs,)` `(batch, columns, hidden_size)`, of which keys and values
-            are projected again with a gradient for their weights; or, from a call with `use_cache=True`, `(keys, values, ..)`
-            `(batch, heads, columns, head_dim)`. Empty where a layer has no window.
+        columns: one vector a position, the newest last: `(inputs,)` `(batch, columns, hidden_size)`, of which keys and
+            values are projected again with a gradient for their weights; or, from a call with `use_cache=True`, `(keys,
+            values, ..)` `(batch, heads, columns, head_dim)`. Empty where a layer has no window.
         state: tensors `(batch, ..)` that a call replaces: of a recurrent network, a matrix. The layer says which.
         older: columns that have left the window, `(batch, .., columns, width)`: compressed, or looked up.
     """

@@ -1,7 +1,8 @@
 """Where the tokens of a call stand, and what they see.
 
-A row's memory ends where its segment begins, and padding stands after the tokens of a segment. So the distance of two tokens
-is that of their columns in every row, and what a token sees is an interval that ends with itself: one number says it.
+A row's memory ends where its segment begins, and padding stands after the tokens of a segment. So the distance of two
+tokens is that of their columns in every row, and what a token sees is an interval that ends with itself: one number says
+it.
 
     row    memory     segment      first column that b sees
     0      . . p q  | a b .        2   (0 and 1 are unused)
@@ -24,8 +25,8 @@ class Call(NamedTuple):
 
     Args:
         num: `(B,)`, how many tokens of each row are real; None: all.
-        document_ids: `(B, T)`, number of the document of each token, 0 for that of the memory; padding has that of its row's
-            last token. None: no document begins inside.
+        document_ids: `(B, T)`, number of the document of each token, 0 for that of the memory; padding has that of its
+            row's last token. None: no document begins inside.
         pack, unpack: `(B, T)`, the order in which layers read tokens, and the order that undoes it; None: it is the same.
         closed: `(B,)` bool, rows in which a document begins after the last token: the next call continues it. None: none.
     """
@@ -127,10 +128,7 @@ class Segment(NamedTuple):
         """`length` tokens of a call behind `num_before` columns."""
         is_plain = call.num is None and call.document_ids is None
         is_plain = is_plain and are_all(lengths, num_before)
-        if is_plain:
-            start = lengths.new_zeros(1, length)
-        else:
-            start = (num_before - lengths)[:, None].expand(-1, length)
+        start = lengths.new_zeros(1, length) if is_plain else (num_before - lengths)[:, None].expand(-1, length)
         if call.document_ids is not None:
             begins = call.document_ids != F.pad(call.document_ids, (1, 0))[:, :-1]
             columns = num_before + torch.arange(length, device=lengths.device)

@@ -3,8 +3,8 @@
     columns       | unused | text 0, block 0 | text 0, block 1 .. | text 1, block 0 | padding |
     grid                   | text 0, block 0 | text 0, block 1    | text 1, block 0 ..    |
 
-Blocks are counted from the beginning of a text. What is remembered begins with a block, so that places in blocks follow from
-columns. Shapes: B batch, T tokens, C columns of the memory, K = C + T, G blocks of a row.
+Blocks are counted from the beginning of a text. What is remembered begins with a block, so that places in blocks follow
+from columns. Shapes: B batch, T tokens, C columns of the memory, K = C + T, G blocks of a row.
 """
 
 from typing import NamedTuple, Self
@@ -50,8 +50,7 @@ class BlockGrid(NamedTuple):
             has_whole = num_keys == size and is_true(is_whole.any(), unless=True)
             return cls(size, place, keep, is_whole=is_whole if has_whole else None)
 
-        end = num_keys if segment.is_plain else segment.end[:, None]
-        is_real = (column >= start) & (column < end)
+        is_real = column >= start  # padding stands in blocks too, which it does not end
         number = (((place == 0) & is_real).cumsum(1) - 1).clamp(min=0)
         count = -(-num_keys // size)  # of one text; a compiled graph cannot depend on the number of documents
         if segment.document_ids is not None:
@@ -70,8 +69,10 @@ class BlockGrid(NamedTuple):
             is_first = have(
                 F.pad(is_begin[:, segment.num_before :] & (segment.document_ids > 0), (segment.num_before, 0))
             )
-        order = (number * size + place)[:, segment.num_before :].clamp(max=count * size - 1)
-        return cls(size, place, keep, begin[:, :-1], order, is_first, have(is_real & (place == size - 1)))
+        end = num_keys if segment.is_plain else segment.end[:, None]
+        is_whole = have(is_real & (place == size - 1) & (column < end))
+        order = (number * size + place)[:, segment.num_before :]
+        return cls(size, place, keep, begin[:, :-1], order, is_first, is_whole)
 
     def cut(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Cut `states` `(B, H, n, D)` of the last n columns into blocks, each `(B, H, <= size, D)`. Places without a state
@@ -83,7 +84,7 @@ class BlockGrid(NamedTuple):
         return gather_columns(states, order, dim=-2).split(self.size, dim=-2)
 
     def join(self, blocks: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Undo `cut`: the states of the tokens, `(B, H, T, D)`; those of padding are arbitrary."""
+        """Undo `cut`: the states of the tokens, `(B, H, T, D)`."""
         return gather_columns(torch.cat(blocks, dim=-2), self.order, dim=-2)
 
 

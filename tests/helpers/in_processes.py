@@ -92,12 +92,14 @@ def train(folder: Path, name: str) -> dict[str, torch.Tensor]:
     trainer = build(folder, dataset, held_out, eval_strategy="epoch", **TRAININGS[name])
     trainer.train()
     evaluations = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    output = trainer.predict(held_out)
     return {
         "losses": losses(trainer),
         "evaluations": torch.tensor(evaluations),
         "weights": flat(trainer.accelerator.unwrap_model(trainer.model)),
         "memory": rows_of(trainer.memory["train"]),
-        "predictions": torch.from_numpy(trainer.predict(held_out).predictions),
+        # what stands at padding says nothing
+        "predictions": torch.from_numpy(output.predictions[output.label_ids != -100]),
     }
 
 

@@ -289,7 +289,7 @@ def test_trained_and_resumed_bit_for_bit(tmp_path: Path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
-    ours, theirs = (each.memory["train"].mems.named_tensors() for each in (whole, resumed))
+    ours, theirs = (each.memory["train"].named_tensors() for each in (whole, resumed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
     assert not torch.equal(whole.model.model.layers[0].compression.conv.weight, conv)
     logged = [[row["loss"] for row in each.state.log_history if "loss" in row] for each in (whole, resumed)]

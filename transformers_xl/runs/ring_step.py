@@ -38,8 +38,12 @@ class RingRoom(LayerRoom):
 
 # B batch, L layers, H heads, S slots, D head dim
 class Rings(NamedTuple):
-    """A memory as a step with rings takes it. `columns`: keys and values of each layer, `(B, H, S, D)`, which are written to;
-    `count` (): tokens that were written, the next one goes into slot `count` modulo S; `lengths` (B,): columns that are real.
+    """A memory as a step with rings takes it.
+
+    Args:
+        columns: keys and values of each layer, `(B, H, S, D)`, which are written to.
+        count: `()`, tokens that were written: the next one goes into slot `count` modulo S.
+        lengths: `(B,)`, columns that are real.
     """
 
     columns: tuple[Tensors, ...]
