@@ -90,7 +90,7 @@ def export_step(model: PreTrainedModel, batch: int = 1) -> ExportedProgram:
 
 
 @torch.no_grad()
-def export_module(step: nn.Module, memory: Any) -> ExportedProgram:
+def export_module(step: ExportableStep, memory: Any) -> ExportedProgram:
     """Export a `step` that reads `input_ids` `(batch, 1)` and a memory like this one."""
     if step.model.training:
         raise ValueError("`model` is in training mode, where dropout is part of the graph: call `model.eval()` first.")

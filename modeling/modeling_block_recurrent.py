@@ -132,7 +132,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
             memory = memory if part.begins is None else self.forget(memory, part.begins)
             embeds = gather_columns(hidden_states, part.order)
             outputs.append(super().read(embeds, memory, part.call, cache, **kwargs))
-            memory = outputs[-1].mems
+            memory = cast(Memory, outputs[-1].mems)
         return parts.join(outputs)
 
     def check_parts(self, count: int, **kwargs) -> None:

@@ -4,7 +4,7 @@ Each complete block of a text is written into a memory matrix per head, which al
 size that reaches back to the beginning of the text.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.utils import auto_docstring
@@ -34,11 +34,12 @@ class InfiniTransformerLayer(MemoryLayer):
     """
 
     attention_class = InfiniAttention
+    self_attn: InfiniAttention
 
     def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
         """Its columns are the open block: inputs, or keys, values and positive keys. `state` is the matrix M of all blocks
         before it, `(batch, heads, head_dim, value_head_dim)`, and the normalizer z `(batch, heads, head_dim)`."""
-        config: InfiniTransformerConfig = self.self_attn.config
+        config = cast(InfiniTransformerConfig, self.self_attn.config)
         heads = config.num_attention_heads
         matrix = precise(like.new_zeros(batch, heads, config.head_dim, config.value_width // heads))
         state = matrix, precise(like.new_zeros(batch, heads, config.head_dim))

@@ -361,7 +361,7 @@ class MemoryModel(MemoryPreTrainedModel):
         the beginning, the unused ones too."""
         has_zeros, lengths = self.config.initial_memory == "zeros", self.config.layer_mem_lens
         layers = tuple(
-            layer.new_memory(batch, length if has_zeros or static else 0, like)
+            cast(MemoryLayer, layer).new_memory(batch, length if has_zeros or static else 0, like)
             for layer, length in zip(self.layers, lengths, strict=False)  # there may be none that remembers
         )
         none, most = torch.zeros(batch, dtype=torch.long, device=like.device), max([0, *lengths])

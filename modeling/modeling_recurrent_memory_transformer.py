@@ -5,6 +5,8 @@ Memory tokens stand before each segment, where its tokens read them (read memory
 segment (write memory). The outputs of the write memory are the memory tokens of the next segment.
 """
 
+from typing import cast
+
 import torch
 from transformers.utils import auto_docstring
 
@@ -75,7 +77,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
                 memory = memory._replace(state=tuple(each.detach() for each in memory.state))
             embeds = gather_columns(hidden_states, part.order)
             outputs.append(self.read_part(embeds, memory, part.call, cache, **kwargs))
-            memory = outputs[-1].mems
+            memory = cast(Memory, outputs[-1].mems)
         return parts.join(outputs)
 
     def read_part(
@@ -98,7 +100,9 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
         output = self.in_order(super().read(packed, memory, both, cache, **kwargs), both)
         if has_written:
             written = torch.where(writes[:, None, None], output.last_hidden_state[:, -count:], written)
-        output.mems = self.trimmed(output.mems)._replace(tokens_read=memory.tokens_read + num, state=(written,))
+        output.mems = self.trimmed(cast(Memory, output.mems))._replace(
+            tokens_read=memory.tokens_read + num, state=(written,)
+        )
         return self.narrowed(output, start, length)
 
     def narrowed(self, output: MemoryModelOutput, start: int, length: int) -> MemoryModelOutput:

@@ -7,7 +7,7 @@ Shapes: B batch, T tokens of a call, P tokens of a part.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -74,8 +74,9 @@ class CallParts(NamedTuple):
 
         output.last_hidden_state = join([each.last_hidden_state for each in outputs])
         if output.hidden_states is not None:
-            of_layers = zip(*(each.hidden_states or () for each in outputs), strict=True)
-            output.hidden_states = tuple(None if each[0] is None else join(each) for each in of_layers)
+            of_layers: Any = zip(*(each.hidden_states or () for each in outputs), strict=True)
+            shown: Any = tuple(None if each[0] is None else join(each) for each in of_layers)
+            output.hidden_states = shown
         return output
 
 

@@ -218,7 +218,7 @@ class RelativeAttention(MemoryAttention):
         else:
             scores = position_scores_at(position_query, positions, context.distance)
         scores = masked_scores(scores, visible)
-        if far is not None:
+        if far is not None and far.distance is not None:
             far_scores = position_scores_at(position_query, positions, far.distance)
             scores = torch.cat([masked_scores(far_scores, far.visible), scores], dim=-1)
             key, value = torch.cat([far.key, key], dim=-2), torch.cat([far.value, value], dim=-2)

@@ -82,9 +82,10 @@ class InfiniAttention(MemoryAttention):
         if blocks.begin is None or self.config._attn_implementation == "eager":
             return self.attend_with_bias(query, key, value, None, context.visible, **kwargs)
         causal = torch.ones(blocks.size, blocks.size, dtype=torch.bool, device=query.device).tril()[None, None]
-        cut = (torch.cat(blocks.cut(each)) for each in (query, key, value))
-        local, _ = self.attend_with_bias(*cut, None, causal, **kwargs)
-        return blocks.join(local.transpose(1, 2).split(len(query))).transpose(1, 2), None
+        batch = len(query)
+        query, key, value = (torch.cat(blocks.cut(each)) for each in (query, key, value))
+        local, _ = self.attend_with_bias(query, key, value, None, causal, **kwargs)
+        return blocks.join(local.transpose(1, 2).split(batch)).transpose(1, 2), None
 
     def read_and_write(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sums: Tensors, blocks: BlockGrid

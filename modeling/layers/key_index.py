@@ -131,6 +131,7 @@ class IndexSearch(KeySearch):
             self.rows, self.offset = {}, torch.zeros(len(past[0]), dtype=torch.long, device=past[0].device)
 
     def finish(self, kept: Tensors, end: torch.Tensor) -> None:
+        assert self.offset is not None, "begin() comes first"
         self.shown, self.offset = kept, self.offset + end.to(self.offset) - kept[0].shape[-2]
 
     def find(
@@ -165,6 +166,7 @@ class IndexSearch(KeySearch):
 
     def _find(self, query: torch.Tensor, keys: torch.Tensor, row: int, left: int, right: int, count: int) -> Tensors:
         """The columns `(H, n, k)` of `keys` `(H, K, D)` among `left .. right - 1`, and whether there are such."""
+        assert self.offset is not None, "begin() comes first"
         offset = int(self.offset[row])
         begin, end, index = left + offset, right + offset, self.rows.get(row)
         if index is None or not index.can_move(begin, end):

@@ -168,7 +168,8 @@ class RetrievalAttention(LocalAttention):
     def attend(self, query, key, value, context, older=(), search=EXACT_SEARCH, **kwargs):
         """`older`: keys and values of `[remembered; segment]`, each `(B, H, N + T, D)`."""
         local, weights = super().attend(query, key, value, context, **kwargs)
-        retrieved = self.look_up(query, *older, context.plan, search)
+        keys, values = older
+        retrieved = self.look_up(query, keys, values, context.plan, search)
         gate = self.memory_gate.sigmoid().to(local.dtype)[:, None]
         return gate * retrieved + (1 - gate) * local, weights
 

@@ -30,10 +30,11 @@ def split_chunks(segment: Segment) -> list[LSTMChunk]:
 
     A graph holds for any padding, so that a traced segment is cut at every column.
     """
-    mask, document_ids, length = segment.mask, segment.document_ids, segment.length
-    if mask is None and document_ids is None:
-        return [LSTMChunk(slice(0, length))]
-    number = torch.zeros_like(mask, dtype=torch.long) if document_ids is None else document_ids
+    mask, number, length = segment.mask, segment.document_ids, segment.length
+    if number is None:
+        if mask is None:
+            return [LSTMChunk(slice(0, length))]
+        number = torch.zeros_like(mask, dtype=torch.long)
     mask = torch.ones_like(number, dtype=torch.bool) if mask is None else mask
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
     if torch.compiler.is_compiling():

@@ -76,6 +76,11 @@ class MemoryCache(Cache):
         super().__init__(layers=[])
         self.static, self.records_past, self.is_stateful = static, False, False
         self.rooms: list[LayerRoom] = []
+        self.ring: Any = None  # where a compiled step keeps the memory
+        self.ended: torch.Tensor | None = None
+        self.aside: dict[int, Memory] = {}
+        self.placed: Memory | None = None  # tensors of a static cache
+        self.num_tokens: int | torch.Tensor = 0
         self.reset()
         self.memory = memory
 
@@ -114,18 +119,16 @@ class MemoryCache(Cache):
 
     def _placed(self, memory: Memory) -> Memory:
         """The memory in tensors of this cache alone: a recorded graph (CUDA) reads and writes them where they are."""
-        new = list(memory.named_tensors().values())
-        own = [] if self.placed is None else list(self.placed.named_tensors().values())
-        stays = self.placed is not None and self._memory is self.placed
-        if not stays or [each.shape for each in own] != [each.shape for each in new]:
-            self.placed = memory.map(lambda each: each.clone(memory_format=torch.contiguous_format))
-            own = list(self.placed.named_tensors().values())
-            for each in own:
+        new, placed = list(memory.named_tensors().values()), self.placed
+        own = [] if placed is None else list(placed.named_tensors().values())
+        if placed is None or self._memory is not placed or [e.shape for e in own] != [e.shape for e in new]:
+            placed = self.placed = memory.map(lambda each: each.clone(memory_format=torch.contiguous_format))
+            for each in placed.named_tensors().values():
                 mark_static_address(each)
-            return self.placed
+            return placed
         for old, each in zip(own, new, strict=True):
             old.copy_(each)
-        return self.placed
+        return placed
 
     def keep_distances(self, count: int) -> None:
         """Forget the projections of relative positions but for the nearest `count`: those of one token."""
@@ -198,12 +201,8 @@ class MemoryCache(Cache):
 
     def reset(self) -> None:
         """Forget all rows."""
-        self.ring: Any = None  # where a compiled step keeps the memory
-        self.memory = None
-        self.ended: torch.Tensor | None = None
-        self.aside: dict[int, Memory] = {}
-        self.placed: Memory | None = None
-        self.num_tokens: int | torch.Tensor = 0
+        self.memory = self.ended = self.placed = None
+        self.aside, self.num_tokens = {}, 0
         if self.static:  # a number would compile a new graph at every step
             self.num_tokens = torch.zeros((), dtype=torch.long)
             mark_static_address(self.num_tokens)

@@ -208,4 +208,5 @@ def test_two_processes_are_the_same_run(text: Path, tmp_path: Path):
             # each lane on its rank and row
             both = torch.cat([memory[key] for memory in memories])
             torch.testing.assert_close(both, tensor, atol=1e-3, rtol=1e-3)
-            assert not torch.allclose(memories[0][key], memories[1][key], atol=1e-2)
+            if both.is_floating_point():
+                assert not torch.allclose(memories[0][key], memories[1][key], atol=1e-2)

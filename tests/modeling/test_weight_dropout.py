@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chunks
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
+from transformers_xl.modeling.memory.segment import Call, Segment
 
 RECURRENT = ("sha_rnn", "r_transformer")
 
@@ -45,9 +46,8 @@ def test_values_and_gradients(rnn_class: type[nn.RNNBase]):
 def test_one_mask_for_all_chunks_of_a_segment():
     torch.manual_seed(0)
     lstm = SegmentLSTM(tiny_config("sha_rnn")).double()
-    mask = torch.ones(2, 6, dtype=torch.bool)
-    mask[0, :2] = False
-    parts = split_chunks(6, mask, None)
+    none = torch.zeros(2, dtype=torch.long)
+    parts = split_chunks(Segment.of(0, none, none, 6, Call(num=torch.tensor([4, 6]))))
     assert len(parts) > 1
     inputs, state = torch.randn(2, 6, 32, dtype=torch.float64), torch.zeros(2, 32, dtype=torch.float64)
     reference, _ = dropped_by_hand(lstm, 0.5, seed=1)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -113,23 +113,23 @@ class GenerationStep:
         **inputs: Any,
     ) -> ModelOutput:
         """The model's output for `input_ids` `(batch, 1)`; what is no such token is read by the model itself."""
-        cache = past_key_values
         shown = inputs.get("output_hidden_states") or inputs.get("output_attentions")
         is_token = input_ids is not None and tuple(input_ids.shape) == (self.batch, 1)
-        if not is_token or shown or not self.fits(cache) or not cache.num_tokens:
-            return model(input_ids=input_ids, past_key_values=cache, **inputs)
-        if not RingStep.fits(model):
+        if not is_token or shown or not self.fits(past_key_values) or not cast(Any, past_key_values).num_tokens:
+            return model(input_ids=input_ids, past_key_values=past_key_values, **inputs)
+        cache: Any = past_key_values
+        if RingStep.fits(model):
+            ring = cache.ring or RingMemory(cache.memory, model.config.sliding_window)
+            ring.note_ended(cache.ended)
+            logits, after = self.package(input_ids, ring.rings)
+            ring.close(*after)
+            cache.ring = ring
+            cache.num_tokens += 1
+        else:
             logits, memory = self.package(input_ids, cache.memory)
             if cache.ended is not None and bool(cache.ended.any()):
                 memory = with_rows_of(cache.memory, memory, cache.ended)
             cache.update_memory(memory, 1)
-        else:
-            ring = cache.ring or RingMemory(cache.memory, model.config.sliding_window)
-            ring.note_ended(cache.ended)
-            logits, *after = self.package(input_ids, ring.rings)
-            ring.close(*after)
-            cache.ring = ring
-            cache.num_tokens += 1
         return MemoryHeadOutput(logits=logits[:, None], past_key_values=cache)
 
 

@@ -6,7 +6,7 @@
 Attention with relative positions needs no order of its columns, only their distances. So a token moves nothing.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn import functional as F
@@ -42,12 +42,12 @@ class Rings(NamedTuple):
 
     Args:
         columns: keys and values of each layer, `(B, H, S, D)`, which are written to.
-        count: `()`, tokens that were written: the next one goes into slot `count` modulo S.
+        written: `()`, how many tokens were written: the next one goes into slot `written` modulo S.
         lengths: `(B,)`, columns that are real.
     """
 
     columns: tuple[Tensors, ...]
-    count: torch.Tensor
+    written: torch.Tensor
     lengths: torch.Tensor
 
 
@@ -60,7 +60,7 @@ class RingStep(ExportableStep):
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
         """Whether a model is read so: each layer has the attention of Transformer-XL, and sees as far as the others."""
-        decoder = model.base_model
+        decoder = cast(Any, model.base_model)
         plain = all(
             getattr(type(decoder), name) is getattr(MemoryModel, name) for name in ("plan", "run_layers", "read")
         )
@@ -68,12 +68,13 @@ class RingStep(ExportableStep):
             return False
         return all(type(getattr(layer, "self_attn", None)) is RelativeAttention for layer in decoder.layers)
 
-    def forward(self, input_ids: torch.Tensor, rings: Rings) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits `(B, vocab_size)` of what follows `input_ids` (B, 1), and `count` and `lengths` after it."""
-        decoder, (columns, count, lengths) = self.model.model, rings
+    def forward(self, input_ids: torch.Tensor, rings: Any) -> tuple[torch.Tensor, Any]:
+        """Logits `(B, vocab_size)` of what follows `input_ids` (B, 1), and `written` and `lengths` after it."""
+        model, (columns, written, lengths) = cast(Any, self.model), rings
+        decoder = model.model
         size = columns[0][0].shape[-2]
-        slot = count % size
-        distance = (slot - torch.arange(size, device=count.device)) % size
+        slot = written % size
+        distance = (slot - torch.arange(size, device=written.device)) % size
         mask = (distance <= lengths[:, None])[:, None, None]
         segment = Segment.of(size - 1, lengths, lengths, 1, Call())
         shared = decoder.positions.bias
@@ -86,7 +87,7 @@ class RingStep(ExportableStep):
         output, _ = decoder.run_layers(decoder.embed_tokens(input_ids), memory, contexts)
         if decoder.norm is not None:
             output.last_hidden_state = decoder.norm(output.last_hidden_state)
-        return self.model.compute_logits(output)[:, -1], count + 1, (lengths + 1).clamp(max=size)
+        return model.compute_logits(output)[:, -1], (written + 1, (lengths + 1).clamp(max=size))
 
 
 class RingMemory:
@@ -109,9 +110,9 @@ class RingMemory:
         self.ended: Memory | None = None  # of rows that have ended
         self.rows: torch.Tensor | None = None  # which
 
-    def close(self, count: torch.Tensor, lengths: torch.Tensor) -> None:
+    def close(self, written: torch.Tensor, lengths: torch.Tensor) -> None:
         """Note what a step returned."""
-        self.rings, self.num_read = self.rings._replace(count=count, lengths=lengths), self.num_read + 1
+        self.rings, self.num_read = self.rings._replace(written=written, lengths=lengths), self.num_read + 1
 
     def note_ended(self, ended: torch.Tensor | None) -> None:
         """Keep what rows remember that have ended now, before the next token is written to their columns."""
@@ -121,8 +122,8 @@ class RingMemory:
 
     def memory(self, ended: torch.Tensor | None) -> Memory:
         """The value, in which rows that have `ended` (B,) remember what they did then."""
-        (columns, count, lengths), size = self.rings, self.rings.columns[0][0].shape[-2]
-        order = (count - self.keep + torch.arange(self.keep, device=count.device)) % size
+        (columns, written, lengths), size = self.rings, self.rings.columns[0][0].shape[-2]
+        order = (written - self.keep + torch.arange(self.keep, device=written.device)) % size
         layers = tuple(LayerMemory(tuple(each.index_select(-2, order) for each in layer)) for layer in columns)
         memory = Memory(layers, lengths.clamp(max=self.keep), self.tokens_read + self.num_read)
         return memory if self.ended is None or self.rows is None else with_rows_of(self.ended, memory, self.rows)
