@@ -13,9 +13,9 @@ from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification, MemoryHead
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, places_without_memory
 from transformers_xl.modeling.layers.activations import activation
-from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, SeenTokens
 from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.layers.sublayers import Dropout
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Call, Segment

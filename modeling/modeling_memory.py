@@ -25,16 +25,23 @@ from transformers_xl.modeling.checks import (
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.captured_states import CapturedStates
-from transformers_xl.modeling.layers.dropout import Dropout
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.positions import RelativePositions
+from transformers_xl.modeling.layers.sublayers import Dropout
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Call, Segment, noted
 from transformers_xl.modeling.ops.columns import drop_full_mask, gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
+
+
+class CapturedStates(nn.Module):
+    """The place where `capture_outputs` records hidden states, `(batch, length, hidden_size)`, as the layers read them."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
 
 # the inputs of all layers and the output of the last one
 HIDDEN_STATES = OutputRecorder(

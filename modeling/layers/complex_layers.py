@@ -9,9 +9,8 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.layers.normalization import SublayerLayerNorm
+from transformers_xl.modeling.layers.sublayers import FeedForward, SublayerLayerNorm
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
 
 

@@ -8,10 +8,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeAttention
-from transformers_xl.modeling.layers.dropout import Dropout
-from transformers_xl.modeling.layers.feed_forward import FeedForward
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.layers.normalization import SublayerLayerNorm, SublayerNorm
+from transformers_xl.modeling.layers.sublayers import Dropout, FeedForward, SublayerLayerNorm, SublayerNorm
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 
