@@ -120,16 +120,24 @@ class Memory(NamedTuple):
         Raises:
             ValueError: a name is missing, or one is unknown.
         """
-        names = [name.split(".") for name in tensors if name.startswith("layers.")]
-        num_layers = 1 + max((int(name[1]) for name in names if len(name) > 1 and name[1].isdigit()), default=-1)
-        layers = tuple(
-            LayerMemory(*(_numbered(tensors, f"layers.{index}.{field}") for field in LayerMemory._fields))
-            for index in range(num_layers)
-        )
+        numbered: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            field, _, number = name.rpartition(".")
+            numbered.setdefault(field, {})[number] = tensor
+
+        def of(field: str) -> tuple[torch.Tensor, ...]:
+            found = numbered.get(field, {})
+            return tuple(found[str(index)] for index in range(len(found)) if str(index) in found)
+
+        numbers = [field.split(".")[1] for field in numbered if field.startswith("layers.")]
+        count = 1 + max((int(number) for number in numbers if number.isdecimal() and len(number) < 5), default=-1)
+        layers = [
+            LayerMemory(*(of(f"layers.{index}.{each}") for each in LayerMemory._fields)) for index in range(count)
+        ]
         missing = [name for name in ("lengths", "tokens_read") if name not in tensors]
         if missing:
             raise ValueError(f"`{missing[0]}` is not among the tensors of a memory: they have {sorted(tensors)[:4]}.")
-        memory = cls(layers, tensors["lengths"], tensors["tokens_read"], _numbered(tensors, "state"))
+        memory = cls(tuple(layers), tensors["lengths"], tensors["tokens_read"], of("state"))
         if unknown := tensors.keys() - memory.named_tensors().keys():
             raise ValueError(f"`{min(unknown)}` is no name of a memory's tensor: see `Memory.named_tensors`.")
         return memory
@@ -189,11 +197,6 @@ def _named(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
         return [(name, value)]
     keys = getattr(value, "_fields", range(len(value)))
     return [pair for key, each in zip(keys, value, strict=True) for pair in _named(each, f"{name}.{key}".lstrip("."))]
-
-
-def _numbered(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[torch.Tensor, ...]:
-    count = sum(each.startswith(f"{name}.") for each in tensors)
-    return tuple(tensors[f"{name}.{index}"] for index in range(count) if f"{name}.{index}" in tensors)
 
 
 __all__ = ["LayerMemory", "Memory", "cat_memories", "with_columns_of"]
