@@ -245,9 +245,11 @@ class MemoryModel(MemoryPreTrainedModel):
             cache.is_stateful = self._is_stateful
             if cache.static:
                 cache.keep_distances(self.num_distances(self.most_keys()) + 1)
-            output.past_key_values = cache
-        mems = memory if self.config.mem_len > 0 else None
-        return type(output)(**{**output, "mems": mems})  # a field that is set to None would stay
+            output["past_key_values"] = cache
+        output["mems"] = memory  # an attribute would be looked up among the fields, which takes longer
+        if self.config.mem_len > 0:
+            return output
+        return type(output)(**{**output, "mems": None})  # a field that is set to None would stay
 
     def in_order(self, output: MemoryModelOutput, call: Call) -> MemoryModelOutput:
         """The output, with what it says of tokens where the caller put them."""
@@ -274,10 +276,9 @@ class MemoryModel(MemoryPreTrainedModel):
         contexts = self.contexts(segment, memory, plan, cache, hidden_states)
         output, layers = self.run_layers(hidden_states, memory.layers, contexts, **kwargs)
         if self.norm is not None:
-            output.last_hidden_state = self.norm(output.last_hidden_state)
-        records = cache is not None and cache.records_past
-        lengths = self.lengths_after(segment, segment.num_keys if records else max([0, *self.config.layer_mem_lens]))
-        output.mems = Memory(tuple(layers), lengths, segment.after(), state)
+            output["last_hidden_state"] = self.norm(output.last_hidden_state)
+        lengths = self.lengths_after(segment, max([0, *(context.keep for context in contexts)]))
+        output["mems"] = Memory(tuple(layers), lengths, segment.after(), state)
         return output
 
     def contexts(
