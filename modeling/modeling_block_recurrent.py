@@ -72,7 +72,7 @@ class RecurrentLayer(BlockRecurrentLayer):
         own = self.state.read(written, plan.begun, context.room)
         states, written = self.state.run(written, own, columns, plan)
         if plan.blocks.ends:
-            has_written = context.segment.after() >= self.self_attn.config.block_length
+            has_written = context.segment.tokens_read_after() >= self.self_attn.config.block_length
             written = reset_state(written, ~has_written)
         attn_output, _ = self.self_attn(normed, *columns, context, states=states, **kwargs)
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context, **kwargs)

@@ -134,7 +134,7 @@ class MemoryModel(MemoryPreTrainedModel):
 
     layer_class: type[nn.Module] = MemoryLayer
     positions_class: type[nn.Module] | None = RelativePositions
-    norm_class: type[nn.Module] = nn.LayerNorm  # the one behind the last layer
+    norm_class: type[nn.Module] = nn.LayerNorm  # the one after the last layer
     output_class: type[MemoryModelOutput] = MemoryModelOutput
     extra_arguments: tuple[str, ...] = ()  # of `forward`, which `run_layers` gets
     token_outputs: tuple[str, ...] = ("last_hidden_state",)  # fields of the output that begin with (batch, length)
@@ -278,7 +278,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if self.norm is not None:
             output["last_hidden_state"] = self.norm(output.last_hidden_state)
         lengths = self.lengths_after(segment, max([0, *(context.keep for context in contexts)]))
-        output["mems"] = Memory(tuple(layers), lengths, segment.after(), state)
+        output["mems"] = Memory(tuple(layers), lengths, segment.tokens_read_after(), state)
         return output
 
     def contexts(

@@ -68,7 +68,7 @@ class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
     def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
         """`plan` is where the tokens stand behind the inputs that the LocalRNNs remember."""
         num_before = self.config.local_window - 1
-        return segment, segment.behind(num_before), ()
+        return segment, segment.following(num_before), ()
 
 
 @auto_docstring(custom_intro="The R-Transformer with a language modeling head.")

@@ -152,7 +152,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
             satellites, relay = self.norm(satellites), self.norm(relay)
         if segment.num is not None:  # a row without tokens hears nothing new
             relay = torch.where(segment.num[:, None] > 0, relay, handed_on)
-        mems = memory._replace(tokens_read=segment.after(), state=(relay,))
+        mems = memory._replace(tokens_read=segment.tokens_read_after(), state=(relay,))
         return StarTransformerModelOutput(last_hidden_state=satellites, relay=relay, mems=mems)
 
 

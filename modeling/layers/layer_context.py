@@ -18,7 +18,7 @@ class LayerContext(NamedTuple):
     """What a layer is told about a call.
 
     Args:
-        segment: where the tokens stand behind the columns of this layer's memory, and what they see.
+        segment: where the tokens stand after the columns of this layer's memory, and what they see.
         window: positions that a token sees at most, itself included; None: all before it.
         keep: columns that the layer remembers after the call.
         mask: which columns each token sees, `(B or 1, 1, T, K)` bool; None: `segment` says it, the same for all rows.

@@ -61,7 +61,7 @@ class Lookups(NamedTuple):
         held, size = segment.tokens_read.clamp(max=num_remembered), config.block_length
         call = Call(segment.num, segment.document_ids)
         here = Segment.of(num_remembered, held, segment.tokens_read, segment.length, call)
-        places, read = here.places, segment.after()
+        places, read = here.places, segment.tokens_read_after()
         last = here.columns - places % size
         first = here.start.maximum(last - config.num_memory_keys)
         last = last if here.mask is None else last.where(here.mask, first)  # padding searches nothing

@@ -19,7 +19,7 @@ def mark_static_address(tensor: torch.Tensor) -> None:
 
 
 class LayerRoom:
-    """What a cache keeps for one layer, beside its memory: room behind the columns, where those of the next token are
+    """What a cache keeps for one layer, beside its memory: room after the columns, where those of the next token are
     written, the projections of relative positions, `(heads, distances, head_dim)`, and what a layer has `derived` from its
     memory: it says itself of which, and is dropped when rows move, unless it has a `map_rows(function, layer_memory)`.
 

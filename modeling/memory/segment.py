@@ -100,7 +100,7 @@ def document_starts(position_ids: torch.Tensor, mask: torch.Tensor | None, pack:
 
 
 class Segment(NamedTuple):
-    """The tokens of a call behind the columns of a memory.
+    """The tokens of a call, which follow the columns of a memory.
 
     Args:
         num_before: C.
@@ -125,7 +125,7 @@ class Segment(NamedTuple):
 
     @classmethod
     def of(cls, num_before: int, lengths: torch.Tensor, tokens_read: torch.Tensor, length: int, call: Call) -> Self:
-        """`length` tokens of a call behind `num_before` columns."""
+        """`length` tokens of a call, which follow `num_before` columns."""
         is_plain = call.num is None and call.document_ids is None
         is_plain = is_plain and are_all(lengths, num_before)
         start = lengths.new_zeros(1, length) if is_plain else (num_before - lengths)[:, None].expand(-1, length)
@@ -135,8 +135,8 @@ class Segment(NamedTuple):
             start = torch.where(call.document_ids > 0, columns.where(begins, 0).cummax(1).values, start)
         return cls(num_before, length, start, start, lengths, tokens_read, call.num, call.document_ids, is_plain)
 
-    def behind(self, num_before: int) -> Self:
-        """The same tokens behind `num_before` columns of another kind, all of them real."""
+    def following(self, num_before: int) -> Self:
+        """The same tokens, following `num_before` columns of another kind, all of them real."""
         lengths = noted(torch.full_like(self.lengths, num_before), num_before)
         return self.of(num_before, lengths, self.tokens_read, self.length, Call(self.num, self.document_ids))
 
@@ -168,7 +168,7 @@ class Segment(NamedTuple):
             origin if self.document_ids is None else self.start.where(self.document_ids > 0, origin)
         )
 
-    def after(self) -> torch.Tensor:
+    def tokens_read_after(self) -> torch.Tensor:
         """`tokens_read` after the call, `(B,)`."""
         if self.num is None and self.document_ids is None:
             return self.tokens_read + self.length

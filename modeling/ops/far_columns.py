@@ -12,7 +12,7 @@ class FarColumns(NamedTuple):
     Args:
         key, value: `(B, H, S, D)`.
         visible: `(B or 1, 1, T, S)` bool, which of them each query sees; None: all.
-        distance: `(B or 1, T, S)` integers, how far each column lies from each query; None: they lie directly behind the
+        distance: `(B or 1, T, S)` integers, how far each column lies from each query; None: they lie directly before the
             window of one token, which sees them all.
         min_distance: no column that is seen lies nearer than this `distance`.
     """

@@ -178,7 +178,7 @@ class TokenReader(MemoryReader):
             fields, rows = self.read_again(base, both, segment, rows)
         if not isinstance(kept, int):
             fields = (slice_logits_to_keep(fields[0], kept), *fields[1:])
-        tokens_read = segment.after()
+        tokens_read = segment.tokens_read_after()
         lengths = tokens_read % self.config.segment_length
         opened = segment.newest(both, int(lengths.max())).detach()
         if room is not None and reads_on:

@@ -95,7 +95,7 @@ class WindowReader(MemoryReader):
         output = model.run_backbone(inputs_embeds, mask, places.position_ids, Cache(layers=[*layers]), **kwargs)
         after = tuple(layer.after for layer in layers)
         lengths = model.lengths_after(segment, max(context.keep for context in contexts))
-        return output, Memory(after, lengths, segment.after(), (places.moved,))
+        return output, Memory(after, lengths, segment.tokens_read_after(), (places.moved,))
 
     def layers(self, backbone: nn.Module, memory: Memory, contexts: list[LayerContext]) -> list[BackboneLayer]:
         """What the layers of the base take for their caches. The base's own window shows all sinks or none: it counts
