@@ -15,7 +15,7 @@ from transformers_xl.modeling.memory.memory_cache import LayerRoom
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.one_token import behind_the_window
+from transformers_xl.modeling.ops.one_token import with_far_columns
 from transformers_xl.modeling.ops.relative_attention import (
     eager_attention_forward,
     position_scores,
@@ -210,7 +210,7 @@ class RelativeAttention(MemoryAttention):
         K)`, with the S `far` columns on the left."""
         visible = context.visible
         if far is not None and far.distance is None:
-            key, value = behind_the_window(key, value, far, context.window)
+            key, value = with_far_columns(key, value, far, context.window)
             far = visible = None
         position_query = (query + bias.position_bias[:, None]) * self.scaling
         if context.distance is None:

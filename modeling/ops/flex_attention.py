@@ -22,7 +22,7 @@ from transformers.utils import is_triton_available
 
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
+from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns
 from transformers_xl.modeling.ops.relative_attention import position_scores_at
 
 HAS_TRITON = is_triton_available()  # what compiled FlexAttention is written in
@@ -57,7 +57,7 @@ def flex_relative_attention(
     if query.shape[2] == 1 and visible is None and not learns and (far is None or follows_window):
         return one_token_attention(*queries, key, value, positions, visible, window, scaling, far)
     if far is not None and follows_window:
-        key, value = behind_the_window(key, value, far, window)
+        key, value = with_far_columns(key, value, far, window)
         far = window = None
     return _attend(*queries, key, value, positions, visible, window, scaling, far)
 
@@ -81,7 +81,7 @@ def _attend(
     by_column, far_visible = None, None
     if far is not None:
         num_far, far_visible = far.key.shape[2], far.visible
-        assert far.distance is not None, "`behind_the_window` reads these"
+        assert far.distance is not None, "`with_far_columns` reads these"
         by_column = position_scores_at(position_query, positions, far.distance)
         key, value = torch.cat([far.key, key], dim=2), torch.cat([far.value, value], dim=2)
 

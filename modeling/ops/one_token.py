@@ -22,7 +22,7 @@ def one_token_attention(
     far: FarColumns | None = None,
 ) -> torch.Tensor:
     """Attention `(B, 1, H, D)` of one token that sees what is `visible` of its `window`, and all far columns directly
-    behind it: generation, where few operations count more than few operands. Keys are read where they stand."""
+    before it: generation, where few operations count more than few operands. Keys are read where they stand."""
     batch, heads, _, width = query.shape
     if window is not None and key.shape[2] > window:
         key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
@@ -51,10 +51,10 @@ def one_token_attention(
     return attn_output.view(batch, 1, heads, -1)
 
 
-def behind_the_window(
+def with_far_columns(
     key: torch.Tensor, value: torch.Tensor, far: FarColumns, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values that one token sees: the `far` ones directly behind those of its window."""
+    """Keys and values that one token sees: the `far` ones directly before those of its window."""
     near = key.shape[2] if window is None else window
     return (
         torch.cat([far.key, keep_last(key, near, dim=2)], dim=2),
@@ -62,4 +62,4 @@ def behind_the_window(
     )
 
 
-__all__ = ["behind_the_window", "one_token_attention"]
+__all__ = ["one_token_attention", "with_far_columns"]

@@ -21,7 +21,7 @@ from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 from transformers_xl.modeling.ops.triton_backward import grad_of_keys, grad_of_positions, grad_of_queries
 from transformers_xl.modeling.ops.triton_forward import attend_part, attend_tiles, join_parts
 from transformers_xl.modeling.ops.triton_tiles import Inputs, Known, Sizes, Strided, Tile
-from transformers_xl.modeling.ops.wide_attention import behind_the_window
+from transformers_xl.modeling.ops.wide_attention import with_far_columns
 
 MAX_PARTS = 64  # that one token's keys are split into
 PROGRAMS = 512  # that are worth starting at least: a few for each of a GPU's multiprocessors
@@ -72,7 +72,7 @@ def triton_relative_attention(
         tensors = (query, key, value, positions, content_bias, position_bias)
         return flex_relative_attention(*tensors, visible, window, scaling, recompute, far)
     if far is not None:
-        key, value = behind_the_window(key, value, far, window)
+        key, value = with_far_columns(key, value, far, window)
         window = None
     near = keep_last(positions, key.shape[2] + 1)
     of_one_type = (each.to(value.dtype) for each in (query, key, value, near, content_bias, position_bias))

@@ -48,7 +48,7 @@ from torch.autograd.function import once_differentiable
 
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.one_token import behind_the_window, one_token_attention
+from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns
 from transformers_xl.modeling.ops.relative_attention import relative_shift, table_rows
 
 Tensors = tuple[torch.Tensor, ...]
@@ -79,7 +79,7 @@ class _Columns(NamedTuple):
     @classmethod
     def of(cls, far: FarColumns, positions: torch.Tensor) -> Self:
         """Far columns; the last row of `positions` `(H, P, D)` is the distance -1."""
-        assert far.distance is not None, "`behind_the_window` reads these"
+        assert far.distance is not None, "`with_far_columns` reads these"
         rows = positions.shape[1] - 1 - far.min_distance
         index = table_rows(far.distance, positions.shape[1]).clamp(max=rows - 1)
         return cls(far.key, far.value, positions.narrow(1, 0, rows), far.visible, index)
@@ -159,7 +159,7 @@ def wide_attention(
     if query.shape[2] == 1 and not learns and (far is None or (follows_window and visible is None)):
         return one_token_attention(*queries, key, value, positions, visible, window, scaling, far)
     if far is not None and follows_window:
-        key, value = behind_the_window(key, value, far, window)
+        key, value = with_far_columns(key, value, far, window)
         far = window = None
     columns = [_Columns(key, value, keep_last(positions, key.shape[2] + 1), visible)]
     if far is not None:

@@ -133,7 +133,7 @@ def test_biases_and_positions_may_be_wider_as_under_autocast():
 
 
 @pytest.mark.parametrize("window", [None, 3, 20])
-def test_far_columns_directly_behind_the_window_of_one_token(window):
+def test_far_columns_directly_with_far_columns_of_one_token(window):
     given = arguments((2, 1, 1, 12, 4), torch.float64, "cpu")
     query, key, value, positions, *biases = given
     far = FarColumns(key[:, :, :4], value[:, :, :4])

@@ -140,7 +140,7 @@ def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hi
 
 @each_backend
 @pytest.mark.parametrize("window", [None, 3, 20])
-def test_far_columns_directly_behind_the_window_of_one_token(backend, dtype, window):
+def test_far_columns_directly_with_far_columns_of_one_token(backend, dtype, window):
     query, key, value, positions, *biases = arguments((2, 3, 1, 12, 4), dtype, backend.device_type)
     near = min(window or 9, 9)
     far = FarColumns(key[:, :, :4], value[:, :, :4])

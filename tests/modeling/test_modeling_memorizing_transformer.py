@@ -104,7 +104,7 @@ def moved_by_the_first_token(
 
 
 @use_cache
-def test_a_token_far_behind_the_window_moves_what_looks_its_key_up(use_cache):
+def test_a_token_far_with_far_columns_moves_what_looks_its_key_up(use_cache):
     """From the block after its own on, as long as the key is remembered, and not where its row was reset."""
     fields = {"num_hidden_layers": 1, "num_memory_keys": 18, "num_retrieved": 18, "mem_len": 2}
     model = language_model(**fields)
