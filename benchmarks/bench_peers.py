@@ -39,6 +39,7 @@ REQUIREMENTS = {
 }
 LABELS = {
     "ours": "transformers-xl", "ours_static": "transformers-xl, static", "ours_recompute": "transformers-xl, recompute",
+    "ours_compiled": "transformers-xl, compiled",
     "floor": "no position term (floor)", "old": "TransfoXL of transformers 4.35",
     "x_transformers": "x-transformers (T5 bias)", "gpt2": "GPT-2", "mistral": "Mistral, sliding window",
 }  # fmt: skip
@@ -72,7 +73,7 @@ class Row:
 
 
 CACHED = ["old", "ours", "floor"]
-GENERATING = ["old", "ours", "floor", "mistral", "gpt2"]
+GENERATING = ["old", "ours", "ours_compiled", "floor", "mistral", "gpt2"]
 ROWS = [
     Row("train", "small", 128, 8, 128),
     Row("train", "big", 256, 2, 256, peers=["old", "ours", "ours_recompute", "floor", "x_transformers"]),

@@ -210,6 +210,16 @@ class OursStatic(Ours):
         return outputs.loss
 
 
+class OursCompiled(Ours):
+    """generate() with a step that AOTInductor has compiled."""
+
+    def accelerate(self):
+        from transformers_xl import compile_generation
+
+        super().accelerate()
+        compile_generation(self.model.eval(), self.task.batch)
+
+
 class OursPlain(Ours):
     """As a program gets it that switches on nothing."""
 
@@ -359,6 +369,7 @@ PEERS = {
     "ours": Ours,
     "ours_recompute": OursRecompute,
     "ours_static": OursStatic,
+    "ours_compiled": OursCompiled,
     "ours_before": OursPlain,
     "ours_plain": OursPlain,
     "ours_torch": OursTorch,

@@ -13,6 +13,7 @@ from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
 from transformers_xl.modeling.memory.memory_cache import LayerRoom
 from transformers_xl.modeling.ops.backends import relative_backend
+from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import with_far_columns
@@ -21,6 +22,8 @@ from transformers_xl.modeling.ops.relative_attention import (
     position_scores,
     position_scores_at,
 )
+
+LONG = 4  # so many windows of keys are more than what a piece of queries reads
 
 
 # B batch, T segment length, M memory length, K = M + T, H heads, D head dim, E hidden size
@@ -82,9 +85,25 @@ class MemoryAttention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: LayerContext, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`)."""
-        query, bias = self.score_terms(query, key.shape[-2], context)
-        return self.attend_with_bias(query, key, value, bias, context.visible, **kwargs)
+        """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`).
+
+        A call that is much longer than the window is read in pieces of queries, each with the keys of its windows: it costs
+        its length times the window. With "eager" all pairs are computed, and their weights returned.
+        """
+        window, num_keys = context.window or key.shape[-2], key.shape[-2]
+        if num_keys < LONG * max(window, PIECE_LENGTH) or self.config._attn_implementation == "eager":
+            query, bias = self.score_terms(query, num_keys, context)
+            return self.attend_with_bias(query, key, value, bias, context.visible, **kwargs)
+        outputs, stop = [], num_keys - query.shape[-2]
+        for some in query.split(max(window // 2, PIECE_LENGTH), dim=-2):
+            start, stop = stop, stop + some.shape[-2]
+            keys = slice(max(start - window + 1, 0), stop)
+            visible = context.segment.visible_piece(slice(start, stop), keys)
+            some, bias = self.score_terms(some, stop - keys.start, context)
+            outputs.append(
+                self.attend_with_bias(some, key[..., keys, :], value[..., keys, :], bias, visible, **kwargs)[0]
+            )
+        return torch.cat(outputs, dim=1), None
 
     def score_terms(
         self, query: torch.Tensor, num_keys: int, context: LayerContext

@@ -9,7 +9,6 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.sublayers import FeedForward, SublayerLayerNorm
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
 
@@ -93,17 +92,10 @@ class ComplexAttention(MemoryAttention):
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (2, self.num_heads, -1)).movedim(-2, 1).flatten(-2)  # [B, H, K, D]
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        context: LayerContext,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend_with_bias(self, query, key, value, bias, visible, **kwargs):
         """Output `(B, T, 2, H D / 2)`, the two parts with the heads of each side by side, and weights `(B, H, T, K)`."""
         query = query * self.scaling
         real, imaginary = (part @ key.transpose(-1, -2) for part in (query, times_i(query)))
-        weights = masked_softmax(modulus(real, imaginary), context.visible)
+        weights = masked_softmax(modulus(real, imaginary), visible)
         attended = nn.functional.dropout(weights, p=self.attention_dropout, training=self.training) @ value
         return attended.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(-2), weights

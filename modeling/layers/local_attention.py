@@ -12,7 +12,6 @@ from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.sublayers import SublayerRMSNorm
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
-from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
 
@@ -56,9 +55,7 @@ class LocalAttention(CosineAttention):
 
         score[i, j] = |s| (cos(q_i, k_j) + b[bucket(i - j)])
 
-    With `attend_to_self=False` a token does not see itself. Queries are read in pieces, each with the keys of its windows:
-    a long call costs its length times the window. With `attn_implementation="eager"` all pairs are computed, and their
-    weights returned.
+    With `attend_to_self=False` a token does not see itself.
     """
 
     def __init__(self, config: LocalAttentionConfig, layer_idx: int):
@@ -67,23 +64,6 @@ class LocalAttention(CosineAttention):
         self.max_distance = config.relative_attention_max_distance
         self.attend_to_self = config.attend_to_self
         self.relative_attention_bias = nn.Embedding(self.num_buckets, config.num_attention_heads)
-
-    def attend(self, query, key, value, context, **kwargs):
-        segment, num_keys = context.segment, key.shape[-2]
-        window = context.window or num_keys
-        size = max(window // 2, PIECE_LENGTH)
-        if self.config._attn_implementation == "eager" or num_keys < window + size:
-            return super().attend(query, key, value, context, **kwargs)
-        outputs, offset = [], num_keys - query.shape[-2]
-        for start in range(0, query.shape[-2], size):
-            some, first = query[:, :, start : start + size], segment.first[:, start : start + size, None]
-            column = offset + start + torch.arange(some.shape[-2], device=first.device)[:, None]
-            keys = slice(max(offset + start - window + 1, 0), offset + start + some.shape[-2])
-            seen = torch.arange(keys.start, keys.stop, device=first.device)
-            visible = ((seen >= first) & (seen <= column))[:, None]
-            some, bias = self.score_terms(some, len(seen), context)
-            outputs.append(self.attend_with_bias(some, key[:, :, keys], value[:, :, keys], bias, visible, **kwargs)[0])
-        return torch.cat(outputs, dim=1), None
 
     def score_terms(
         self, query: torch.Tensor, num_keys: int, context: LayerContext

@@ -58,7 +58,7 @@ class MultiLinearAttention(RelativeAttention):
         content_query, position_query = self.weighted_queries(query, bias)
         columns = window_columns(length, num_keys, self.window, key.device)
         is_full = context.segment.is_plain and num_keys - length >= self.window - 1
-        seen = None if is_full else seen_in_window(context.visible, columns)
+        seen = None if is_full else columns >= context.segment.first[..., None]  # (B or 1, T, W)
 
         size = max(1, PIECE_SIZE // (batch * heads * self.window * max(self.window, width)))
         outputs = []
@@ -161,11 +161,3 @@ def window_columns(length: int, num_keys: int, window: int, device: torch.device
     """The key column at each distance 0 .. W-1 from each of the last T of K positions, `(T, W)`; negative: none."""
     queries = torch.arange(num_keys - length, num_keys, device=device)
     return queries[:, None] - torch.arange(window, device=device)
-
-
-def seen_in_window(visible: torch.Tensor | None, columns: torch.Tensor) -> torch.Tensor:
-    """Which `columns` (T, W) exist and are `visible` (B or 1, 1, T, K) where that is given, `(B or 1, T, W)` bool."""
-    exists = (columns >= 0)[None]
-    if visible is None:
-        return exists
-    return exists & visible[:, 0].take_along_dim(columns.clamp(min=0)[None], dim=-1)

@@ -203,8 +203,14 @@ class Segment(NamedTuple):
         """Which columns each token sees, `(B or 1, 1, T, K)` bool; None: one token sees them all."""
         if self.is_plain and self.length == 1 and self.first is self.start:
             return None
-        key = torch.arange(self.num_keys, device=self.first.device)
-        return ((key >= self.first[..., None]) & (key <= self.columns[:, None]))[:, None]
+        return self.visible_piece(slice(self.num_before, self.num_keys), slice(0, self.num_keys))
+
+    def visible_piece(self, tokens: slice, keys: slice) -> torch.Tensor:
+        """Which of these columns `keys` the tokens in the columns `tokens` see, `(B or 1, 1, t, k)` bool."""
+        first = self.first[:, tokens.start - self.num_before : tokens.stop - self.num_before, None]
+        key = torch.arange(keys.start, keys.stop, device=first.device)
+        query = torch.arange(tokens.start, tokens.stop, device=first.device)[:, None]
+        return ((key >= first) & (key <= query))[:, None]
 
     def newest(self, columns: torch.Tensor, count: int) -> torch.Tensor:
         """The newest `count` columns of each row, or fewer, of `(B, .., K, D)`: padding left out."""

@@ -1,0 +1,54 @@
+"""A call that is much longer than the window is read in pieces: the same values and gradients, and nothing of its square."""
+
+import pytest
+import torch
+from tiny import EXACT, tiny_model, tokens, variants
+
+from transformers_xl.modeling.layers import attention
+from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.ops import band
+
+LENGTH = 70
+WINDOWED = [
+    each for each in variants(causal_lm=True, memory=("exact", "own")) if not each.startswith("segment_memory")
+]
+
+
+def told(model_type: str) -> dict[str, torch.Tensor]:
+    """Padding in a row, and a document that begins inside."""
+    mask, reset = torch.ones(2, LENGTH, dtype=torch.long), torch.zeros(2, LENGTH, dtype=torch.bool)
+    mask[0, 5:20], reset[1, 33] = 0, True
+    return {"attention_mask": mask, "reset": reset}
+
+
+def read(model, ids: torch.Tensor, **kwargs) -> list[torch.Tensor]:
+    """Hidden states of real tokens after a memory, and the gradients of all weights."""
+    before = model(ids[:, :7]).mems
+    states = model(ids, mems=before, **kwargs).last_hidden_state
+    states = states[kwargs["attention_mask"].bool()] if kwargs else states
+    model.zero_grad()
+    states.square().sum().backward()
+    return [states, *(each.grad for each in model.parameters() if each.grad is not None)]
+
+
+@pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
+@pytest.mark.parametrize("model_type", WINDOWED)
+def test_pieces_are_all_pairs(model_type: str, is_padded: bool, monkeypatch):
+    model, ids, kwargs = tiny_model(model_type), tokens(2, LENGTH), told(model_type) if is_padded else {}
+    monkeypatch.setattr(attention, "PIECE_LENGTH", 4)
+    monkeypatch.setattr(band, "PIECE_LENGTH", 4)
+    ours = read(model, ids, **kwargs)
+    monkeypatch.setattr(attention, "LONG", 1000)
+    for mine, whole in zip(ours, read(model, ids, **kwargs), strict=True):
+        torch.testing.assert_close(mine, whole, **EXACT)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@torch.no_grad()
+def test_a_plain_call_makes_no_mask_of_all_pairs(model_type: str, monkeypatch):
+    """Of what a segment of a layer sees; models that cut a call themselves ask for its parts."""
+    seen, visible = [], Segment.visible
+    monkeypatch.setattr(Segment, "visible", lambda self: seen.append(self.length) or visible(self))
+    monkeypatch.setattr(attention, "PIECE_LENGTH", 4)
+    tiny_model(model_type)(tokens(2, LENGTH))
+    assert max(seen, default=0) < LENGTH
