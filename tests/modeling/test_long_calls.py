@@ -1,4 +1,4 @@
-"""A call that is much longer than the window is read in pieces: the same values and gradients, and nothing of its square."""
+"""A call that is much longer than the window is read in pieces: the same values and gradients, nothing of its square."""
 
 import pytest
 import torch
