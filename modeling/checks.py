@@ -204,13 +204,13 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
             f"`{name}` has {memory.batch_size} rows, and this call {batch}: give each row its own memory, with "
             "`Memory.rows` or `Memory.repeat`."
         )
-    if past_key_values is not None and past_key_values.rooms:
-        return  # a call made it
     if len(memory.layers) != len(model.config.layer_mem_lens):
         raise ValueError(
             f"`{name}` has {len(memory.layers)} layers: this model has {len(model.config.layer_mem_lens)}. Is it its "
             "memory?"
         )
+    if past_key_values is not None and past_key_values.rooms:
+        return  # a call made it
     new = model.new_memory(0, torch.empty(0, device="cpu"))  # a meta device computes in Python
     for field in ("lengths", "tokens_read"):
         _check_tensors(f"{name}.{field}", (getattr(memory, field),), (getattr(new, field),), batch)

@@ -192,7 +192,7 @@ def test_large_keys_keep_their_direction_in_half_precision():
 def test_a_long_call_reads_windows_alone(attend_to_self, monkeypatch):
     """Pieces of queries, with padding and documents: values and gradients are those of all pairs."""
     model = tiny_model("block_recurrent", attend_to_self=attend_to_self, block_length=40)
-    ids, mask, reset, seen = tokens(2, 150), torch.ones(2, 150, dtype=torch.bool), torch.zeros(2, 150).bool(), []
+    ids, mask, reset, seen = tokens(2, 300), torch.ones(2, 300, dtype=torch.bool), torch.zeros(2, 300).bool(), []
     mask[0, :20], reset[1, 70] = False, True
     attend = LocalAttention.attend_with_bias
 
@@ -205,10 +205,10 @@ def test_a_long_call_reads_windows_alone(attend_to_self, monkeypatch):
     for implementation in ("sdpa", "eager"):
         model.config._attn_implementation = implementation
         seen.clear()
-        output, _ = read(model, ids, [30, 120], attention_mask=mask, reset=reset)
+        output, _ = read(model, ids, [30, 270], attention_mask=mask, reset=reset)
         gradients = torch.autograd.grad(output[mask].square().sum(), list(model.parameters()), allow_unused=True)
         results.append([output[mask], *(each for each in gradients if each is not None)])
-        assert max(seen) == (64 + 8 - attend_to_self if implementation == "sdpa" else 150)
+        assert max(seen) == (64 + 8 - attend_to_self if implementation == "sdpa" else 300)
     torch.testing.assert_close(*results, **EXACT)
 
 
