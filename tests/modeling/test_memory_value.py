@@ -156,7 +156,7 @@ def test_names_that_are_missing_or_unknown(model_type):
             Memory.from_named_tensors({key: value for key, value in tensors.items() if key != name})
     for name in (
         "stray",
-        "layers.0.colums.0",
+        "layers.0.column.0",
         "layers",
         "layers.x.columns.0",
         "layers.0.columns.17",
