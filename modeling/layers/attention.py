@@ -16,7 +16,7 @@ from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.one_token import with_far_columns
+from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns
 from transformers_xl.modeling.ops.relative_attention import (
     eager_attention_forward,
     position_scores,
@@ -207,6 +207,9 @@ class RelativeAttention(MemoryAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query)
+        if backend is not None and context.room is not None and context.room.is_ring:
+            rest = positions, context.visible, None, self.scaling, None, context.distance[0, 0]
+            return one_token_attention(query, *bias, key, value, *rest), None
         if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
             return self.attend_in_steps(query, key, value, positions, bias, context, far, **kwargs)
         visible = None if context.segment.is_plain else context.visible

@@ -20,9 +20,11 @@ def one_token_attention(
     window: int | None,
     scaling: float,
     far: FarColumns | None = None,
+    distance: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention `(B, 1, H, D)` of one token that sees what is `visible` of its `window`, and all far columns directly
-    before it: generation, where few operations count more than few operands. Keys are read where they stand."""
+    before it: generation, where few operations count more than few operands. Keys are read where they stand; `distance`
+    `(S,)`: how far they lie, where they do not stand in their order."""
     batch, heads, _, width = query.shape
     if window is not None and key.shape[2] > window:
         key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
@@ -30,8 +32,12 @@ def one_token_attention(
     num_far, num_near = 0 if far is None else far.key.shape[2], key.shape[2]
     query = query.squeeze(2)
     position_query = (query + position_bias).transpose(0, 1)
-    near_and_far = positions.narrow(1, positions.shape[1] - 1 - num_near - num_far, num_near + num_far)
-    scores = torch.bmm(position_query, near_and_far.mT).transpose(0, 1).reshape(batch * heads, 1, -1)
+    if distance is None:
+        near_and_far = positions.narrow(1, positions.shape[1] - 1 - num_near - num_far, num_near + num_far)
+        scores = torch.bmm(position_query, near_and_far.mT)
+    else:
+        scores = torch.bmm(position_query, positions.mT)[..., positions.shape[1] - 2 - distance]
+    scores = scores.transpose(0, 1).reshape(batch * heads, 1, -1)
     content_query = (query + content_bias).reshape(batch * heads, 1, width)
     near = scores.narrow(-1, num_far, num_near) if num_far else scores
     near.baddbmm_(content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
