@@ -208,8 +208,12 @@ class RelativeAttention(MemoryAttention):
         """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query)
         if backend is not None and context.room is not None and context.room.is_ring:
-            rest = positions, context.visible, None, self.scaling, None, context.distance[0, 0]
-            return one_token_attention(query, *bias, key, value, *rest), None
+            (u, v), distance = bias, cast(torch.Tensor, context.distance)[0, 0]
+            seen, scaling = context.visible, self.scaling
+            attn_output = one_token_attention(
+                query, u, v, key, value, positions, seen, None, scaling, distance=distance
+            )
+            return attn_output, None
         if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
             return self.attend_in_steps(query, key, value, positions, bias, context, far, **kwargs)
         visible = None if context.segment.is_plain else context.visible
