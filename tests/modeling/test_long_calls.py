@@ -46,9 +46,16 @@ def test_pieces_are_all_pairs(model_type: str, is_padded: bool, monkeypatch):
 @pytest.mark.parametrize("model_type", WINDOWED)
 @torch.no_grad()
 def test_a_plain_call_makes_no_mask_of_all_pairs(model_type: str, monkeypatch):
-    """Of what a segment of a layer sees; models that cut a call themselves ask for its parts."""
-    seen, visible = [], Segment.visible
-    monkeypatch.setattr(Segment, "visible", lambda self: seen.append(self.length) or visible(self))
+    """Models that cut a call themselves ask for masks of its parts."""
+    sizes, visible_piece = [], Segment.visible_piece
+
+    def noting(self, queries: slice, keys: slice) -> torch.Tensor:
+        mask = visible_piece(self, queries, keys)
+        sizes.append(mask[0].numel())
+        return mask
+
+    monkeypatch.setattr(Segment, "visible_piece", noting)
     monkeypatch.setattr(attention, "PIECE_LENGTH", 4)
+    monkeypatch.setattr(band, "PIECE_LENGTH", 4)
     tiny_model(model_type)(tokens(2, LENGTH))
-    assert max(seen, default=0) < LENGTH
+    assert max(sizes, default=0) < LENGTH * LENGTH / 2
