@@ -54,7 +54,7 @@ class CompressiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfi
 
     @property
     def sliding_window(self) -> int:
-        """Positions that a token sees, itself included, or sees compressed, when it stands right behind full memories."""
+        """Positions that a token sees, itself included, or sees compressed, when it stands right after full memories."""
         return super().sliding_window + self.compression_rate * self.compressed_mem_len
 
     @property

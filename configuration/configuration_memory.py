@@ -301,7 +301,7 @@ class MemoryConfig(ConfigWithCode):
 
     @property
     def sliding_window(self) -> int:
-        """Positions that a token sees when it stands right behind a full memory, itself included."""
+        """Positions that a token sees when it stands right after a full memory, itself included."""
         return self.mem_len if self.same_length else self.mem_len + 1
 
     @property

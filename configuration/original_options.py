@@ -49,7 +49,7 @@ def settings_of(options: dict[str, Any], num_cutoffs: int) -> list[tuple[str, st
             continue
         if not isinstance(value, bool):
             raise ValueError(f"`{option}`={value!r} must be True or False.")
-        if option == "pre_lnorm":  # there is no norm behind the last layer of the original
+        if option == "pre_lnorm":  # there is no norm after the last layer of the original
             settings += [(option, "norm_position", "pre" if value else "post"), (option, "use_final_norm", False)]
         elif option == "proj_share_all_but_first":
             settings.append((option, "tie_projs", [False] + [value] * num_cutoffs))

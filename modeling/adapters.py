@@ -48,7 +48,7 @@ def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
         reason = "it uses a cache of transformers, which cannot hold this model's memory"
     elif with_memory:
         reason = (
-            "its virtual tokens would come again before every segment, behind what is remembered and into the memory, and "
+            "its virtual tokens would come again before every segment, after what is remembered and into the memory, and "
             "`shift_labels` knows nothing of them"
         )
     else:

@@ -98,7 +98,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
 
     label_smoothing = 0.0  # of the training loss
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    num_extra_targets = 0  # columns that `shift_labels` may have behind the segment
+    num_extra_targets = 0  # columns that `shift_labels` may have after the segment
 
     def build_head(self, config: MemoryConfig) -> None:
         self.vocab_size = config.vocab_size

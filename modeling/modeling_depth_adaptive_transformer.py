@@ -162,11 +162,11 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         return [] if self.exit_classifiers is None else [self.exit_classifiers]
 
     def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """What predicts, of the output of a layer before the last: behind the final norm, where there is one."""
+        """What predicts, of the output of a layer before the last: after the final norm, where there is one."""
         return hidden_states if self.model.norm is None else self.model.norm(hidden_states)
 
     def classifier(self, number: int) -> nn.Module:
-        """What predicts behind layer `number`, from states behind the final norm."""
+        """What predicts after layer `number`, from states after the final norm."""
         if self.exit_classifiers is None or number == self.config.num_hidden_layers:
             return self.lm_head
         return self.exit_classifiers[number - 1]
@@ -187,7 +187,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         return logits
 
     def exit_layer(self, number: int, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """The layer after which tokens leave in evaluation, as the states `(..., hidden_size)` behind layer `number` show
+        """The layer after which tokens leave in evaluation, as the states `(..., hidden_size)` after layer `number` show
         it (0: the mean embedding); None: they show nothing. Sections 3.1 to 3.3."""
         layers, thresholds = self.config.num_hidden_layers, self.config.confidence_thresholds
         if thresholds is None:
@@ -284,8 +284,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     def prediction_states(self, outputs: DepthAdaptiveTransformerModelOutput) -> list[torch.Tensor]:
         """What the classifier of each layer reads, of a call at full depth with its hidden states."""
-        _, *behind, last = outputs["hidden_states"]
-        return [*map(self.final_norm, behind), last]
+        _, *earlier, last = outputs["hidden_states"]
+        return [*map(self.final_norm, earlier), last]
 
     def logits_to_learn_by(
         self,
@@ -347,11 +347,11 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
     def exit_log_probs(self, outputs: MemoryHeadOutput, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
         of a length of 1, for `halting="sequence"`. Sections 3.1 and 3.2."""
-        embeds, *behind = outputs["hidden_states"]
+        embeds, *states = outputs["hidden_states"]
         mask = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
         mask = mask.to(embeds.dtype)[..., None]
         mean = (embeds * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        return self.halting.log_probs([mean, *map(self.final_norm, behind[:-1])])
+        return self.halting.log_probs([mean, *map(self.final_norm, states[:-1])])
 
     def exit_loss(
         self,

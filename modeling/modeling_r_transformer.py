@@ -1,6 +1,6 @@
 """R-Transformer: Wang et al., 2019, https://arxiv.org/abs/1907.05572. Code: DSE-MSU/R-transformer.
 
-A recurrent network over the few positions up to each position comes first; it tells the attention behind it about order,
+A recurrent network over the few positions up to each position comes first; it tells the attention after it about order,
 so that no positions are needed.
 """
 
@@ -66,7 +66,7 @@ class RTransformerModel(RTransformerPreTrainedModel, MemoryModel):
     positions_class = None
 
     def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
-        """`plan` is where the tokens stand behind the inputs that the LocalRNNs remember."""
+        """`plan` is where the tokens stand after the inputs that the LocalRNNs remember."""
         num_before = self.config.local_window - 1
         return segment, segment.following(num_before), ()
 

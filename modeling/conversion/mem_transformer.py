@@ -1,6 +1,6 @@
 """The weights of the original `MemTransformerLM` (kimiyoung/transformer-xl) under our names.
 
-The TransfoXL of transformers 4.x has the same names behind `transformer.`, and a pair of biases in each layer.
+The TransfoXL of transformers 4.x has the same names after `transformer.`, and a pair of biases in each layer.
 """
 
 from collections.abc import Iterable

@@ -4,7 +4,7 @@ The pickle format is a program for a stack machine, and Python's own reader impo
 one has neither imports nor calls: a name in the file is looked up in a table of ours, and becomes plain data (dict, list,
 set) or an `Inert` record, which remembers the name and what it was to be made of. A name outside of the table is refused.
 
-`pickle.Unpickler` behind a scan by `pickletools.genops` is no shorter: it hashes every key, and the hash of nested tuples
+`pickle.Unpickler` after a scan by `pickletools.genops` is no shorter: it hashes every key, and the hash of nested tuples
 overflows the stack or never ends, so the scan would have to track stack and memo to know the keys, which is this machine.
 
 What a hostile file can still do is be large. Everything that a program does is charged to one budget, `MAX_WORK`: each
@@ -113,7 +113,7 @@ class PickleReader:
         self.persistent_load = persistent_load
 
     def read(self) -> Any:
-        """The value of the pickle at `position`, which is moved behind it.
+        """The value of the pickle at `position`, which is moved past it.
 
         Raises:
             ValueError: for what is damaged, too large, or anything else than data; the file and the reason are named.

@@ -6,7 +6,7 @@ Frequent words and one entry for each cluster of rare ones stand in the head; th
     log p(w) = log softmax(head)[cluster i] + log softmax(tail i)[w]             w in cluster i
 
 Differs from the original: its clusters read the hidden states at widths that the embedding's clusters have (Baevski &
-Auli, 2019, https://arxiv.org/abs/1809.10853), and are tied to them. Cluster i has entry i of those behind the frequent
+Auli, 2019, https://arxiv.org/abs/1809.10853), and are tied to them. Cluster i has entry i of those after the frequent
 words; Transformer-XL's released code reads entry -i, and checkpoints of it are turned round where they are converted.
 """
 

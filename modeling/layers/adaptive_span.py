@@ -88,6 +88,6 @@ class AdaptiveSpanAttention(MemoryAttention):
         log_mask = mask.masked_fill(hidden, 1.0).log().masked_fill(hidden, -torch.inf).to(query.dtype)
         positions = keep_last(cast(torch.Tensor, context.positions), reach, dim=0)
         by_distance = query * self.scaling @ positions.T + log_mask[:, None]  # [B, H, T, N]
-        # behind distance 1 come 0, the token itself, and the -1 that the shift asks for
+        # after distance 1 come 0, the token itself, and the -1 that the shift asks for
         wide = nn.functional.pad(by_distance, (num_keys - 1 - reach, 2), value=-torch.inf)
         return query, relative_shift(wide)

@@ -8,7 +8,7 @@ from transformers_xl.modeling.layers.sublayers import FeedForward
 
 
 class ChunkSum(nn.Module):
-    """The sum of the chunks of `width` features; what is left behind the last whole chunk is dropped."""
+    """The sum of the chunks of `width` features; what is left after the last whole chunk is dropped."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -27,7 +27,7 @@ class MultinomialHalting(nn.Module):
         return self.proj(states[self.reads]).log_softmax(-1)
 
     def exit_layer(self, number: int, states: torch.Tensor) -> torch.Tensor | None:
-        """The layer after which tokens leave, as the states behind layer `number` show it; None: they show nothing."""
+        """The layer after which tokens leave, as the states after layer `number` show it; None: they show nothing."""
         return self.proj(states).argmax(-1) + 1 if number == self.reads else None
 
 
@@ -46,7 +46,7 @@ class GeometricHalting(nn.Module):
         return {"halting": [*self.parameters()]}
 
     def score(self, number: int, states: torch.Tensor) -> torch.Tensor:
-        """`w_n . h_n + b_n` behind layer `number`."""
+        """`w_n . h_n + b_n` after layer `number`."""
         return self.proj(states)[..., number - 1]
 
     def log_probs(self, states: list[torch.Tensor]) -> torch.Tensor:
@@ -57,7 +57,7 @@ class GeometricHalting(nn.Module):
         return nn.functional.pad(leaves, (0, 1)) + nn.functional.pad(stays, (1, 0))
 
     def exit_layer(self, number: int, states: torch.Tensor) -> torch.Tensor | None:
-        """The layer after which tokens leave, as the states behind layer `number` show it; None: they show nothing."""
+        """The layer after which tokens leave, as the states after layer `number` show it; None: they show nothing."""
         if not 0 < number < self.num_layers:
             return None
         return torch.where(self.score(number, states) > 0, number, self.num_layers)

@@ -34,7 +34,7 @@ class LocalRNN(nn.Module):
         Args:
             hidden_states: `(B, T, E)`, padding after the tokens.
             tail: `(B, M - 1, E)`, the inputs of the network before the segment.
-            segment: where the tokens stand behind those of the tail.
+            segment: where the tokens stand after those of the tail.
 
         Returns:
             The output `(B, T, E)`, and the tail of the next segment.

@@ -43,7 +43,7 @@ class Lookups(NamedTuple):
     """What a call looks up and remembers, in every layer that remembers keys.
 
     Args:
-        segment: where the tokens stand behind the remembered columns.
+        segment: where the tokens stand after the remembered columns.
         first, last: `(B, T)`, a token searches the columns `first .. last - 1`.
         parts: the call in parts, about one a block.
         keep: how many columns are remembered after the call.

@@ -39,7 +39,7 @@ class BlockGrid(NamedTuple):
 
     @classmethod
     def of(cls, segment: Segment, size: int) -> Self:
-        """The blocks of a call behind an open block."""
+        """The blocks of a call after an open block."""
         num_keys, keep = segment.num_keys, columns_to_keep(segment, size)
         column = torch.arange(num_keys, device=segment.start.device)
         oldest = segment.num_before - segment.lengths[: len(segment.start), None]

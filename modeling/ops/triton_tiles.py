@@ -202,7 +202,7 @@ def place(per_row, num_heads):
 
 @triton.jit
 def keys_of(first_query, length, num_keys, window, ROWS: tl.constexpr):
-    """The first key that the tile's queries see, and the one behind the last."""
+    """The first key that the tile's queries see, and the one after the last."""
     before = num_keys - length
     first = 0
     if window is not None:

@@ -18,10 +18,10 @@ through the same view. For T = 3 queries a, b, c and K = 5 keys, two of them of 
 
 What its distance hides is a block of columns of `wide`, filled before the view is read: the future (-1), and what a
 window does not reach, on the left: of a window of 3, distances 4 and 3, b4 among them. Where that are fewer than T - 2
-columns, the triangle behind the queries is masked in the view (`_future`).
+columns, the triangle after the queries is masked in the view (`_future`).
 
 For training, a segment is cut into blocks of queries, and a block reads only the keys that its window reaches. On the
-left, T = 128 queries behind a memory of 128, with a window of 129; on the right, what the queries of one block see (x) of
+left, T = 128 queries after a memory of 128, with a window of 129; on the right, what the queries of one block see (x) of
 its keys, for three of them and a window of 4:
 
     key      0       32      64      96      128     160     192     224     256
@@ -313,9 +313,9 @@ def _pieces(query: torch.Tensor, columns: list[_Columns], window: int | None) ->
     block = max(BLOCK, length // 4) if num_keys <= 4 * length else length
     for start in range(0, length, block):
         stop = min(start + block, length)
-        behind = num_keys - length
-        first = 0 if window is None else max(0, behind + start + 1 - window)
-        queries, keys = slice(start, stop), slice(first, behind + stop)
+        remembered = num_keys - length
+        first = 0 if window is None else max(0, remembered + start + 1 - window)
+        queries, keys = slice(start, stop), slice(first, remembered + stop)
         per_row = (stop - start) * (keys.stop - keys.start + num_far)
         rows = min(batch, max(1, PIECE // per_row))
         heads = min(num_heads, max(1, PIECE // (per_row * batch)))
@@ -407,7 +407,7 @@ def _weights(
         view.flatten(0, 1).baddbmm_(query.flatten(0, 1), part.key.flatten(0, 1).mT)
         if part.visible is not None:
             view.masked_fill_(~part.visible, -torch.inf)
-    # behind a query, the view shows what the next query's row begins with: up to `length - 2` of its farthest distances
+    # after a query, the view shows what the next query's row begins with: up to `length - 2` of its farthest distances
     if too_far < length - 2:
         views[0][..., num_keys - length :] += _future(length, scores)
     weights = torch.softmax(scores, dim=-1, out=scores)

@@ -17,7 +17,7 @@ TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, tor
 
 class FeaturePairs(NamedTuple):
     """Which features are rotated in pairs: `width` of them from `start` on; neighbours, or a feature and the one that
-    stands half of the width behind it."""
+    stands half of the width after it."""
 
     start: int
     width: int

@@ -43,7 +43,7 @@ def place_alike(segment: Segment, segment_length: int) -> TokenPlaces:
 
 
 def place_tokens(segment: Segment, segment_length: int) -> TokenPlaces:
-    """The places of a call behind the open segments of its rows."""
+    """The places of a call after the open segments of its rows."""
     num_open, ids = segment.num_before, segment.document_ids
     columns = torch.arange(segment.num_keys, device=segment.lengths.device)
     number = columns - (num_open - segment.lengths)[:, None]  # of the token in its row
@@ -56,7 +56,7 @@ def place_tokens(segment: Segment, segment_length: int) -> TokenPlaces:
 
     num_segments = int(index[:, -1].max()) + 1
     num_places = num_segments * segment_length
-    spare = target.where(valid, num_places)  # padding goes behind all places
+    spare = target.where(valid, num_places)  # padding goes after all places
     sources = number.new_zeros(len(number), num_places + 1).scatter(1, spare, columns.expand_as(spare))[:, :num_places]
     counts = number.new_zeros(len(number), num_segments)
     lengths = counts.scatter_add(1, index, valid.long())

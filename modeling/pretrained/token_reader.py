@@ -2,7 +2,7 @@
 
     | memory tokens | segment | memory tokens |
 
-The same vectors stand on both sides. In front the segment reads them; behind it they see the segment, and what the model
+The same vectors stand on both sides. In front the segment reads them; after it they see the segment, and what the model
 makes of them there is the memory of the next segment. All of it enters as `inputs_embeds`, at positions 0, 1, 2, ..
 Code of the authors: https://github.com/booydar/recurrent-memory-transformer, `MemoryCell`.
 
@@ -232,7 +232,7 @@ class TokenReader(MemoryReader):
     def extend(
         self, base: BaseCall, new: torch.Tensor, opened: torch.Tensor, rows: Rows, cache: Cache | None
     ) -> tuple[PerToken, Rows, Cache | None]:
-        """Read `new` `(b, t, E)` behind `opened` `(b, n, E)`, which `cache` holds if there is one; what is said of the
+        """Read `new` `(b, t, E)` after `opened` `(b, n, E)`, which `cache` holds if there is one; what is said of the
         tokens, the rows after them, and the cache of what is open then."""
         made, segment_length, rest = [], self.config.segment_length, new.shape[1]
         first = segment_length - opened.shape[1]
@@ -264,7 +264,7 @@ class TokenReader(MemoryReader):
     ) -> tuple[PerToken, torch.Tensor | None]:
         """Read `piece` `(b, n, E)`, the end of a segment that begins with `front`, or in `cache` where `front` is None.
 
-        What is said of the piece's tokens, where it `is_asked` for; and what is written behind a whole segment,
+        What is said of the piece's tokens, where it `is_asked` for; and what is written after a whole segment,
         `(b, m, E)`.
         """
         read = self.memory_tokens(rows.state, rows.begun).to(piece.dtype)

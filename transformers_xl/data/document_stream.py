@@ -83,7 +83,7 @@ class DocumentStream(Dataset):
         self.step = segment_length if memory else self.first
         sizes = [self._segments(len(document)) for document in self.documents]
         self.lane_documents = _deal(sizes, lanes)
-        # in each lane, the segment behind the last one of each document
+        # in each lane, the segment after the last one of each document
         self.lane_ends = [np.cumsum([sizes[index] for index in lane]) for lane in self.lane_documents]
         lane_lengths = [int(ends[-1]) for ends in self.lane_ends]
         self.segments = max(lane_lengths) if keep_tail else min(lane_lengths)
@@ -112,7 +112,7 @@ class DocumentStream(Dataset):
 
     @cached_property
     def left_out(self) -> int:
-        """Tokens behind the end of the shortest lane, which a stream without `keep_tail` does not read."""
+        """Tokens after the end of the shortest lane, which a stream without `keep_tail` does not read."""
         unread = 0
         for documents, ends in zip(self.lane_documents, self.lane_ends, strict=True):
             for index, end in zip(documents, ends.tolist(), strict=True):

@@ -161,7 +161,7 @@ def read_held_out(
 ) -> tuple[np.ndarray, np.ndarray, TextCounts]:
     """Read files as one text, and hold out its end.
 
-    The text is cut behind about `1 - fraction` of its bytes: anywhere by a tokenizer with `encode_bytes`, else at the end
+    The text is cut after about `1 - fraction` of its bytes: anywhere by a tokenizer with `encode_bytes`, else at the end
     of a line. Both parts are tokenised as texts of their own.
 
     Returns:

@@ -42,7 +42,7 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
         output: the folder.
         drop_columns: bytes to leave out at the start of every line: a date that all lines of a day share is learned by
             heart, and the days that are held out have others.
-        held_out: share of the bytes at the end, half of it for validation and, behind that, half for test.
+        held_out: share of the bytes at the end, half of it for validation and, after that, half for test.
 
     Raises:
         ValueError: the file is no text, or has too few lines, or a number is out of range. Nothing is written then.

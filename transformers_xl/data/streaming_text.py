@@ -167,7 +167,7 @@ class StreamingText(IterableDataset):
         self._states.append({"step": step, "taken": taken, "source": position, **state})
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """The position behind `step` steps of this epoch, as plain numbers and lists that JSON can hold.
+        """The position after `step` steps of this epoch, as plain numbers and lists that JSON can hold.
 
         Args:
             step: how many steps the loop has used. Loaders read ahead: Accelerate's are one batch further than the loop.

@@ -110,7 +110,7 @@ class TextStream(Dataset):
         self.offsets = np.concatenate([[0], np.cumsum(lengths)])  # of the segments' new tokens in their lane
 
     def _check_length(self) -> None:
-        # every lane needs a token and a target in evaluation, a full segment and the target behind it in training
+        # every lane needs a token and a target in evaluation, a full segment and the target after it in training
         first = self.segment_length - len(self.beginning)
         needed = self.lanes + (not len(self.beginning)) if self.keep_tail else self.lanes * first + 1
         if len(self.ids) < needed:

@@ -153,7 +153,7 @@ def draw_gates(openness: np.ndarray) -> Figure:
             boxprops={"facecolor": "0.85"}, medianprops={"color": "black"}, flierprops={"markersize": 2},
         )  # fmt: skip
         axes.set(xlabel="layer", ylim=(0, 1))
-        axes.set_title(f"gate behind the {name}")
+        axes.set_title(f"gate after the {name}")
     grid[0, 0].set_ylabel("openness (0 shut, 1 open)")
     return picture
 

@@ -212,7 +212,7 @@ def score_moving_window(
             every window does, in which they take a place.
 
     Returns:
-        A score with one position, that behind the window.
+        A score with one position, that after the window.
 
     Raises:
         ValueError: `ids` is too short or not one row of integers, or a number is below 1.

@@ -112,7 +112,7 @@ def token_losses_with_context(
             rows = by_length[first : first + batch_size]
             inside = ends[ends <= longest[rows[0]]]
             columns = torch.arange(longest[rows[0]] + 1)
-            # behind the text's end stands its last token again, which nothing that is asked for sees
+            # after the text's end stands its last token again, which nothing that is asked for sees
             places_read = (torch.from_numpy(starts[rows])[:, None] + columns).clamp(max=len(text) - 1)
             windows = torch.cat([begin.expand(len(rows), -1), text[places_read]], dim=1).to(model.device)
             found = window_losses(model, windows, torch.from_numpy(inside) + len(begin))
@@ -124,7 +124,7 @@ def token_losses_with_context(
 
 
 def window_losses(model: PreTrainedModel, windows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Nats `(batch, ends)` of the tokens of `windows` that stand behind the first `ends` tokens."""
+    """Nats `(batch, ends)` of the tokens of `windows` that stand after the first `ends` tokens."""
     length = windows.shape[1] - 1
     piece = _piece(model) or length
     memory: dict = {"use_cache": piece < length}

@@ -104,7 +104,7 @@ def _lengths(models: dict) -> list[int]:
 
 
 def _bins(positions: int, count: int = 16) -> list[int]:
-    """Edges of bins of positions: single tokens at the start, where much happens, and wider ones behind."""
+    """Edges of bins of positions: single tokens at the start, where much happens, and wider ones after."""
     return sorted({0, *(round(positions ** (step / count)) for step in range(1, count + 1))})
 
 

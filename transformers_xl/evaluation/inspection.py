@@ -19,7 +19,7 @@ from transformers_xl.modeling.layers.multi_linear_attention import MultiLinearAt
 from transformers_xl.modeling.layers.product_key_memory import KeyUsage
 from transformers_xl.modeling.layers.star_attention import RingAttention
 
-RING = ("token before", "token itself", "token behind", "its embedding", "relay")
+RING = ("token before", "token itself", "token after", "its embedding", "relay")
 GATED = ("attention", "feed-forward")
 
 

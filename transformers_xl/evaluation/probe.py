@@ -27,7 +27,7 @@ class ProbeScore:
     """Right answers by distance.
 
     Attributes:
-        edges: the largest distance of each bin, in tokens; a bin begins behind the one before.
+        edges: the largest distance of each bin, in tokens; a bin begins after the one before.
         asked: questions in each bin.
         right: right answers in each.
         chance: accuracy of a guess.

@@ -14,7 +14,7 @@ class ProbeOptions:
         segment_length: tokens per call.
         max_distance: answers were told 1 to this many tokens before.
         lanes: streams that are read side by side.
-        tokens: tokens of each stream whose questions count, behind `max_distance` that only fill the memory.
+        tokens: tokens of each stream whose questions count, after `max_distance` that only fill the memory.
         seed: of the streams; trainings count theirs from 0.
 
     Raises:

@@ -83,7 +83,7 @@ def _log_uniform(rng: random.Random, largest: int) -> int:
 
 
 def _asks(rng: random.Random, distance: int) -> bool:
-    """Whether a fact is asked for so many tokens behind it: about as often at each order of magnitude."""
+    """Whether a fact is asked for so many tokens after it: about as often at each order of magnitude."""
     return rng.random() < 4 / (8 + distance)
 
 

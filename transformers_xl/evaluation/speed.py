@@ -72,7 +72,7 @@ def evaluation_speed(
 
 
 def window_reader(model: PreTrainedModel, window: torch.Tensor) -> Callable[[], object]:
-    """Predicts the token behind `window` `(1, length)`, read again."""
+    """Predicts the token after `window` `(1, length)`, read again."""
     return lambda: model(window, use_cache=False, logits_to_keep=1)
 
 

@@ -39,7 +39,7 @@ def _holder(path: Path) -> str:
         since = datetime.fromtimestamp(path.stat().st_mtime).isoformat(" ", "seconds")
     except (OSError, ValueError):  # it has just been released, or its file is damaged
         return "of which nothing is known"
-    # behind the name filelock notes the namespace of process ids
+    # after the name filelock notes the namespace of process ids
     return f"process {process} on host {host.partition('?')[0]!r} since {since}"
 
 

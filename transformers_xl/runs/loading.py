@@ -346,7 +346,7 @@ def check_inner_type(folder: Path) -> None:
     if model_type is not None and model_type not in list(CONFIG_MAPPING):
         raise ValueError(
             f"`model`={str(folder)!r} holds memory around a {model_type!r}, which transformers has no code for: load it in "
-            "Python, behind `AutoConfig.register` and `AutoModelForCausalLM.register` of the base's own classes."
+            "Python, with `AutoConfig.register` and `AutoModelForCausalLM.register` of the base's own classes."
         )
 
 

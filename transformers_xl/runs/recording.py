@@ -43,7 +43,7 @@ def check_claims(dataset: str | None, revision: str | None, task_id: str | None)
 
 
 def text_of_files(files: Iterable[Path], tokens: int, claims: tuple[str | None, ...]) -> Text:
-    """A text that is all of its files, one behind the other."""
+    """A text that is all of its files, one after the other."""
     files = list(files)
     size = sum(file.stat().st_size for file in files)
     return Text(_names(files), sha256(*files), "bytes", size, tokens, *claims)

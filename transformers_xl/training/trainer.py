@@ -80,7 +80,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         self.add_callback(UnfinishedWarmups)
         averaging = averaging_of(args)
         self.weight_average = None if averaging is None else averaging.average
-        if averaging is not None:  # behind the callbacks that change weights after a step
+        if averaging is not None:  # after the callbacks that change weights after a step
             self.add_callback(averaging)
         patience = getattr(args, "early_stopping_patience", None)
         if patience is not None:

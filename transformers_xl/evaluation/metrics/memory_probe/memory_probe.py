@@ -18,7 +18,7 @@ Args:
     predictions: of each question, the token that the model holds for the likeliest.
     references: of each question, the token that answers it.
     distances: of each question, tokens back to where its answer was told.
-    edges (`list[int]`): the largest distance of each bin, growing; what lies behind the last is not counted.
+    edges (`list[int]`): the largest distance of each bin, growing; what lies after the last is not counted.
     chance (`float`): accuracy of a guess.
 
 Returns:
