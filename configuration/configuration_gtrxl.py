@@ -21,27 +21,17 @@ class GTrXLConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
         gate_bias (`float`, *optional*, defaults to 2.0):
             Initial value of the gates' bias b_g. Larger values start every sub-layer closer to the identity map. The input
             gate has none.
-        num_actions (`int`, *optional*):
-            Number of actions that [`GTrXLForActorCritic`] chooses from; it must be given for this class.
-        observation_size (`int`, *optional*):
-            Width of the observations that [`GTrXLForActorCritic`] projects. When not given, observations are token ids, or
-            `inputs_embeds` from an encoder of your own.
     """
 
     model_type = "gtrxl"
 
     gate_type: str = "gru"
     gate_bias: float | int = 2.0
-    num_actions: int | None = None
-    observation_size: int | None = None
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
         if self.gate_type not in GATE_TYPES:
             raise ValueError(f"`gate_type`={self.gate_type!r} must be one of {GATE_TYPES}.")
-        for name in ("num_actions", "observation_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1, or None.")
         if self.norm_position != "pre":
             raise ValueError(
                 f"`norm_position`={self.norm_position!r} must be 'pre': the gates need a residual stream that no norm "

@@ -11,12 +11,12 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from transformers_xl.configuration.configuration_agent import AgentConfig, agent_settings
 from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS, OTHER_NAMES
 from transformers_xl.configuration.original_options import ORIGINAL_OPTIONS, settings_of
-from transformers_xl.configuration.plain_numbers import plain, with_plain_numbers
-from transformers_xl.configuration.saved_with_code import ConfigWithCode
+from transformers_xl.configuration.plain_numbers import plain, with_plain_settings
 
 logger = logging.get_logger(__name__)
 
@@ -24,9 +24,10 @@ MAX_LAYERS = 4096  # a typing error, or a hostile file, must not be built
 
 
 @strict
-class MemoryConfig(ConfigWithCode):
+class MemoryConfig(AgentConfig):
     r"""
-    Base configuration of the models in this package. A variant adds its paper's fields and changes defaults.
+    Base configuration of the models in this package. A variant adds its paper's fields and changes defaults. Fields of
+    agents are in [`AgentConfig`].
 
     Args:
         vocab_size (`int`, *optional*, defaults to 32000):
@@ -143,7 +144,7 @@ class MemoryConfig(ConfigWithCode):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         # below `@strict`, which checks the type of every field that `__init__` sets
-        cls.__init__ = with_plain_numbers(cls.__init__)  # type: ignore[method-assign]
+        cls.__init__ = with_plain_settings(cls.__init__)  # type: ignore[method-assign]
 
     def __post_init__(self, **kwargs: Any):
         for name, value in kwargs.items():
@@ -206,7 +207,7 @@ class MemoryConfig(ConfigWithCode):
             ValueError: `kwargs` hold a misspelled field or a value that the model cannot run with, or a field of other
                 variants does not hold its default.
         """
-        kwargs = {name: plain(value) for name, value in kwargs.items()}
+        kwargs = {name: plain(value) for name, value in agent_settings(kwargs).items()}
         for name, value in kwargs.items():
             if (objection := cls._objection(name)) is not None:
                 raise ValueError(f"`{name}`={value!r} {objection}.")
@@ -275,6 +276,7 @@ class MemoryConfig(ConfigWithCode):
         for name in ("layer_norm_eps", *initializers):
             if not 0 <= (getattr(self, name) or 0) < math.inf:  # NaN too
                 raise ValueError(f"`{name}`={getattr(self, name)} must be a finite number that is not negative.")
+        self.validate_agent()
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"`hidden_act`={self.hidden_act!r} must be one of {', '.join(sorted(ACT2FN))}.")
 

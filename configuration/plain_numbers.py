@@ -1,10 +1,13 @@
-"""Numbers of numpy, which environments and arrays give (`env.action_space.n`), where a config wants those of Python."""
+"""What environments and arrays give, numbers of numpy and spaces, where a config wants plain fields."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
 from typing import Any
 
 import numpy as np
+
+from transformers_xl.configuration.configuration_agent import agent_settings, with_agent_defaults
 
 
 def plain(value: Any) -> Any:
@@ -12,14 +15,15 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def with_plain_numbers(init: Callable[..., None]) -> Callable[..., None]:
-    """`init` of a config, whose keywords may be numbers of numpy."""
+def with_plain_settings(init: Callable[..., None]) -> Callable[..., None]:
+    """`init` of a config, whose keywords may be numbers of numpy and spaces of gymnasium."""
 
     @wraps(init)
     def plain_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **{name: plain(value) for name, value in kwargs.items()})
+        settings = {name: plain(value) for name, value in agent_settings(kwargs).items()}
+        init(self, *args, **with_agent_defaults(settings, {each.name: each for each in fields(self)}))
 
     return plain_init
 
 
-__all__ = ["plain", "with_plain_numbers"]
+__all__ = ["plain", "with_plain_settings"]

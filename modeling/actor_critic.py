@@ -3,25 +3,32 @@
 The setting is that of Parisotto et al., 2019, https://arxiv.org/abs/1910.06764: an agent that remembers its episode.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers.utils import auto_docstring, can_return_tuple
+from transformers.utils import auto_docstring, can_return_tuple, logging
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.heads import MemoryHead
+from transformers_xl.modeling.layers.observation_encoders import build_encoder
+from transformers_xl.modeling.layers.policies import build_policy
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.outputs import MemoryActorCriticOutput
 
+logger = logging.get_logger(__name__)
 
-def of_environment(name: str, value: Any, device: torch.device) -> torch.Tensor | None:
-    """What an environment gave under this name, an array of numpy or a tensor, as a tensor.
+
+def of_environment(name: str, value: Any, device: torch.device) -> Any:
+    """What an environment gave under this name as tensors: an array of numpy, a tensor, or a dict of these.
 
     An array is copied: a vector environment may write its next step into the same one, and backward still reads this one.
     """
+    if isinstance(value, Mapping):
+        return {key: of_environment(f"{name}[{key!r}]", each, device) for key, each in value.items()}
     if value is None or isinstance(value, torch.Tensor):
         return value
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
@@ -30,58 +37,133 @@ def of_environment(name: str, value: Any, device: torch.device) -> torch.Tensor 
     return torch.tensor(value, device=device)
 
 
-class MemoryForActorCritic(MemoryHead):
-    """Policy and value of every step, for discrete actions.
+class LastStep(nn.Module):
+    """Projects the action and the reward of the step before. A step that begins an episode has neither."""
 
-    With `config.observation_size` a linear layer projects observations, and no token embedding is built. Without it,
-    observations are `input_ids` (a Discrete space of `vocab_size`) or come from an encoder of your own as `inputs_embeds`.
+    def __init__(self, config: MemoryConfig, width: int):
+        super().__init__()
+        self.sizes = None if config.num_actions is None else tuple(np.atleast_1d(config.num_actions).tolist())
+        self.action_proj = nn.Linear(config.action_size or sum(self.sizes or ()), width, bias=False)
+        self.reward_proj = nn.Linear(1, width, bias=False)
+
+    def forward(self, actions: torch.Tensor, rewards: torch.Tensor, begins: torch.Tensor | None) -> torch.Tensor:
+        """`(batch, steps, width)` of actions as the policy draws them, rewards `(batch, steps)`, and the steps `(batch,
+        steps)` that begin an episode."""
+        dtype = self.reward_proj.weight.dtype
+        if self.sizes is not None:
+            parts = (actions if actions.dim() == 3 else actions[..., None]).unbind(dim=-1)
+            pairs = zip(parts, self.sizes, strict=True)
+            actions = torch.cat(
+                [(part[..., None] == torch.arange(size, device=part.device)) for part, size in pairs], -1
+            )
+        read = self.action_proj(actions.to(dtype)) + self.reward_proj(rewards.to(dtype)[..., None])
+        return read if begins is None else read.masked_fill(begins[..., None], 0)
+
+
+class MemoryForActorCritic(MemoryHead):
+    """Policy and value of every step.
+
+    What can be done, and what is seen, stands in the config: [`AgentConfig`]. With `observation_size` or `image_shape` no
+    token embedding is built. An `encoder` of your own, for images, dicts or anything else, is a module that maps what you
+    pass as `observations`, tensors that begin with `(batch, steps)`, to `(batch, steps, hidden_size)`. Pass it to the model
+    and to `from_pretrained(folder, encoder=..)`, or let a sub-class make it in `build_encoder`. It is saved with the agent,
+    and a new agent keeps the weights that it has.
     """
 
-    def build_head(self, config: MemoryConfig) -> None:
-        # the fields may come as plain keywords: a config of another variant does not declare them
-        num_actions = getattr(config, "num_actions", None)
-        if num_actions is None:
-            raise ValueError("`num_actions`=None: set it in the config to the number of actions to choose from.")
-        observation_size = getattr(config, "observation_size", None)
-        self.observation_proj = None if observation_size is None else nn.Linear(observation_size, config.hidden_size)
-        if observation_size is not None:
-            self.model.embed_tokens = None  # type: ignore[assignment]  # no ids are read
-        self.policy_head = nn.Linear(config.hidden_size, num_actions)
-        self.value_head = nn.Linear(config.hidden_size, 1)
+    is_agent = True
 
-    def embed_observations(self, observations: torch.Tensor) -> torch.Tensor:
-        """Project `(batch, steps, observation_size)` of any number type to `(batch, steps, hidden_size)`."""
-        if self.observation_proj is None:
+    def build_encoder(self, config: MemoryConfig) -> nn.Module | None:
+        """What reads observations, None for token ids. Override it to make your own."""
+        return build_encoder(config, config.embedding_width)
+
+    def build_head(self, config: MemoryConfig, encoder: nn.Module | None = None) -> None:
+        self.policy_head = build_policy(config, config.hidden_size)
+        self.value_head = nn.Linear(config.hidden_size, 1)
+        for module in () if encoder is None else encoder.modules():
+            module._is_hf_initialized = True  # type: ignore[assignment]  # else its weights would be drawn again
+        self.observation_proj = self.build_encoder(config) if encoder is None else encoder
+        if self.observation_proj is not None:
+            self.model.embed_tokens = None  # type: ignore[assignment]  # no ids are read
+        self.last_step = LastStep(config, config.embedding_width) if config.reads_last_step else None
+
+    def distribution(self, logits: torch.Tensor) -> torch.distributions.Distribution:
+        """What the policy draws actions from, by the `logits` of an output: it has `sample()`, `mode`, `log_prob(actions)`
+        and `entropy()`, the last two `(batch, steps)`."""
+        return self.policy_head.distribution(logits)
+
+    def inputs_of(
+        self, inputs: dict[str, Any], last: dict[str, Any], reset: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """`inputs_embeds` of what was given: observations, and the step before. None: token ids alone are read."""
+        given = [name for name, value in inputs.items() if value is not None]
+        if len(given) != 1:
             raise ValueError(
-                "`observations` was given, but `observation_size`=None: set it in the config, or pass `input_ids` "
-                "(discrete observations) or `inputs_embeds`."
+                f"Exactly one of `observations`, `input_ids` and `inputs_embeds` must be given, not {given or 'none'}."
             )
-        width = self.observation_proj.in_features
-        if observations.dim() != 3 or observations.shape[2] != width or 0 in observations.shape:
+        if inputs["input_ids"] is not None and self.observation_proj is not None:
             raise ValueError(
-                f"`observations` has shape {tuple(observations.shape)}: it must be (batch, steps, observation_size) with "
-                f"`observation_size`={width}, each at least 1; one step of a vector environment is `observations[:, None]`."
+                "`input_ids` was given, but this model has an encoder of `observations`. Leave `observation_size` and "
+                "`image_shape` out for discrete ones."
             )
-        return self.observation_proj(observations.to(self.observation_proj.weight.dtype))
+        if inputs["observations"] is not None and self.observation_proj is None:
+            raise ValueError(
+                "`observations` was given, but `observation_size`=None: set it or `image_shape` in the config, pass an "
+                "`encoder` to the model, or pass `input_ids` (discrete observations) or `inputs_embeds`."
+            )
+        self.check_last_step(last, inputs)
+        embeds = inputs["inputs_embeds"]
+        if inputs["observations"] is not None:
+            embeds = self.observation_proj(inputs["observations"])
+        if self.last_step is None:
+            return embeds
+        embeds = self.model.embed_tokens(inputs["input_ids"]) if embeds is None else embeds
+        return embeds + self.last_step(*last.values(), _begins(reset, embeds))
+
+    def check_last_step(self, last: dict[str, Any], inputs: dict[str, Any]) -> None:
+        """Check that the step before was given where the model reads it, in the right shapes."""
+        missing = [name for name, value in last.items() if (value is not None) != (self.last_step is not None)]
+        if missing:
+            needs = "must be given" if self.last_step is not None else "was given"
+            raise ValueError(
+                f"`{missing[0]}` {needs}: the config says `reads_last_step`={self.last_step is not None}."
+            )
+        if self.last_step is None:
+            return
+        first = next(value for value in inputs.values() if value is not None)
+        while isinstance(first, Mapping):
+            first = next(iter(first.values()))
+        steps, size = tuple(first.shape[:2]), self.policy_head.action_shape
+        for name, shape in (("last_actions", (*steps, *size)), ("last_rewards", steps)):
+            if tuple(last[name].shape) != shape:
+                raise ValueError(
+                    f"`{name}` has shape {tuple(last[name].shape)}: with these inputs it must be {shape}."
+                )
 
     @can_return_tuple
     @auto_docstring
     def forward(
         self,
-        observations: torch.Tensor | np.ndarray | None = None,
+        observations: Any = None,
         attention_mask: torch.Tensor | np.ndarray | None = None,
         past_key_values: MemoryCache | None = None,
         input_ids: torch.Tensor | np.ndarray | None = None,
         inputs_embeds: torch.Tensor | None = None,
         mems: Memory | None = None,
         reset: torch.Tensor | np.ndarray | None = None,
+        last_actions: torch.Tensor | np.ndarray | None = None,
+        last_rewards: torch.Tensor | np.ndarray | None = None,
         use_cache: bool | None = None,
         **kwargs,
     ) -> MemoryActorCriticOutput:
         r"""
         observations (`torch.Tensor` or `np.ndarray` of shape `(batch, steps, observation_size)`, *optional*):
-            What the environments showed, numbers of any type. Exactly one of `observations`, `input_ids` and
-            `inputs_embeds` is given. `input_ids`, `reset` and `attention_mask` may be arrays of numpy too.
+            What the environments showed, numbers of any type; images `(batch, steps, height, width, channels)`; or what an
+            encoder of your own reads, also a dict. Exactly one of `observations`, `input_ids` and `inputs_embeds` is given.
+            All arguments may be arrays of numpy too.
+        last_actions (`torch.Tensor` of shape `(batch, steps)` or `(batch, steps, action_size)`, *optional*):
+            With `reads_last_step`, the action before each observation, as the policy draws it.
+        last_rewards (`torch.Tensor` of shape `(batch, steps)`, *optional*):
+            With `reads_last_step`, the reward that came with each observation. Where an episode begins, neither is read.
         mems ([`Memory`], *optional*):
             The `mems` of the previous call's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, steps)`, *optional*):
@@ -92,29 +174,24 @@ class MemoryForActorCritic(MemoryHead):
             the observation beside it ends the old episode, and the next one begins the new: it is the `reset` one step
             later. There the first form is wrong without a message: the end of an episode counts as the start of the next.
         """
+        if self.training and max(self.config.dropout, self.config.attention_dropout) > 0:
+            logger.warning_once(
+                f"An agent is trained with `dropout`={self.config.dropout} and `attention_dropout`="
+                f"{self.config.attention_dropout}: two reads of one window give two policies, which PPO takes for a "
+                "change. Set both to 0."
+            )
         device = self.value_head.weight.device
-        observations = of_environment("observations", observations, device)
-        input_ids = of_environment("input_ids", input_ids, device)
-        attention_mask = of_environment("attention_mask", attention_mask, device)
-        reset = of_environment("reset", reset, device)
         inputs = {"observations": observations, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
-        given = [name for name, value in inputs.items() if value is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"Exactly one of `observations`, `input_ids` and `inputs_embeds` must be given, not {given or 'none'}."
-            )
-        if input_ids is not None and self.observation_proj is not None:
-            raise ValueError(
-                f"`input_ids` was given, but `observation_size`={self.observation_proj.in_features}: this model projects "
-                "`observations`. Leave `observation_size` out for discrete ones."
-            )
-        if observations is not None:
-            inputs_embeds = self.embed_observations(observations)
+        inputs = {name: of_environment(name, value, device) for name, value in inputs.items()}
+        last = {"last_actions": last_actions, "last_rewards": last_rewards}
+        last = {name: of_environment(name, value, device) for name, value in last.items()}
+        reset = of_environment("reset", reset, device)
+        embeds = self.inputs_of(inputs, last, reset)
         outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
+            input_ids=inputs["input_ids"] if embeds is None else None,
+            attention_mask=of_environment("attention_mask", attention_mask, device),
             past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
+            inputs_embeds=embeds,
             mems=mems,
             reset=reset,
             use_cache=use_cache,
@@ -131,4 +208,13 @@ class MemoryForActorCritic(MemoryHead):
         )
 
 
-__all__ = ["MemoryForActorCritic"]
+def _begins(reset: torch.Tensor | None, embeds: torch.Tensor) -> torch.Tensor | None:
+    """The steps of `embeds` `(batch, steps, width)` that begin an episode, `(batch, steps)` bool."""
+    batch, steps = embeds.shape[:2]
+    if reset is None or tuple(reset.shape) not in ((batch,), (batch, steps)):
+        return None  # the model refuses what does not fit
+    first = torch.arange(steps, device=reset.device) == 0
+    return reset if reset.dim() == 2 else reset[:, None] & first
+
+
+__all__ = ["LastStep", "MemoryForActorCritic", "of_environment"]

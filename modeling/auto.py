@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -35,6 +35,7 @@ from transformers_xl.modeling import (
     modeling_universal_transformer,
     modeling_vanilla_transformer,
 )
+from transformers_xl.modeling.auto_actor_critic import AutoModelForActorCritic
 from transformers_xl.modeling.conversion import transfo_xl
 from transformers_xl.modeling.ops.backends import register_backend
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
@@ -57,6 +58,7 @@ class Variant:
     sequence_classification_class: type[PreTrainedModel] | None
     token_classification_class: type[PreTrainedModel] | None
     masked_lm_class: type[PreTrainedModel] | None
+    actor_critic_class: type[PreTrainedModel] | None
     paper: str
     authors: str
     year: int
@@ -76,6 +78,7 @@ class Variant:
             "AutoModelForSequenceClassification": self.sequence_classification_class,
             "AutoModelForTokenClassification": self.token_classification_class,
             "AutoModelForMaskedLM": self.masked_lm_class,
+            "AutoModelForActorCritic": self.actor_critic_class,
         }
         return {auto: cls for auto, cls in classes.items() if cls is not None}
 
@@ -97,6 +100,7 @@ def _variant(module: ModuleType, **row) -> Variant:
         sequence_classification_class=ending("ForSequenceClassification"),
         token_classification_class=ending("ForTokenClassification"),
         masked_lm_class=ending("ForMaskedLM"),
+        actor_critic_class=ending("ForActorCritic"),
         **row,
     )
 
@@ -326,6 +330,10 @@ def register_kernels() -> None:
     register_backend("triton", triton_relative_attention, "cuda", (torch.float32, torch.bfloat16, torch.float16))
 
 
+def _auto_class(name: str) -> Any:
+    return AutoModelForActorCritic if name == "AutoModelForActorCritic" else getattr(transformers, name)
+
+
 def register() -> None:
     """Make every variant known to the Auto classes. `import transformers_xl` does it; a second call does nothing.
 
@@ -343,7 +351,7 @@ def register() -> None:
             AutoTokenizer.register(variant.config_class, **tokenizers)
         for auto, cls in variant.auto_classes().items():
             key = model_type if auto == "AutoConfig" else variant.config_class
-            getattr(transformers, auto).register(key, cls)
+            _auto_class(auto).register(key, cls)
     transfo_xl.register()
     if torch.version.cuda is not None:  # says how torch was built: no device is asked
         register_kernels()

@@ -46,11 +46,11 @@ class MemoryHead(MemoryPreTrainedModel):
     model_class: type[nn.Module]
     output_class: type[MemoryHeadOutput] = MemoryHeadOutput
 
-    def __init__(self, config: MemoryConfig):
+    def __init__(self, config: MemoryConfig, **modules: nn.Module | None):
         super().__init__(config)
         # not AutoModel.from_config: it asks for trust again when the code came from the Hub
         self.model = self.model_class(config)
-        self.build_head(config)
+        self.build_head(config, **modules)
         self.post_init()
 
     def build_head(self, config: MemoryConfig) -> None:

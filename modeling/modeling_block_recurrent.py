@@ -11,6 +11,7 @@ from torch import nn
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_block_recurrent import BlockRecurrentConfig
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -166,7 +167,13 @@ class BlockRecurrentForTokenClassification(BlockRecurrentPreTrainedModel, Memory
     model_class = BlockRecurrentModel
 
 
+@auto_docstring(custom_intro="The Block-Recurrent Transformer as an agent: a policy and a value at every step.")
+class BlockRecurrentForActorCritic(BlockRecurrentPreTrainedModel, MemoryForActorCritic):
+    model_class = BlockRecurrentModel
+
+
 __all__ = [
+    "BlockRecurrentForActorCritic",
     "BlockRecurrentForCausalLM",
     "BlockRecurrentForSequenceClassification",
     "BlockRecurrentForTokenClassification",

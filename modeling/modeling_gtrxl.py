@@ -65,7 +65,7 @@ class GTrXLForTokenClassification(GTrXLPreTrainedModel, MemoryForTokenClassifica
     model_class = GTrXLModel
 
 
-@auto_docstring(custom_intro="GTrXL as an agent: a policy over discrete actions and a value at every step.")
+@auto_docstring(custom_intro="GTrXL as an agent: a policy and a value at every step.")
 class GTrXLForActorCritic(GTrXLPreTrainedModel, MemoryForActorCritic):
     model_class = GTrXLModel
 

@@ -10,6 +10,7 @@ import torch
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_infini_transformer import InfiniTransformerConfig
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -119,7 +120,13 @@ class InfiniTransformerForTokenClassification(InfiniTransformerPreTrainedModel, 
     model_class = InfiniTransformerModel
 
 
+@auto_docstring(custom_intro="The Infini-Transformer as an agent: a policy and a value at every step.")
+class InfiniTransformerForActorCritic(InfiniTransformerPreTrainedModel, MemoryForActorCritic):
+    model_class = InfiniTransformerModel
+
+
 __all__ = [
+    "InfiniTransformerForActorCritic",
     "InfiniTransformerForCausalLM",
     "InfiniTransformerForSequenceClassification",
     "InfiniTransformerForTokenClassification",

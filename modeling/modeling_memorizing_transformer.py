@@ -12,6 +12,7 @@ from torch import nn
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_memorizing_transformer import MemorizingTransformerConfig
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -118,7 +119,13 @@ class MemorizingTransformerForTokenClassification(MemorizingTransformerPreTraine
     model_class = MemorizingTransformerModel
 
 
+@auto_docstring(custom_intro="The Memorizing Transformer as an agent: a policy and a value at every step.")
+class MemorizingTransformerForActorCritic(MemorizingTransformerPreTrainedModel, MemoryForActorCritic):
+    model_class = MemorizingTransformerModel
+
+
 __all__ = [
+    "MemorizingTransformerForActorCritic",
     "MemorizingTransformerForCausalLM",
     "MemorizingTransformerForSequenceClassification",
     "MemorizingTransformerForTokenClassification",

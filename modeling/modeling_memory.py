@@ -1,5 +1,6 @@
 """The backbone that every variant shares: a decoder that carries memory from segment to segment."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -58,6 +59,7 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HIDDEN_STATES, "attentions": MemoryAttention}
+    is_agent = False
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")  # what a `LoraConfig` without `target_modules` adapts
     push_to_hub = SavedWithCode.push_to_hub  # type: ignore[assignment]  # that of transformers: what `wraps` returns
 
@@ -83,6 +85,28 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
                 init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             cast(Any, module).init_weights(self.config)  # our layers that hold raw parameters
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *model_args, **kwargs):
+        """As in transformers. An agent is loaded by the classes of agents alone.
+
+        Raises:
+            ValueError: another class would drop its policy.
+        """
+        cls._refuse_agent(kwargs.get("config"), pretrained_model_name_or_path)  # given by the Auto classes
+        result = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        model = result[0] if isinstance(result, tuple) else result
+        cls._refuse_agent(model.config, pretrained_model_name_or_path)
+        return result
+
+    @classmethod
+    def _refuse_agent(cls, config: Any, folder: str | os.PathLike | None) -> None:
+        saved = getattr(config, "architectures", None) or []
+        if not cls.is_agent and any("ForActorCritic" in name for name in saved):
+            raise ValueError(
+                f"{str(folder)!r} holds an agent, {saved[0]}, and {cls.__name__} would drop its policy: use "
+                "`AutoModelForActorCritic`, whose `.model` is the model without heads."
+            )
 
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.

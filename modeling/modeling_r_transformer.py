@@ -11,6 +11,7 @@ from torch import nn
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -86,7 +87,13 @@ class RTransformerForTokenClassification(RTransformerPreTrainedModel, MemoryForT
     model_class = RTransformerModel
 
 
+@auto_docstring(custom_intro="The R-Transformer as an agent: a policy and a value at every step.")
+class RTransformerForActorCritic(RTransformerPreTrainedModel, MemoryForActorCritic):
+    model_class = RTransformerModel
+
+
 __all__ = [
+    "RTransformerForActorCritic",
     "RTransformerForCausalLM",
     "RTransformerForSequenceClassification",
     "RTransformerForTokenClassification",

@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_sha_rnn import ShaRNNConfig
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -122,7 +123,13 @@ class ShaRNNForTokenClassification(ShaRNNPreTrainedModel, MemoryForTokenClassifi
     model_class = ShaRNNModel
 
 
+@auto_docstring(custom_intro="SHA-RNN as an agent: a policy and a value at every step.")
+class ShaRNNForActorCritic(ShaRNNPreTrainedModel, MemoryForActorCritic):
+    model_class = ShaRNNModel
+
+
 __all__ = [
+    "ShaRNNForActorCritic",
     "ShaRNNForCausalLM",
     "ShaRNNForSequenceClassification",
     "ShaRNNForTokenClassification",

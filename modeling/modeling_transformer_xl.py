@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -73,7 +74,13 @@ class TransformerXLForTokenClassification(TransformerXLPreTrainedModel, MemoryFo
     model_class = TransformerXLModel
 
 
+@auto_docstring(custom_intro="Transformer-XL as an agent: a policy and a value at every step.")
+class TransformerXLForActorCritic(TransformerXLPreTrainedModel, MemoryForActorCritic):
+    model_class = TransformerXLModel
+
+
 __all__ = [
+    "TransformerXLForActorCritic",
     "TransformerXLForCausalLM",
     "TransformerXLForSequenceClassification",
     "TransformerXLForTokenClassification",

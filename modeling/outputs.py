@@ -62,7 +62,8 @@ class MemoryActorCriticOutput(ModelOutput):
     """
     Args:
         logits (`torch.Tensor` of shape `(batch, steps, num_actions)`):
-            The policy before its softmax.
+            The policy before its softmax; that of several choices side by side; or means and logarithms of standard
+            deviations of numbers, `2 * action_size`. `agent.distribution(logits)` reads them.
         value (`torch.Tensor` of shape `(batch, steps)`):
             The return that the critic expects from each step on.
         past_key_values, mems, hidden_states, attentions:

@@ -13,8 +13,8 @@ if not (_Path(__file__).parent / "modeling").is_dir():  # a checkout, not a whee
 
 _NAMES = {
     "AdaptiveSoftmaxConfig": "transformers_xl.configuration.configuration_adaptive_softmax",
+    "AutoModelForActorCritic": "transformers_xl.modeling.auto_actor_critic",
     "ByteTokenizer": "transformers_xl.tokenization.tokenization_bytes",
-    "GTrXLForActorCritic": "transformers_xl.modeling.modeling_gtrxl",
     "Memory": "transformers_xl.modeling.memory.memory_value",
     "MemoryCache": "transformers_xl.modeling.memory.memory_cache",
     "MemoryConfig": "transformers_xl.configuration.configuration_memory",

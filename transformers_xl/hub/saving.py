@@ -24,7 +24,12 @@ class PackageSaver(Saver):
         base = fields.get("text_config")
         if isinstance(base, dict) and Path(base.get("_name_or_path") or ".").is_dir():
             base.pop("_name_or_path", None)  # where files lie is nobody's business
-        references = {auto: _reference(cls) for auto, cls in _auto_classes(config).items()} if include_code else {}
+        classes = _auto_classes(config) if include_code else {}
+        if "AutoModelForActorCritic" in classes and config.architectures == [
+            classes["AutoModelForActorCritic"].__name__
+        ]:
+            classes["AutoModel"] = classes["AutoModelForActorCritic"]  # transformers has no other class that loads it
+        references = {auto: _reference(cls) for auto, cls in classes.items()}
         return fields | ({"auto_map": references} if references else {})
 
     def tokenizer_reference(self, tokenizer: TokenizerWithCode) -> dict[str, list[str | None]] | None:

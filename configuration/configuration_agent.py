@@ -1,0 +1,137 @@
+"""Fields of a model that acts: what an environment shows and what can be done, as numbers or as spaces of gymnasium."""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from transformers_xl.configuration.saved_with_code import ConfigWithCode
+
+SPACES = ("num_actions", "observation_size")
+
+
+def agent_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` of a config with plain fields in place of spaces of gymnasium.
+
+    Spaces are known by their names and sizes: gymnasium is not imported.
+
+    Raises:
+        ValueError: a space that no field can hold.
+    """
+    plain = dict(settings)
+    if type(space := settings.get("num_actions")).__name__ in _ACTIONS:
+        plain |= _ACTIONS[type(space).__name__](space)
+    if type(space := settings.get("observation_size")).__name__ in _OBSERVATIONS:
+        plain |= _OBSERVATIONS[type(space).__name__](space)
+    for name in SPACES:
+        value = plain.get(name)
+        if type(value).__module__.startswith("gymnasium."):
+            remedy = (
+                "pass an encoder of your own to the model" if name == "observation_size" else "wrap the environment"
+            )
+            raise ValueError(f"`{name}`={value} is a space that this field cannot hold: {remedy}.")
+    return plain
+
+
+def with_agent_defaults(settings: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """`settings` of a new config, which has `fields`, with the defaults of an agent where it is one.
+
+    Dropout is 0: PPO compares what acted with what learns. The feed-forward has four times the width.
+    """
+    if settings.get("num_actions") is None and settings.get("action_size") is None:
+        return settings
+    width = settings.get("hidden_size", settings.get("d_model", fields["hidden_size"].default))
+    defaults: dict[str, Any] = {"dropout": 0.0}
+    if "intermediate_size" in fields and "d_inner" not in settings and isinstance(width, int):
+        defaults["intermediate_size"] = 4 * width
+    return defaults | settings
+
+
+def _discrete(space: Any) -> dict[str, Any]:
+    _refuse_start(space, int(space.start) != 0)
+    return {"num_actions": int(space.n)}
+
+
+def _multi_discrete(space: Any) -> dict[str, Any]:
+    _refuse_start(space, bool((space.start != 0).any()))
+    return {"num_actions": [int(size) for size in space.nvec.flatten()]}
+
+
+def _refuse_start(space: Any, other: bool) -> None:
+    if other:
+        raise ValueError(
+            f"`num_actions`={space} does not begin at 0: wrap the environment with `TransformAction`, or give the number "
+            "of actions and add the start yourself."
+        )
+
+
+def _box_of_observations(space: Any) -> dict[str, Any]:
+    if len(space.shape) == 3:
+        return {"observation_size": None, "image_shape": [int(size) for size in space.shape]}
+    return {"observation_size": math.prod(space.shape)}
+
+
+_ACTIONS = {
+    "Discrete": _discrete,
+    "MultiDiscrete": _multi_discrete,
+    "MultiBinary": lambda space: {"num_actions": [2] * math.prod(space.shape)},
+    "Box": lambda space: {"num_actions": None, "action_size": math.prod(space.shape)},
+}
+_OBSERVATIONS = {
+    "Discrete": lambda space: {"observation_size": None, "vocab_size": int(space.n)},
+    "MultiDiscrete": lambda space: {"observation_size": math.prod(space.shape)},
+    "MultiBinary": lambda space: {"observation_size": math.prod(space.shape)},
+    "Box": _box_of_observations,
+}
+
+
+@strict
+class AgentConfig(ConfigWithCode):
+    r"""
+    What a class `...ForActorCritic` reads of its config. Where one of `num_actions` and `action_size` is given, `dropout`
+    is 0 and `intermediate_size` four times `hidden_size`, unless they are given.
+
+    Args:
+        num_actions (`int` or `list[int]`, *optional*):
+            Number of actions to choose from, or of each of several that are taken at once. Also a space of gymnasium:
+            `Discrete`, `MultiDiscrete`, `MultiBinary`; a `Box` sets `action_size`.
+        action_size (`int`, *optional*):
+            How many numbers an action is; they have a Gaussian policy.
+        observation_size (`int`, *optional*):
+            Width of the observations that a linear layer projects. Also a space of gymnasium: a `Discrete` one sets
+            `vocab_size`, since its observations are `input_ids`; a `Box` of three axes sets `image_shape`. When not given,
+            observations are token ids, images, or what an encoder of your own reads.
+        image_shape (`list[int]`, *optional*):
+            Height, width and channels of the images that a small convolutional network reads.
+        reads_last_step (`bool`, *optional*, defaults to `False`):
+            Whether the model also reads the action and the reward of the step before (as in RL^2,
+            https://arxiv.org/abs/1611.02779).
+    """
+
+    num_actions: int | list[int] | None = None
+    action_size: int | None = None
+    observation_size: int | None = None
+    image_shape: list[int] | tuple[int, ...] | None = None
+    reads_last_step: bool = False
+
+    def validate_agent(self) -> None:
+        """Raise a `ValueError` when the fields do not describe an agent."""
+        if self.num_actions is not None and self.action_size is not None:
+            raise ValueError(
+                f"`num_actions`={self.num_actions} and `action_size`={self.action_size} are two kinds of actions: give one."
+            )
+        if self.observation_size is not None and self.image_shape is not None:
+            raise ValueError(
+                f"`observation_size`={self.observation_size} and `image_shape`={self.image_shape} are two kinds of "
+                "observations: give one, or an encoder of your own."
+            )
+        if self.image_shape is not None and len(self.image_shape) != 3:
+            raise ValueError(f"`image_shape`={self.image_shape} must be height, width and channels.")
+        for name in ("num_actions", "action_size", "observation_size", "image_shape"):
+            value = getattr(self, name)
+            sizes = list(value) if isinstance(value, (list, tuple)) else [value]
+            if value is not None and (not sizes or min(sizes) < 1):
+                raise ValueError(f"`{name}`={value} must be at least 1, or None.")
+
+
+__all__ = ["AgentConfig", "agent_settings", "with_agent_defaults"]

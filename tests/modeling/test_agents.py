@@ -1,0 +1,278 @@
+"""Agents of every variant: spaces of gymnasium, policies, encoders, the step before, loading. The numbers of GTrXL are in
+`test_gtrxl_actor_critic.py`."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from optional_packages import needs
+from tiny import EXACT, memory_of, tiny_config, tokens
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.utils import logging
+
+from transformers_xl import AutoModelForActorCritic, GTrXLConfig, GTrXLForActorCritic, TransformerXLConfig
+from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.layers.policies import Choices, GaussianPolicy
+
+AGENTS = [name for name, row in VARIANTS.items() if row.actor_critic_class is not None]
+BATCH, STEPS, WIDTH = 3, 17, 5
+
+
+def agent(model_type: str = "gtrxl", encoder: nn.Module | None = None, **fields):
+    torch.manual_seed(0)
+    fields = {"num_actions": 3, "observation_size": WIDTH} | fields
+    modules = {} if encoder is None else {"encoder": encoder}
+    return VARIANTS[model_type].actor_critic_class(tiny_config(model_type, **fields), **modules).double().eval()
+
+
+def rollout(steps: int = STEPS) -> dict[str, torch.Tensor]:
+    """Observations, and what came before each: an action, a reward, and whether an episode begins."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "observations": torch.randn(BATCH, steps, WIDTH, dtype=torch.float64, generator=generator),
+        "last_actions": torch.randint(0, 3, (BATCH, steps), generator=generator),
+        "last_rewards": torch.randn(BATCH, steps, dtype=torch.float64, generator=generator),
+        "reset": torch.rand(BATCH, steps, generator=generator) < 0.2,
+    }
+
+
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
+@pytest.mark.parametrize("model_type", AGENTS)
+def test_step_by_step_is_one_window(model_type, use_cache):
+    model, given = agent(model_type, reads_last_step=True), rollout()
+    window = model(**given)
+    memory, logits, values = {}, [], []
+    for step in range(STEPS):
+        here = {name: value[:, step : step + 1] for name, value in given.items() if name != "reset"}
+        output = model(**here, reset=given["reset"][:, step], use_cache=use_cache, **memory)
+        memory = memory_of(output)
+        logits.append(output.logits)
+        values.append(output.value)
+    torch.testing.assert_close(torch.cat(logits, dim=1), window.logits, **EXACT)
+    torch.testing.assert_close(torch.cat(values, dim=1), window.value, **EXACT)
+
+
+@pytest.mark.parametrize("model_type", AGENTS)
+def test_every_parameter_learns(model_type):
+    model, given = agent(model_type, reads_last_step=True), rollout()
+    output = model(**given)
+    policy = model.distribution(output.logits)
+    (policy.log_prob(policy.sample()).sum() + output.value.square().sum()).backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_the_step_before_is_read_and_not_across_a_reset():
+    model, given = agent(reads_last_step=True), rollout()
+    given["reset"] = torch.zeros(BATCH, STEPS, dtype=torch.bool)
+    given["reset"][:, [0, 6]] = True
+    output = model(**given).logits
+    for step, is_read in ((6, False), (7, True)):
+        other = {name: value.clone() for name, value in given.items()}
+        other["last_actions"][:, step] = (other["last_actions"][:, step] + 1) % 3
+        other["last_rewards"][:, step] += 1
+        assert torch.equal(model(**other).logits, output) is not is_read
+
+
+def test_the_step_before_is_a_sum_of_projections():
+    model, given = agent(reads_last_step=True), rollout()
+    plain = agent()
+    plain.load_state_dict({name: value for name, value in model.state_dict().items() if "last_step" not in name})
+    last, reset = model.last_step, given["reset"]
+    read = nn.functional.one_hot(given["last_actions"], 3).double() @ last.action_proj.weight.T
+    read = read + given["last_rewards"][..., None] * last.reward_proj.weight[:, 0]
+    embeds = plain.observation_proj(given["observations"]) + torch.where(reset[..., None], 0.0, read)
+    expected = plain(inputs_embeds=embeds, reset=reset).logits
+    torch.testing.assert_close(model(**given).logits, expected, **EXACT)
+
+
+def test_token_ids_have_a_step_before_too():
+    model = agent(observation_size=None, num_actions=[2, 3], reads_last_step=True)
+    actions, rewards = torch.stack([tokens(2, 4) % 2, tokens(2, 4) % 3], dim=-1), torch.zeros(2, 4)
+    assert model(input_ids=tokens(2, 4), last_actions=actions, last_rewards=rewards).logits.shape == (2, 4, 5)
+
+
+def test_several_choices_are_independent():
+    logits = torch.randn(2, 3, 7, dtype=torch.float64)
+    policy, parts = Choices(logits, (2, 5)), (logits[..., :2].softmax(-1), logits[..., 2:].softmax(-1))
+    actions = policy.sample()
+    assert actions.shape == (2, 3, 2)
+    expected = sum(part.gather(-1, actions[..., i : i + 1])[..., 0].log() for i, part in enumerate(parts))
+    torch.testing.assert_close(policy.log_prob(actions), expected)
+    torch.testing.assert_close(policy.entropy(), sum(-(part * part.log()).sum(-1) for part in parts))
+    assert torch.equal(policy.mode, torch.stack([part.argmax(-1) for part in parts], dim=-1))
+    assert policy.sample((4,)).shape == (4, 2, 3, 2)
+
+
+def test_numbers_have_a_normal_distribution():
+    head = GaussianPolicy(4, 2).double()
+    nn.init.normal_(head.log_std)
+    states, deviation = torch.randn(3, 5, 4, dtype=torch.float64), head.log_std.exp()
+    policy = head.distribution(head(states))
+    mean = states @ head.weight.T + head.bias
+    torch.testing.assert_close(policy.mode, mean)
+    actions = policy.sample()
+    density = torch.exp(-0.5 * ((actions - mean) / deviation) ** 2) / (deviation * (2 * torch.pi) ** 0.5)
+    torch.testing.assert_close(policy.log_prob(actions), density.prod(-1).log())
+    entropy = (0.5 * torch.log(2 * torch.pi * torch.e * deviation**2)).sum()
+    torch.testing.assert_close(policy.entropy(), entropy.expand(3, 5))
+
+
+def test_a_config_takes_spaces(tmp_path):
+    spaces = needs("gymnasium").spaces
+    image, box = spaces.Box(0, 255, (7, 9, 3), np.uint8), spaces.Box(-1, 1, (5,))
+    for space, field, value in (
+        (spaces.Discrete(4), "num_actions", 4),
+        (spaces.MultiDiscrete([2, 3]), "num_actions", [2, 3]),
+        (spaces.MultiBinary(2), "num_actions", [2, 2]),
+        (box, "action_size", 5),
+    ):
+        assert getattr(GTrXLConfig(num_actions=space), field) == value
+    for space, field, value in (
+        (spaces.Discrete(9), "vocab_size", 9),
+        (box, "observation_size", 5),
+        (image, "image_shape", [7, 9, 3]),
+    ):
+        config = TransformerXLConfig(num_actions=2, observation_size=space)
+        assert getattr(config, field) == value
+        config.save_pretrained(tmp_path)
+        assert TransformerXLConfig.from_pretrained(tmp_path).to_dict() == config.to_dict() | {"_name_or_path": ""}
+        json.loads((tmp_path / "config.json").read_text())
+
+
+@pytest.mark.parametrize("field", ["num_actions", "observation_size"])
+def test_a_space_that_no_field_holds_is_refused(field):
+    spaces = needs("gymnasium").spaces
+    with pytest.raises(ValueError, match=f"`{field}`=Dict"):
+        GTrXLConfig(**{field: spaces.Dict({"a": spaces.Discrete(2)})})
+    with pytest.raises(ValueError, match="does not begin at 0"):
+        GTrXLConfig(num_actions=spaces.Discrete(2, start=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_actions": []}, "`num_actions`"),
+        ({"num_actions": [2, 0]}, "`num_actions`"),
+        ({"num_actions": 2, "action_size": 1}, "two kinds of actions"),
+        ({"observation_size": 2, "image_shape": [1, 2, 3]}, "two kinds of observations"),
+        ({"image_shape": [7, 7]}, "`image_shape`"),
+        ({"action_size": 0}, "`action_size`"),
+    ],
+)
+def test_fields_that_describe_no_agent_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        GTrXLConfig(**fields)
+
+
+def test_an_agent_has_no_dropout_and_a_wide_feed_forward_unless_told(tmp_path):
+    config = GTrXLConfig(num_actions=2, hidden_size=32, num_attention_heads=2)
+    assert (config.dropout, config.intermediate_size) == (0.0, 128)
+    given = GTrXLConfig(num_actions=2, hidden_size=32, num_attention_heads=2, dropout=0.1, intermediate_size=2048)
+    given.save_pretrained(tmp_path)
+    loaded = GTrXLConfig.from_pretrained(tmp_path)
+    assert (loaded.dropout, loaded.intermediate_size) == (0.1, 2048)
+    assert (GTrXLConfig().dropout, GTrXLConfig().intermediate_size) == (0.1, 2048)
+
+
+def test_dropout_in_training_is_warned_of(caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("transformers_xl"), "propagate", True)
+    logging.get_logger("transformers_xl.modeling.actor_critic").warning_once.__func__.cache_clear()
+    model = agent(dropout=0.1)
+    model(rollout()["observations"])
+    assert "dropout" not in caplog.text
+    model.train()(rollout()["observations"])
+    assert "`dropout`=0.1" in caplog.text
+
+
+def test_images_are_read_by_a_small_network(tmp_path):
+    model = agent(observation_size=None, image_shape=[7, 9, 3])
+    images = np.random.default_rng(0).integers(0, 256, (2, 4, 7, 9, 3), dtype=np.uint8)
+    logits = model(images).logits
+    assert logits.shape == (2, 4, 3)
+    torch.testing.assert_close(model(torch.tensor(images / 255)).logits, logits)
+    alone = model(images[1:, 2:3], reset=np.ones(1, dtype=bool)).logits
+    torch.testing.assert_close(alone, model(images[1:, 2:], reset=np.ones(1, dtype=bool)).logits[:, :1])
+    model.save_pretrained(tmp_path)
+    assert torch.equal(GTrXLForActorCritic.from_pretrained(tmp_path).double().eval()(images).logits, logits)
+    with pytest.raises(ValueError, match=r"`observations` has shape \(2, 7, 9, 3\)"):
+        model(images[:, 0])
+
+
+class DictEncoder(nn.Module):
+    """Of an environment that shows a position and a direction."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.position, self.direction = nn.Linear(2, hidden_size), nn.Embedding(4, hidden_size)
+
+    def forward(self, observations: dict[str, torch.Tensor]) -> torch.Tensor:
+        position = observations["position"].to(self.position.weight.dtype)
+        return self.position(position) + self.direction(observations["direction"])
+
+
+def test_an_encoder_of_ones_own_reads_dicts_and_is_saved(tmp_path):
+    encoder = DictEncoder(32)
+    weights = {name: value.clone() for name, value in encoder.state_dict().items()}
+    model = agent(observation_size=None, encoder=encoder, reads_last_step=True)
+    for name, value in weights.items():
+        assert torch.equal(model.observation_proj.state_dict()[name], value.double())
+    given = {
+        "observations": {"position": np.zeros((2, 4, 2)), "direction": np.ones((2, 4), dtype=np.int64)},
+        "last_actions": np.zeros((2, 4), dtype=np.int64),
+        "last_rewards": np.zeros((2, 4)),
+    }
+    logits = model(**given).logits
+    logits.sum().backward()
+    assert model.observation_proj.direction.weight.grad is not None
+    model.save_pretrained(tmp_path)
+    loaded = GTrXLForActorCritic.from_pretrained(tmp_path, encoder=DictEncoder(32)).double().eval()
+    assert torch.equal(loaded(**given).logits, logits)
+    with pytest.raises(ValueError, match="pass an `encoder`"):
+        agent(observation_size=None)(**{"observations": given["observations"]})
+
+
+class OwnAgent(GTrXLForActorCritic):
+    def build_encoder(self, config):
+        return DictEncoder(config.hidden_size)
+
+
+def test_a_sub_class_builds_its_encoder(tmp_path):
+    model = OwnAgent(tiny_config("gtrxl", num_actions=3)).eval()
+    observations = {"position": torch.zeros(2, 4, 2), "direction": torch.ones(2, 4, dtype=torch.long)}
+    model.save_pretrained(tmp_path)
+    assert torch.equal(OwnAgent.from_pretrained(tmp_path)(observations).logits, model(observations).logits)
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "message"),
+    [
+        ({"reads_last_step": True}, {}, "`last_actions` must be given"),
+        ({}, {"last_rewards": torch.zeros(BATCH, STEPS)}, "`last_rewards` was given"),
+        ({"reads_last_step": True}, {"last_rewards": torch.zeros(BATCH)}, r"`last_rewards` has shape \(3,\)"),
+        ({"reads_last_step": True}, {"last_actions": torch.zeros(BATCH, STEPS, 1)}, "`last_actions` has shape"),
+    ],
+)
+def test_a_step_before_that_does_not_fit_is_refused(fields, given, message):
+    known = rollout()
+    last = {name: known[name] for name in ("last_actions", "last_rewards")} if given and fields else {}
+    with pytest.raises(ValueError, match=message):
+        agent(**fields)(known["observations"], **(last | given))
+
+
+@pytest.mark.parametrize("model_type", AGENTS)
+def test_one_auto_class_makes_and_loads_agents(model_type, tmp_path):
+    model = AutoModelForActorCritic.from_config(tiny_config(model_type, num_actions=2, observation_size=WIDTH)).eval()
+    assert type(model) is VARIANTS[model_type].actor_critic_class
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForActorCritic.from_pretrained(tmp_path)
+    observations = rollout()["observations"].float()
+    assert torch.equal(loaded(observations).logits, model(observations).logits)
+
+
+def test_another_class_does_not_load_an_agent(tmp_path):
+    agent().save_pretrained(tmp_path)
+    for auto in (AutoModel, AutoModelForCausalLM, VARIANTS["gtrxl"].model_class):
+        with pytest.raises(ValueError, match="holds an agent, GTrXLForActorCritic, and .* would drop its policy"):
+            auto.from_pretrained(tmp_path)
