@@ -1,5 +1,5 @@
 """A T-maze: the cue is shown in the first step, and counts at a junction 32 to 40 steps later; learned by PPO in
-windows of 16 steps with a memory of 48 (examples/rl_memory_task.py, which needs gymnasium). Then longer corridors are
+windows of 16 steps with a memory of 48 (examples/agents/t_maze.py, which needs gymnasium). Then longer corridors are
 walked, with a memory that reaches back to the cue: 256 episodes of each length, actions without chance."""
 
 import sys
@@ -35,8 +35,8 @@ def success(model: PreTrainedModel, length: int, seed: int) -> float:
 
 
 def measure(session: Session, settings: dict[str, Any], seed: int) -> Record:
-    sys.path.append(str(ROOT / "examples"))
-    import rl_memory_task as task
+    sys.path.append(str(ROOT / "examples/agents"))
+    import t_maze as task
 
     terms = task.Settings() if session.steps is None else replace(task.Settings(), updates=session.steps, epochs=1)
     torch.manual_seed(seed)

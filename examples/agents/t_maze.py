@@ -1,15 +1,7 @@
 """A task that needs memory, learned by PPO: GTrXL, TrXL-I, TrXL and an agent without memory, in a few minutes on two cores.
 
-`python examples/rl_memory_task.py` writes the learning curves to `build/rl_memory_task/` as a picture and a JSON. It needs
-gymnasium: `pip install '.[rl]'`.
-
-PPO with memory: every rollout starts from the `mems` that the one before left, acts step by step with a `MemoryCache`, and
-is read again in one window from those same `mems`, with `reset` where episodes begin. The memory is stale after the first
-update of the weights, as is usual.
-
-TorchRL was tried (0.14.1): declared with a `TensorDictPrimer`, `mems` do travel through its rollouts and `ClipPPOLoss`, but
-as fields of every step that hold the whole memory, and the loss runs the model once for the policy and once for the value.
-This loop keeps one memory per rollout, acts with a cache, and runs the model once.
+`python examples/agents/t_maze.py` writes the learning curves to `build/t_maze/` as a picture and a JSON. It needs
+gymnasium: `pip install '.[rl]'`. What learns is `ppo.py`, beside this file.
 """
 
 import json
@@ -24,15 +16,14 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import ppo
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from transformers_xl import GTrXLConfig, GTrXLForActorCritic, Memory, TransformerXLConfig, TransformerXLModel
+from transformers_xl import GTrXLConfig, GTrXLForActorCritic, TransformerXLConfig, TransformerXLForActorCritic
 from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.modeling.actor_critic import MemoryForActorCritic
-from transformers_xl.modeling.modeling_transformer_xl import TransformerXLPreTrainedModel
 
-OUTPUT = Path("build/rl_memory_task")
+OUTPUT = Path("build/t_maze")
 
 
 class CueTask(gym.Env):
@@ -68,12 +59,6 @@ class CueTask(gym.Env):
         return np.array([self.position == 0, self.position == self.corridor, signal, noise], np.float32)
 
 
-class TransformerXLForActorCritic(TransformerXLPreTrainedModel, MemoryForActorCritic):
-    """The head of `GTrXLForActorCritic` on the original Transformer-XL."""
-
-    model_class = TransformerXLModel
-
-
 SIZES = {"num_actions": 2, "observation_size": 4, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 64, "mem_len": 48, "dropout": 0.0, "initializer_range": 0.15, "vocab_size": 1}  # fmt: skip
 AGENTS = {
@@ -86,43 +71,13 @@ AGENTS = {
 
 
 @dataclass
-class Settings:
+class Settings(ppo.Settings):
     """Lengths in steps of one environment. The corridor is longer than the window: the cue is seen in memory only."""
 
     updates: int = 120
     environments: int = 64
-    window: int = 16
     shortest: int = 32
     longest: int = 40
-    epochs: int = 4
-    learning_rate: float = 1e-3
-    discount: float = 0.95
-    trace: float = 0.95
-    clip: float = 0.2
-    entropy: float = 0.01
-
-
-def advantages(rewards: torch.Tensor, ends: torch.Tensor, values: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Generalised advantage estimation, https://arxiv.org/abs/1506.02438; `values` (batch, window + 1) has one more."""
-    result, trace = torch.zeros_like(rewards), torch.zeros(len(rewards))
-    for step in reversed(range(rewards.shape[1])):
-        going_on = 1.0 - ends[:, step].float()
-        error = rewards[:, step] + settings.discount * going_on * values[:, step + 1] - values[:, step]
-        trace = error + settings.discount * settings.trace * going_on * trace
-        result[:, step] = trace
-    return result
-
-
-@torch.no_grad()
-def act(model, observation: torch.Tensor, reset: torch.Tensor, past: dict, mems: Memory | None):
-    """One step of the rollout: the last step of `model` on what is new, or on the window so far without memory."""
-    if model.config.mem_len == 0:
-        for name, new in (("observations", observation), ("reset", reset)):
-            past[name] = torch.cat([past[name], new[:, None]], dim=1) if name in past else new[:, None]
-        return model(**past)
-    outputs = model(observation[:, None], reset=reset, **(past or {"mems": mems}), use_cache=True)
-    past["past_key_values"] = outputs.past_key_values
-    return outputs
 
 
 def train(name: str, seed: int, settings: Settings) -> list[tuple[int, int]]:
@@ -134,43 +89,9 @@ def train(name: str, seed: int, settings: Settings) -> list[tuple[int, int]]:
 
 def learn(model: MemoryForActorCritic, seed: int, settings: Settings) -> list[tuple[int, int]]:
     """Train an agent; for each update, how many of the episodes that ended in its rollout were won, and how many ended."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    maker = partial(CueTask, settings.shortest, settings.longest)
-    environments = SyncVectorEnv([maker] * settings.environments, autoreset_mode=AutoresetMode.SAME_STEP)
-    # in this mode the observation beside the end of an episode begins the next: `reset` is what ended one step before
-    observation = torch.from_numpy(environments.reset(seed=seed * settings.environments)[0])
-    reset, mems, success = torch.ones(settings.environments, dtype=torch.bool), None, []
-    for _ in range(settings.updates):
-        steps, past = [], {}
-        for _ in range(settings.window):
-            outputs = act(model, observation, reset, past, mems)
-            policy = torch.distributions.Categorical(logits=outputs.logits[:, -1])
-            action = policy.sample()
-            new, reward, ended, _, _ = environments.step(action.numpy())
-            reward, ended = torch.from_numpy(reward).float(), torch.from_numpy(ended)
-            steps.append((observation, reset, action, policy.log_prob(action), outputs.value[:, -1], reward, ended))
-            observation, reset = torch.from_numpy(new), ended
-        columns = [torch.stack(column, dim=1) for column in zip(*steps, strict=True)]
-        observations, resets, actions, old_log_probs, values, rewards, ends = columns
-        following = act(model, observation, reset, past, mems).value[:, -1:]
-        advantage = advantages(rewards, ends, torch.cat([values, following], dim=1), settings)
-        returns, advantage = advantage + values, (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        success.append(((rewards > 0).sum().item(), ends.sum().item()))
-        for _ in range(settings.epochs):
-            outputs = model(observations, reset=resets, mems=mems)
-            policy = torch.distributions.Categorical(logits=outputs.logits)
-            ratio = (policy.log_prob(actions) - old_log_probs).exp()
-            clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
-            loss = (
-                -torch.min(ratio * advantage, clipped * advantage).mean() - settings.entropy * policy.entropy().mean()
-            )
-            loss = loss + 0.5 * (outputs.value - returns).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-        mems = outputs.mems
-    return success
+    environments = ppo.vector(partial(CueTask, settings.shortest, settings.longest), settings.environments)
+    rollouts = ppo.learn(model, environments, seed, settings)
+    return [((each.rewards > 0).sum().item(), each.ends.sum().item()) for each in rollouts]
 
 
 def success_rate(counts: np.ndarray, updates: int = 10) -> np.ndarray:
@@ -215,9 +136,9 @@ def main(settings: Settings, seeds: int = 2, workers: int = 1, output: Path = OU
         print(f"{name}: success of each seed " + ", ".join(f"{rate:.3f}" for rate in final), flush=True)
         result["agents"][name] = {"parameters": AGENTS[name]().num_parameters(), "final_success_rate": final,
                                   "won_and_ended_by_update": counts.tolist()}  # fmt: skip
-    draw(runs, settings, output / "rl_memory_task.png")
-    (output / "rl_memory_task.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
-    print(f"{result['seconds']} s; wrote {output}/rl_memory_task.png and .json")
+    draw(runs, settings, output / "t_maze.png")
+    (output / "t_maze.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+    print(f"{result['seconds']} s; wrote {output}/t_maze.png and .json")
     return result
 
 

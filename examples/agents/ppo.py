@@ -1,0 +1,211 @@
+"""PPO for an agent with memory, on any environment of gymnasium with plain spaces, in one file to copy and change.
+
+    pip install '.[rl]'
+    python examples/agents/ppo.py popgym:popgym-RepeatFirstEasy-v0 -o build/agent
+    python examples/agents/ppo.py CartPole-v1 --steps 200000
+
+It prints the mean return of the episodes that ended, saves the agent as a folder of Hugging Face, loads it again and lets
+it play. Every rollout starts from the `mems` that the one before left, acts step by step with a `MemoryCache`, and is read
+again in one window from those same `mems`, with `reset` where episodes begin: one memory a rollout, not one a step. The
+memory is stale after the first update of the weights, as is usual.
+
+TorchRL was tried (0.14.1): declared with a `TensorDictPrimer`, `mems` do travel through its rollouts and `ClipPPOLoss`, but
+as fields of every step that hold the whole memory, and the loss runs the model once for the policy and once for the value.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from transformers_xl import AutoModelForActorCritic, GTrXLConfig, Memory
+from transformers_xl.modeling.actor_critic import MemoryForActorCritic
+
+
+@dataclass
+class Settings:
+    """Of PPO, https://arxiv.org/abs/1707.06347. A window is how many steps of one environment a rollout has."""
+
+    updates: int = 100
+    window: int = 16
+    epochs: int = 4
+    minibatches: int = 4  # of an epoch, each of some environments
+    learning_rate: float = 1e-3
+    discount: float = 0.95
+    trace: float = 0.95
+    clip: float = 0.2
+    entropy: float = 0.01
+
+
+class Rollout(NamedTuple):
+    """What was seen and done, `(environments, window, ..)`."""
+
+    observations: torch.Tensor
+    resets: torch.Tensor  # where the observation begins an episode
+    actions: torch.Tensor
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    rewards: torch.Tensor
+    ends: torch.Tensor  # where the step ended an episode
+
+
+class Beginning(NamedTuple):
+    """Where a rollout begins: the first observations, whether they begin episodes, and what is remembered."""
+
+    observation: torch.Tensor
+    reset: torch.Tensor
+    mems: Memory | None
+
+
+def named(model: MemoryForActorCritic, observations: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The observations as the argument that the model reads: ids, where it has no encoder."""
+    return {"input_ids" if model.observation_proj is None else "observations": observations}
+
+
+@torch.no_grad()
+def act(model: MemoryForActorCritic, observation: torch.Tensor, reset: torch.Tensor, past: dict, mems: Memory | None):
+    """One step of the rollout: the last step of `model` on what is new, or on the window so far without memory."""
+    if model.config.mem_len == 0:
+        for name, new in (*named(model, observation).items(), ("reset", reset)):
+            past[name] = torch.cat([past[name], new[:, None]], dim=1) if name in past else new[:, None]
+        return model(**past)
+    outputs = model(**named(model, observation[:, None]), reset=reset, **(past or {"mems": mems}), use_cache=True)
+    past["past_key_values"] = outputs.past_key_values
+    return outputs
+
+
+def within(space: gym.Space, action: torch.Tensor) -> np.ndarray:
+    """What the environments take of an action: a normal distribution knows no bounds."""
+    return action.numpy().clip(space.low, space.high) if isinstance(space, gym.spaces.Box) else action.numpy()
+
+
+def collect(model: MemoryForActorCritic, environments: VectorEnv, start: Beginning, window: int):
+    """A rollout, the value of what comes after it, and where the next one begins, but for its memory."""
+    (observation, reset, mems), steps, past = start, [], {}
+    for _ in range(window):
+        outputs = act(model, observation, reset, past, mems)
+        policy = model.distribution(outputs.logits[:, -1])
+        action = policy.sample()
+        new, reward, terminated, truncated, _ = environments.step(within(environments.action_space, action))
+        reward, ended = torch.from_numpy(reward).float(), torch.from_numpy(terminated | truncated)
+        steps.append((observation, reset, action, policy.log_prob(action), outputs.value[:, -1], reward, ended))
+        # SAME_STEP: the observation beside the end of an episode begins the next
+        observation, reset = torch.from_numpy(new), ended
+    following = act(model, observation, reset, past, mems).value[:, -1:]
+    rollout = Rollout(*(torch.stack(column, dim=1) for column in zip(*steps, strict=True)))
+    return rollout, following, Beginning(observation, reset, None)
+
+
+def advantages(rewards: torch.Tensor, ends: torch.Tensor, values: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """Generalised advantage estimation, https://arxiv.org/abs/1506.02438; `values` (batch, window + 1) has one more."""
+    result, trace = torch.zeros_like(rewards), torch.zeros(len(rewards))
+    for step in reversed(range(rewards.shape[1])):
+        going_on = 1.0 - ends[:, step].float()
+        error = rewards[:, step] + settings.discount * going_on * values[:, step + 1] - values[:, step]
+        trace = error + settings.discount * settings.trace * going_on * trace
+        result[:, step] = trace
+    return result
+
+
+def loss_of(model, rollout: Rollout, targets: tuple[torch.Tensor, ...], mems: Memory | None, settings: Settings):
+    """The loss of a rollout that began with `mems`; `targets` are advantages and returns."""
+    advantage, returns = targets
+    outputs = model(**named(model, rollout.observations), reset=rollout.resets, mems=mems)
+    policy = model.distribution(outputs.logits)
+    ratio = (policy.log_prob(rollout.actions) - rollout.log_probs).exp()
+    clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+    gain = torch.min(ratio * advantage, clipped * advantage).mean() + settings.entropy * policy.entropy().mean()
+    return 0.5 * (outputs.value - returns).square().mean() - gain
+
+
+def update(model, optimizer, rollout: Rollout, following: torch.Tensor, mems: Memory | None, settings: Settings):
+    """Learn from a rollout, which began with `mems`; the memory after it."""
+    values = torch.cat([rollout.values, following], dim=1)
+    advantage = advantages(rollout.rewards, rollout.ends, values, settings)
+    returns, advantage = advantage + rollout.values, (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    for _ in range(settings.epochs):
+        for rows in torch.randperm(len(advantage)).chunk(settings.minibatches):
+            here = Rollout(*(each[rows] for each in rollout))
+            past = None if mems is None else mems.rows(rows)
+            loss = loss_of(model, here, (advantage[rows], returns[rows]), past, settings)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+    with torch.no_grad():
+        return model(**named(model, rollout.observations), reset=rollout.resets, mems=mems).mems
+
+
+def learn(model: MemoryForActorCritic, environments: VectorEnv, seed: int, settings: Settings) -> Iterator[Rollout]:
+    """Train an agent; yields every rollout after its update."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    first = torch.from_numpy(environments.reset(seed=seed * environments.num_envs)[0])
+    start = Beginning(first, torch.ones(environments.num_envs, dtype=torch.bool), None)
+    for _ in range(settings.updates):
+        rollout, following, after = collect(model, environments, start, settings.window)
+        start = after._replace(mems=update(model, optimizer, rollout, following, start.mems, settings))
+        yield rollout
+
+
+def vector(maker: Callable[[], gym.Env], count: int) -> SyncVectorEnv:
+    """Environments in the mode that this file is written for: `reset` is what ended one step before."""
+    return SyncVectorEnv([maker] * count, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class Returns:
+    """Sums of rewards of the episodes that ended."""
+
+    def __init__(self, environments: int):
+        self.running, self.ended = np.zeros(environments), []
+
+    def add(self, rollout: Rollout) -> None:
+        for rewards, ends in zip(rollout.rewards.numpy().T, rollout.ends.numpy().T, strict=True):
+            self.running += rewards
+            self.ended += self.running[ends].tolist()
+            self.running[ends] = 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("environment", help="a name that `gymnasium.make` knows")
+    parser.add_argument("-o", "--output", default="build/agent", help="folder of the agent")
+    parser.add_argument("--steps", type=int, default=100_000, help="of all environments together")
+    parser.add_argument("--environments", type=int, default=64)
+    parser.add_argument("--mem-len", type=int, default=64, help="steps that a layer remembers")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # small models: more threads wait for each other
+    environments = vector(lambda: gym.make(args.environment), args.environments)
+    config = GTrXLConfig(
+        observation_size=environments.single_observation_space,
+        num_actions=environments.single_action_space,
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, mem_len=args.mem_len, initializer_range=0.15,
+    )  # fmt: skip
+    agent, returns = AutoModelForActorCritic.from_config(config), Returns(args.environments)
+    settings = Settings(updates=args.steps // (args.environments * Settings.window))
+    for number, rollout in enumerate(learn(agent, environments, args.seed, settings), start=1):
+        returns.add(rollout)
+        if number % 10 == 0 and returns.ended:
+            print(
+                f"{number * rollout.rewards.numel():,} steps: return {np.mean(returns.ended[-200:]):.3f}", flush=True
+            )
+    agent.save_pretrained(args.output)
+    agent = AutoModelForActorCritic.from_pretrained(args.output)
+    first = Beginning(torch.from_numpy(environments.reset()[0]), torch.ones(args.environments, dtype=torch.bool), None)
+    played = Returns(args.environments)
+    played.add(collect(agent, environments, first, 512)[0])
+    print(f"{args.output}, loaded again: return {np.mean(played.ended):.3f} in {len(played.ended)} episodes")
+
+
+if __name__ == "__main__":
+    main()
