@@ -35,6 +35,7 @@ PAGES = [
 ]
 # by tests that have what these pages need
 ELSEWHERE = {
+    "agents.md": "tests/examples/test_agents.py",
     "arguments.md": "tests/uses/test_using_docs.py",
     "migrating.md": "tests/conversion/test_convert.py",
     "peft_trl.md": "tests/uses/test_peft_trl_docs.py",

@@ -1,6 +1,7 @@
 """The examples of agents: the environment, what they learn from, and that they learn."""
 
 import json
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -149,3 +150,10 @@ def test_it_remembers_what_was_shown_first(monkeypatch, capsys, tmp_path):
     needs("popgym")
     last = run(monkeypatch, capsys, tmp_path, "popgym:popgym-RepeatFirstEasy-v0")
     assert float(last.split("return ")[1].split()[0]) > 0.8  # nine of ten
+
+
+def test_the_code_of_the_page_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs/agents.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        exec(compile(block, "agents.md", "exec"), {})
