@@ -13,6 +13,8 @@ from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
 PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
+MEMORY_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MAX_TOKENS = 2**53  # that a row has read
 REMEDIES = {
     **dict.fromkeys(PACKING_ARGUMENTS, PACKING),
     "token_type_ids": "this model has no token types, call the tokenizer with `return_token_type_ids=False`",
@@ -219,6 +221,58 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
         _check_layer(f"{name}.layers[{index}]", *pair, batch)
 
 
+def check_saved_memory(model: Any, memory: Memory) -> None:
+    """Check all of a memory that is written to a file, or comes from one: that no call of this base `model` can fail on it.
+
+    Raises:
+        ValueError: names the tensor, what it is and what it must be.
+    """
+    if not memory.lengths.dim() == memory.tokens_read.dim() == 1:
+        raise ValueError("`lengths` and `tokens_read` of a memory must be of shape (batch,).")
+    check_memory(model, memory.batch_size, None, memory)
+    new = model.new_memory(0, torch.empty(0, dtype=model.dtype), static=True)
+    for index, (layer, held, fresh) in enumerate(zip(model.layers, memory.layers, new.layers, strict=False)):
+        for field in ("columns", "older"):
+            if (given := getattr(held, field)) and given[0].dim() == 4 != getattr(fresh, field)[0].dim():
+                device = next(layer.parameters()).device
+                inputs = fresh.columns[0].to("cpu" if device.type == "meta" else device)  # offloaded ones move them
+                _check_projected(f"mems.layers[{index}].{field}", given, layer.project(inputs))
+    _check_counts(memory, model.config.layer_mem_lens)
+    for name, tensor in memory.named_tensors().items():
+        if tensor.is_floating_point():
+            is_fitting, wanted = tensor.dtype in MEMORY_TYPES, f"one of {MEMORY_TYPES}"
+        else:
+            least, most = (int(each) for each in tensor.aminmax()) if tensor.numel() else (0, 0)
+            top = memory.num_columns if name == "lengths" else MAX_TOKENS
+            is_fitting, wanted = tensor.dtype == torch.int64 and 0 <= least <= most <= top, f"int64 in 0..{top}"
+        if not is_fitting:
+            raise ValueError(f"`{name}` of a memory is of type {tensor.dtype}, or out of range: it must be {wanted}.")
+
+
+def _check_projected(name: str, given: tuple, made: tuple) -> None:
+    """Check keys and values `(B, H, C, D)` against those that a layer makes; of `older` columns they are all."""
+    sizes = [(each.shape[1], each.shape[3]) for each in made]
+    if [(each.shape[1], each.shape[3]) for each in given] != (sizes[:2] if name.endswith("older") else sizes):
+        raise ValueError(
+            f"`{name}` have shapes {[tuple(each.shape) for each in given]}: this layer makes {sizes} heads and widths. Is "
+            "it the memory of this model?"
+        )
+
+
+def _check_counts(memory: Memory, mem_lens: list[int]) -> None:
+    """Check that all layers remember the same positions, as far back as each does."""
+    counts = [layer.num_columns for layer in memory.layers if layer.columns]
+    wanted = [
+        min(most, memory.num_columns) for layer, most in zip(memory.layers, mem_lens, strict=True) if layer.columns
+    ]
+    older = {each.shape[-2] for layer in memory.layers for each in layer.older}
+    if any(count < least for count, least in zip(counts, wanted, strict=True)) or len(older) > 1:
+        raise ValueError(
+            f"`mems.layers` have {counts} columns, and {sorted(older)} older ones: this model remembers {wanted}, and the "
+            "same number of older ones in all layers."
+        )
+
+
 def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -> None:
     _check_tensors(f"{name}.state", memory.state, new.state, batch)
     for field in ("columns", "older"):
@@ -260,6 +314,7 @@ __all__ = [
     "check_inputs",
     "check_keywords",
     "check_memory",
+    "check_saved_memory",
     "check_starts",
     "check_targets",
     "without_packing",

@@ -4,6 +4,7 @@ Each complete block of a text is written into a memory matrix per head, which al
 size that reaches back to the beginning of the text.
 """
 
+import functools
 from typing import Any, cast
 
 import torch
@@ -46,16 +47,17 @@ class InfiniTransformerLayer(MemoryLayer):
         state = matrix, precise(like.new_zeros(batch, heads, config.head_dim))
         return super().new_memory(batch, num_columns, like)._replace(state=state)
 
+    def project(self, hidden_states: torch.Tensor, angles: torch.Tensor | None = None) -> Tensors:
+        """Keys, values and positive keys of inputs `(B, n, E)`, each `(B, H, n, D)`."""
+        return self.self_attn.columns(self.attention_input(hidden_states), angles)
+
     def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
         before, angles = None, context.plan.angles
         if angles is not None:
             before, angles = angles.split([context.segment.num_before, context.segment.length], 1)
 
-        def project(held: torch.Tensor) -> Tensors:
-            return self.self_attn.columns(self.attention_input(held), before)
-
         normed, sums = self.attention_input(hidden_states), tuple(precise(each) for each in past.state)
-        new = self.self_attn.columns(normed, angles)
+        new, project = self.self_attn.columns(normed, angles), functools.partial(self.project, angles=before)
         (key, value, written_key), kept = context.extend(past.columns, hidden_states, new, project)
         attn_output, _, sums = self.self_attn(normed, key, value, context, written_key, sums, angles, **kwargs)
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context, **kwargs)

@@ -20,6 +20,7 @@ from transformers_xl.modeling.checks import (
     check_inputs,
     check_keywords,
     check_memory,
+    check_saved_memory,
     check_starts,
     without_packing,
 )
@@ -403,6 +404,14 @@ class MemoryModel(MemoryPreTrainedModel):
     def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the model itself remembers of new rows, beside its layers."""
         return ()
+
+    def check_saved_memory(self, memory: Memory) -> None:
+        """Check all of a memory, its numbers too: what a file holds must be one that each call of this model can read.
+
+        Raises:
+            ValueError: it is not.
+        """
+        check_saved_memory(self, memory)
 
     def forget(self, memory: Memory, rows: torch.Tensor) -> Memory:
         """The memory with new rows in the place of `rows` (B,) bool. Columns stay where they are: none is a new row's."""

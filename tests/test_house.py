@@ -16,10 +16,10 @@ PACKAGES = (*ROOT_PACKAGES, "cli", "data", "evaluation", "files", "hub", "runs",
 # who may import whom, by room; `ops` and `layers` are rooms of their own. A room may always import itself.
 MAY_IMPORT = {
     "files": set(),
-    "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained` alone
+    "configuration": set(),  # it, `tokenization` and `modeling` are exported: they write by `save_pretrained`
     "tokenization": {"configuration"},
     "modeling.ops": {"configuration", "modeling.memory"},  # masks follow from where tokens stand
-    "modeling.memory": {"modeling.ops"},
+    "modeling.memory": {"modeling.ops", "files"},  # and, a memory, by `atomic_write`, which goes along
     "modeling.layers": {"configuration", "modeling.ops", "modeling.memory"},
     "modeling.pretrained": {"configuration", "modeling.layers", "modeling.ops", "modeling.memory"},
     "modeling": {"configuration", "modeling.layers", "modeling.ops", "modeling.pretrained", "modeling.memory"},

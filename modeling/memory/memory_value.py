@@ -8,10 +8,16 @@ Every row ends at the right: its newest column is the last one, and a row that r
 left.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch import nn
+
+from transformers_xl.modeling.memory.memory_file import Remembering, read_memory, write_memory
+
+UNREAD_IDS = "unread_ids"  # its name in a file
 
 
 class LayerMemory(NamedTuple):
@@ -66,6 +72,11 @@ class Memory(NamedTuple):
         """Columns of the longest window, the unused ones of a row included."""
         return max([0, *(layer.num_columns for layer in self.layers)])  # TorchDynamo knows no `default`
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors: of the longest row, for each row."""
+        return sum(each.nbytes for each in self.named_tensors().values())
+
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         """The memory with `function` applied to every tensor."""
         return _map(function, self)
@@ -109,6 +120,46 @@ class Memory(NamedTuple):
         lengths, tokens_read = ((each - tokens).clamp(min=0) for each in (self.lengths, self.tokens_read))
         return self._replace(layers=layers, lengths=lengths, tokens_read=tokens_read)
 
+    def save(
+        self,
+        path: str | os.PathLike,
+        model: nn.Module,
+        unread_ids: torch.Tensor | Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Write it to a file of safetensors, whole or not at all: what was there before stays where that fails.
+
+        Args:
+            model: the one that made it. The file says which: its type, its configuration, hashes of its weights.
+            unread_ids: `(batch, n)` integers, tokens that the memory does not hold yet: `result.sequences[:, -1:]` of
+                `generate()`.
+
+        Raises:
+            ValueError: it is not a memory of this model, or `unread_ids` are no tokens of its rows.
+            OSError: the disk refuses.
+        """
+        Remembering.of(model).backbone.check_saved_memory(self)
+        tensors = self.named_tensors()
+        if unread_ids is not None:
+            tensors[UNREAD_IDS] = torch.as_tensor(unread_ids)
+            check_unread(tensors[UNREAD_IDS], self.batch_size, model)
+        write_memory(path, tensors, self.tokens_read.tolist(), model)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, model: nn.Module) -> "SavedMemory":
+        """What `save` wrote, bit for bit and in its types, on the device of `model`: it goes on where it stopped.
+
+        Raises:
+            ValueError: the file is none, is damaged or was changed, or another model made it; nothing is loaded.
+        """
+        backbone, tensors = Remembering.of(model).backbone, read_memory(path, model)
+        unread_ids = tensors.pop(UNREAD_IDS, None)
+        memory = cls.from_named_tensors(tensors)
+        backbone.check_saved_memory(memory)
+        if unread_ids is not None:
+            check_unread(unread_ids, memory.batch_size, model)
+        device = torch.get_default_device() if backbone.device.type == "meta" else backbone.device  # it is offloaded
+        return SavedMemory(memory.to(device), None if unread_ids is None else unread_ids.to(device))
+
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by its name: `layers.0.columns.1`, `lengths`; what a file of safetensors holds."""
         return dict(_named(self, ""))
@@ -141,6 +192,33 @@ class Memory(NamedTuple):
         if unknown := tensors.keys() - memory.named_tensors().keys():
             raise ValueError(f"`{min(unknown)}` is no name of a memory's tensor: see `Memory.named_tensors`.")
         return memory
+
+
+class SavedMemory(NamedTuple):
+    """What a file holds.
+
+    Args:
+        memory: of every row.
+        unread_ids: `(batch, n)` integers, tokens that the memory does not hold yet; None: none were saved.
+    """
+
+    memory: Memory
+    unread_ids: torch.Tensor | None
+
+
+def check_unread(unread_ids: torch.Tensor, batch: int, model: nn.Module) -> None:
+    """Check that `unread_ids` are tokens of so many rows.
+
+    Raises:
+        ValueError: they are not.
+    """
+    size = Remembering.of(model).backbone.config.vocab_size
+    is_fitting = unread_ids.dim() == 2 and len(unread_ids) == batch and unread_ids.dtype in (torch.int32, torch.int64)
+    if not is_fitting or (unread_ids.numel() and not 0 <= int(unread_ids.min()) <= int(unread_ids.max()) < size):
+        raise ValueError(
+            f"`unread_ids` has shape {tuple(unread_ids.shape)} and type {unread_ids.dtype}: it must be integers in "
+            f"0..{size - 1}, of shape (batch, n) with {batch} rows."
+        )
 
 
 def cat_memories(memories: Sequence[Memory]) -> Memory:
@@ -199,4 +277,4 @@ def _named(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
     return [pair for key, each in zip(keys, value, strict=True) for pair in _named(each, f"{name}.{key}".lstrip("."))]
 
 
-__all__ = ["LayerMemory", "Memory", "cat_memories", "with_columns_of"]
+__all__ = ["LayerMemory", "Memory", "SavedMemory", "cat_memories", "with_columns_of"]

@@ -1,0 +1,235 @@
+"""The file of a memory: safetensors with the names of its tensors, and in the header which model made it.
+
+A memory is worth nothing to another model, so the header holds the fields of the configuration that shape results, and
+hashes of the weights: of what remembers, and of the head on it. The file's own hash shows what was changed in it.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from transformers_xl.files.atomic_write import atomic_write
+
+MEMORY_VERSION = "1"
+# fields that change no result of a model in eval mode
+WITHOUT_RESULT = re.compile(r"dropout|initializer|_token_id$|^use_cache$|^bptt_segments$|^recompute_attention$")
+SAMPLES = 16  # numbers of a tensor that are compared
+
+# of each model that was asked for: what its weights looked like then, and their hashes
+_known: WeakKeyDictionary[nn.Module, tuple[list[tuple], dict[str, str]]] = WeakKeyDictionary()
+
+
+class Remembering(NamedTuple):
+    """A model, whatever is wrapped around it, and the part of it that remembers."""
+
+    whole: PreTrainedModel
+    backbone: Any  # a `MemoryModel`
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Remembering":
+        """
+        Raises:
+            ValueError: no part of `model` remembers.
+        """
+        parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+        backbone = next((part for part in parts if hasattr(part, "check_saved_memory")), None)
+        if backbone is None:
+            raise ValueError(
+                f"`model` is a {type(model).__name__}, which remembers nothing: give the model that made the memory."
+            )
+        return cls(parts[0], backbone)
+
+
+def write_memory(
+    path: str | os.PathLike, tensors: Mapping[str, torch.Tensor], tokens_read: list[int], model: nn.Module
+) -> None:
+    """Write the tensors of a memory that `model` made, whole or not at all.
+
+    Raises:
+        OSError: the disk refuses, or a folder is there.
+    """
+    # copies: safetensors refuses tensors that share their storage
+    own = {name: each.detach().cpu().clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
+    header = described(model) | {"tokens_read": json.dumps(tokens_read)}
+    with atomic_write(path) as new:
+        save_file(own, new, header | {"sha256": hash_of(own, header)})
+
+
+def read_memory(path: str | os.PathLike, model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a memory that this `model` made.
+
+    Raises:
+        ValueError: it is no such file, is damaged, or another model made it.
+    """
+    name = os.fspath(path)
+    if not os.path.isfile(name):
+        raise ValueError(f"{name!r} is no file: a memory is written by `Memory.save`.")
+    try:
+        with safe_open(name, framework="pt") as file:
+            header = dict(file.metadata() or {})
+            # copies: a file that is cut off later would end the process
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118  # it is no mapping
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ValueError(f"{name!r} cannot be read: it is damaged, cut off, or no memory ({said}).") from error
+    sha256 = header.pop("sha256", None)
+    if "memory_version" not in header:
+        raise ValueError(f"{name!r} is no memory: `Memory.save` writes them.")
+    if header["memory_version"] != MEMORY_VERSION:
+        raise ValueError(
+            f"{name!r} is a memory of version {header['memory_version']!r}, and this program reads {MEMORY_VERSION!r}: use "
+            "the version of transformers-xl that wrote it."
+        )
+    if sha256 != hash_of(tensors, header):
+        raise ValueError(f"{name!r} is damaged or was changed: its hash is not the one that was written with it.")
+    check_made_by(name, header, described(model))
+    return tensors
+
+
+def check_made_by(name: str, header: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Check that the memory `name` with this `header` was made by the model that `own` describes.
+
+    Raises:
+        ValueError: names what differs, with both values.
+    """
+    if header["model_type"] != own["model_type"]:
+        raise ValueError(
+            f"{name!r} is the memory of a {header['model_type']!r}, and `model` is a {own['model_type']!r}: load the model "
+            "that made it."
+        )
+    made, here = json.loads(header["config"]), json.loads(own["config"])
+    for field in sorted({*made, *here}):
+        if made.get(field) != here.get(field):
+            remedy = f"call `model.resize_memory({made.get(field)})`, or " if field == "mem_len" else ""
+            raise ValueError(
+                f"{name!r} is a memory of another model: it was made with `{field}`={made.get(field)!r}, and `model` has "
+                f"{here.get(field)!r}: {remedy}load the model that made it."
+            )
+    if header["dtype"] != own["dtype"]:
+        raise ValueError(
+            f"{name!r} was made by a model in {header['dtype']}, and `model` is in {own['dtype']}: load it with "
+            f"`dtype={header['dtype']}`."
+        )
+    for part, what in (("weights", "weights"), ("head", "weights in its head")):
+        if header[part] != own[part] and (part == "weights" or "" not in (header[part], own[part])):
+            raise ValueError(
+                f"{name!r} is a memory of another model: it was made with other {what} than `model` has: load the model "
+                "that made it."
+            )
+
+
+def described(model: nn.Module) -> dict[str, str]:
+    """What the header says of a model."""
+    whole, backbone = Remembering.of(model)
+    fields = result_fields(backbone.config)
+    return {
+        "memory_version": MEMORY_VERSION,
+        "model_type": backbone.config.model_type,
+        "config": json.dumps(fields, sort_keys=True),
+        "dtype": str(backbone.dtype),
+        **weight_hashes(whole, backbone),
+    }
+
+
+def result_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of a configuration that shape results, those of a base with its type."""
+    general, fields = PreTrainedConfig.__dataclass_fields__, type(config).__dataclass_fields__
+    values = config.to_dict()
+    kept = {
+        name: values[name]
+        for name in fields
+        if name in values and name not in general and not WITHOUT_RESULT.search(name)
+    }
+    for name in kept:
+        if isinstance(inner := getattr(config, name), PreTrainedConfig):
+            kept[name] = {"model_type": inner.model_type, **result_fields(inner)}
+    return cast(dict[str, Any], json.loads(json.dumps(kept, default=str)))
+
+
+def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
+    """The hash of the weights of a backbone, and of all others of the `whole` model ("": there are none).
+
+    They are computed once for a model, and again when its weights have changed: when one lies elsewhere, was written to (by
+    torch's own count, which does not see `.data`), or has other numbers in some places, all over the tensor.
+    """
+    tensors = weights_of(whole)
+    looks = [(name, *look_of(each)) for name, each in tensors.items()]
+    if whole not in _known or _known[whole][0] != looks:
+        start = next(name for name, part in whole.named_modules() if part is backbone)
+        start = f"{start}." if start else ""
+        inside = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
+        outside = {name: each for name, each in tensors.items() if not name.startswith(start)}
+        _known[whole] = looks, {"weights": hash_of(inside), "head": hash_of(outside) if outside else ""}
+    return _known[whole][1]
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All that a checkpoint of the model holds, by name; what a tensor consists of, where it is quantized.
+
+    Raises:
+        ValueError: a weight is not in memory.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def visit(name: str, value: Any) -> None:
+        if isinstance(value, tuple | list):  # of a layer that torch itself has quantized
+            for index, inner in enumerate(value):
+                visit(f"{name}.{index}", inner)
+        elif isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
+            for inner in value.__tensor_flatten__()[0]:
+                visit(f"{name}.{inner}", getattr(value, inner))
+        elif isinstance(value, torch.Tensor):
+            value = offloaded(model, name) if value.is_meta else value.detach()
+            tensors[name] = value.dequantize() if value.is_quantized else value
+
+    for name, value in model.state_dict().items():
+        visit(name, value)
+    return tensors
+
+
+def offloaded(model: nn.Module, name: str) -> torch.Tensor:
+    """A weight that Accelerate keeps elsewhere while it is not needed.
+
+    Raises:
+        ValueError: it does not.
+    """
+    module, _, own = name.rpartition(".")
+    held = getattr(getattr(model.get_submodule(module), "_hf_hook", None), "weights_map", None) or {}
+    if own not in held:
+        raise ValueError(f"`model` has no numbers in `{name}`: load its weights before it reads a memory.")
+    return held[own]
+
+
+def look_of(tensor: torch.Tensor) -> tuple:
+    """What shows at once that a tensor has changed: its place, torch's count of writes, and some of its numbers."""
+    numbers = tensor.reshape(-1)
+    some = numbers[:: max(1, numbers.numel() // SAMPLES)]
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.dtype, tuple(tensor.shape), bytes_of(some).tobytes()
+
+
+def hash_of(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of tensors by their names, and of a header: the same on every machine and device."""
+    digest = hashlib.sha256(json.dumps(header or {}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(f"\n{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
+        digest.update(bytes_of(tensors[name]))
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """The bytes of a tensor, a numpy array."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+__all__ = ["read_memory", "write_memory"]
