@@ -239,14 +239,19 @@ def check_saved_memory(model: Any, memory: Memory) -> None:
                 _check_projected(f"mems.layers[{index}].{field}", given, layer.project(inputs))
     _check_counts(memory, model.config.layer_mem_lens)
     for name, tensor in memory.named_tensors().items():
-        if tensor.is_floating_point():
-            is_fitting, wanted = tensor.dtype in MEMORY_TYPES, f"one of {MEMORY_TYPES}"
-        else:
-            least, most = (int(each) for each in tensor.aminmax()) if tensor.numel() else (0, 0)
-            top = memory.num_columns if name == "lengths" else MAX_TOKENS
-            is_fitting, wanted = tensor.dtype == torch.int64 and 0 <= least <= most <= top, f"int64 in 0..{top}"
+        top = memory.num_columns if name == "lengths" else MAX_TOKENS
+        is_fitting = tensor.dtype in MEMORY_TYPES or (tensor.dtype == torch.int64 and _is_within(tensor, top))
         if not is_fitting:
-            raise ValueError(f"`{name}` of a memory is of type {tensor.dtype}, or out of range: it must be {wanted}.")
+            wanted = (
+                f"of one of the types {MEMORY_TYPES}" if tensor.is_floating_point() else f"of type int64, in 0..{top}"
+            )
+            raise ValueError(
+                f"`{name}` of a memory, of type {tensor.dtype}, holds what no memory does: it must be {wanted}."
+            )
+
+
+def _is_within(tensor: torch.Tensor, top: int) -> bool:
+    return tensor.numel() == 0 or 0 <= int(tensor.min()) <= int(tensor.max()) <= top
 
 
 def _check_projected(name: str, given: tuple, made: tuple) -> None:
@@ -281,8 +286,8 @@ def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -
             _check_tensors(f"{name}.{field}", columns, others, batch, are_columns=True)
             continue
         # keys and values: the layer compares them with its own
-        sizes = {(each.dim(), len(each), each.shape[-2], each.is_floating_point()) for each in columns}
-        if sizes != {(4, batch, columns[0].shape[-2], True)}:
+        are_projected = all(each.dim() == 4 and len(each) == batch and each.is_floating_point() for each in columns)
+        if not are_projected or len({each.shape[-2] for each in columns}) > 1:
             raise ValueError(
                 f"`{name}.{field}` have shapes {[tuple(each.shape) for each in columns]}: they must be inputs (batch, "
                 "columns, hidden_size), or keys and values (batch, heads, columns, head_dim). Is it the memory of this "

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -80,19 +81,20 @@ def read_memory(path: str | os.PathLike, model: nn.Module) -> dict[str, torch.Te
             # copies: a file that is cut off later would end the process
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118  # it is no mapping
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ValueError(f"{name!r} cannot be read: it is damaged, cut off, or no memory ({said}).") from error
-    sha256 = header.pop("sha256", None)
-    if "memory_version" not in header:
-        raise ValueError(f"{name!r} is no memory: `Memory.save` writes them.")
-    if header["memory_version"] != MEMORY_VERSION:
         raise ValueError(
-            f"{name!r} is a memory of version {header['memory_version']!r}, and this program reads {MEMORY_VERSION!r}: use "
-            "the version of transformers-xl that wrote it."
+            f"{name!r} cannot be read: it is damaged, cut off, or no memory ({textwrap.shorten(str(error), 200)})."
+        ) from error
+    own, sha256 = described(model), header.pop("sha256", None)
+    if header.get("memory_version", MEMORY_VERSION) != MEMORY_VERSION:
+        raise ValueError(
+            f"{name!r} is a memory of version {shown(header['memory_version'])}, and this program reads "
+            f"{MEMORY_VERSION!r}: use the version of transformers-xl that wrote it."
         )
+    if not own.keys() <= header.keys():
+        raise ValueError(f"{name!r} is no memory: `Memory.save` writes them.")
     if sha256 != hash_of(tensors, header):
         raise ValueError(f"{name!r} is damaged or was changed: its hash is not the one that was written with it.")
-    check_made_by(name, header, described(model))
+    check_made_by(name, header, own)
     return tensors
 
 
@@ -104,21 +106,20 @@ def check_made_by(name: str, header: Mapping[str, str], own: Mapping[str, str]) 
     """
     if header["model_type"] != own["model_type"]:
         raise ValueError(
-            f"{name!r} is the memory of a {header['model_type']!r}, and `model` is a {own['model_type']!r}: load the model "
-            "that made it."
+            f"{name!r} is the memory of a {shown(header['model_type'])}, and `model` is a {own['model_type']!r}: load the "
+            "model that made it."
         )
-    made, here = json.loads(header["config"]), json.loads(own["config"])
-    for field in sorted({*made, *here}):
-        if made.get(field) != here.get(field):
-            remedy = f"call `model.resize_memory({made.get(field)})`, or " if field == "mem_len" else ""
-            raise ValueError(
-                f"{name!r} is a memory of another model: it was made with `{field}`={made.get(field)!r}, and `model` has "
-                f"{here.get(field)!r}: {remedy}load the model that made it."
-            )
+    field, made, here = difference(header["config"], own["config"])
+    if field is not None:
+        remedy = f"call `model.resize_memory({made})`, or " if field == "mem_len" else ""
+        raise ValueError(
+            f"{name!r} is a memory of another model: it was made with `{field}`={made}, and `model` has {here}: {remedy}"
+            "load the model that made it."
+        )
     if header["dtype"] != own["dtype"]:
         raise ValueError(
-            f"{name!r} was made by a model in {header['dtype']}, and `model` is in {own['dtype']}: load it with "
-            f"`dtype={header['dtype']}`."
+            f"{name!r} was made by a model in {shown(header['dtype'])}, and `model` is in {own['dtype']!r}: load the model "
+            "in that type."
         )
     for part, what in (("weights", "weights"), ("head", "weights in its head")):
         if header[part] != own[part] and (part == "weights" or "" not in (header[part], own[part])):
@@ -126,6 +127,26 @@ def check_made_by(name: str, header: Mapping[str, str], own: Mapping[str, str]) 
                 f"{name!r} is a memory of another model: it was made with other {what} than `model` has: load the model "
                 "that made it."
             )
+
+
+def difference(made: str, here: str) -> tuple[str | None, str, str]:
+    """The first field in which two configurations differ, None where they do not, and both of its values."""
+    if made == here:
+        return None, "", ""
+    try:
+        fields = json.loads(made)
+    except (ValueError, RecursionError):
+        fields = None
+    own = json.loads(here)
+    if not isinstance(fields, dict):
+        return "config", shown(made), "another"
+    field = min(name for name in {*fields, *own} if fields.get(name) != own.get(name))
+    return field, shown(fields.get(field)), shown(own.get(field))
+
+
+def shown(value: Any) -> str:
+    """A value from a file, in a sentence."""
+    return textwrap.shorten(ascii(value), 100)
 
 
 def described(model: nn.Module) -> dict[str, str]:
@@ -142,17 +163,19 @@ def described(model: nn.Module) -> dict[str, str]:
 
 
 def result_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """The fields of a configuration that shape results, those of a base with its type."""
+    """The fields of a configuration that shape results, and those of the base, `text_config.hidden_size`."""
     general, fields = PreTrainedConfig.__dataclass_fields__, type(config).__dataclass_fields__
     values = config.to_dict()
-    kept = {
-        name: values[name]
-        for name in fields
-        if name in values and name not in general and not WITHOUT_RESULT.search(name)
-    }
-    for name in kept:
-        if isinstance(inner := getattr(config, name), PreTrainedConfig):
-            kept[name] = {"model_type": inner.model_type, **result_fields(inner)}
+    kept: dict[str, Any] = {}
+    for name in fields:
+        inner = getattr(config, name, None)
+        if name in general or name not in values or WITHOUT_RESULT.search(name):
+            continue
+        if isinstance(inner, PreTrainedConfig):
+            kept |= {f"{name}.{field}": value for field, value in result_fields(inner).items()}
+            kept[f"{name}.model_type"] = inner.model_type
+        else:
+            kept[name] = values[name]
     return cast(dict[str, Any], json.loads(json.dumps(kept, default=str)))
 
 

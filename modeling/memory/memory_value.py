@@ -153,10 +153,13 @@ class Memory(NamedTuple):
         """
         backbone, tensors = Remembering.of(model).backbone, read_memory(path, model)
         unread_ids = tensors.pop(UNREAD_IDS, None)
-        memory = cls.from_named_tensors(tensors)
-        backbone.check_saved_memory(memory)
-        if unread_ids is not None:
-            check_unread(unread_ids, memory.batch_size, model)
+        try:
+            memory = cls.from_named_tensors(tensors)
+            backbone.check_saved_memory(memory)
+            if unread_ids is not None:
+                check_unread(unread_ids, memory.batch_size, model)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)!r} holds no memory of `model`: {error}") from error
         device = torch.get_default_device() if backbone.device.type == "meta" else backbone.device  # it is offloaded
         return SavedMemory(memory.to(device), None if unread_ids is None else unread_ids.to(device))
 

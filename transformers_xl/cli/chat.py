@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -23,7 +23,13 @@ from transformers_xl.cli.common import (
     greedy_temperature,
     streamer_of,
 )
+from transformers_xl.files.blaming import sentence
 from transformers_xl.runs.loading import check_generation, load_model
+
+if TYPE_CHECKING:
+    from transformers_xl.data.chat_session import ChatSession
+
+HELP = "/reset forgets, /save, /load or /fork FILE, /quit ends, Ctrl-C ends an answer."
 
 
 def chat(
@@ -39,19 +45,24 @@ def chat(
     greedy: Greedy = False,
     stop: Annotated[list[str] | None, Option(help="Text that ends an answer; may be given several times.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
+    session: Annotated[
+        Path | None, Option(help="File of the session: it goes on where it stopped, and is saved after every turn.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Chat with a model that remembers the session: it reads each turn once into its memory.
 
     With a chat template, it renders the turns; without one, your line is text that the model continues.
-    /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer. With --json every turn is one line:
-    an object with its `text` and its `answer`.
+    /reset forgets everything, /quit or Ctrl-D ends the session, Ctrl-C ends an answer. /save FILE writes a copy of the
+    session, /load FILE goes on with another one, /fork FILE goes on in a new file and leaves the old one as it is. With
+    --json every turn is one line: an object with its `text` and its `answer`.
     """
     temperature = greedy_temperature(temperature, greedy)
     model, tokenizer = load_model(model_dir)
     check_generation(model, model_dir)
     import transformers
 
+    from transformers_xl.data.chat_session import ChatSession
     from transformers_xl.data.conversation import Conversation
 
     streamer = None if as_json else streamer_of(tokenizer)
@@ -69,14 +80,40 @@ def chat(
     transformers.set_seed(seed)
     with suppress(ImportError):  # a line can be edited, and earlier ones come back
         import readline  # noqa: F401
-    typer.echo("/reset forgets, /quit ends, Ctrl-C ends an answer.", err=as_json)
-    while (line := next_line("" if as_json else "> ")) != "/quit":
+    with ChatSession(conversation) as chat_session:
+        typer.echo(HELP, err=as_json)
+        if session is not None:
+            typer.echo(chat_session.begin(session), err=as_json)
+        while (line := next_line("" if as_json else "> ")) != "/quit":
+            if (said := obeyed(line, chat_session)) is not None:
+                typer.echo(said, err=as_json)
+            elif line:
+                answer = conversation.say(line, streamer)
+                save_turn(chat_session)
+                typer.echo(json.dumps({"text": line, "answer": answer}) if as_json else "")
+
+
+def obeyed(line: str, session: "ChatSession") -> str | None:
+    """What is said of a line that is a command; None: it is text."""
+    word, _, name = line.partition(" ")
+    try:
         if line == "/reset":
-            conversation.reset()
-            typer.echo("Forgotten.", err=as_json)
-        elif line:
-            answer = conversation.say(line, streamer)
-            typer.echo(json.dumps({"text": line, "answer": answer}) if as_json else "")
+            session.conversation.reset()
+            session.saved()
+            return "Forgotten."
+        if word in ("/save", "/load", "/fork"):
+            return str(getattr(session, word[1:])(name.strip()))
+    except (ValueError, OSError) as error:
+        return f"{word}: {sentence(error)}"
+    return None
+
+
+def save_turn(session: "ChatSession") -> None:
+    """Save the session after a turn; a disk that refuses does not end it."""
+    try:
+        session.saved()
+    except OSError as error:
+        typer.echo(f"This turn is not saved: {sentence(error)}", err=True)
 
 
 def next_line(prompt: str = "> ") -> str:

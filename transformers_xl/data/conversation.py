@@ -1,5 +1,6 @@
 """A conversation that a model remembers in its memory: a turn costs what it reads and writes, however long ago it began."""
 
+import os
 import signal
 import textwrap
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from transformers_xl.data.text_beginning import beginning_of, begun
 from transformers_xl.files.bounded_calls import bounded
+from transformers_xl.modeling.memory.memory_value import Memory
 
 ANSWER = "[[answer]]"  # stands where the template puts an earlier answer
 MAX_RENDERED = 1 << 18  # bytes that a template may add to the messages
@@ -69,8 +71,38 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.mems = None
+        self.mems: Memory | None = None
         self.unread: list[int] = []  # the last token of an answer: the memory does not hold it yet
+
+    @property
+    def memory(self) -> Memory:
+        """What the model remembers; of a conversation that has not begun, that of a new row."""
+        like = torch.empty(0, dtype=self.model.dtype, device=self.model.device)
+        return self.model.model.new_memory(1, like) if self.mems is None else self.mems  # type: ignore[operator]
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the conversation to a file, whole or not at all: the memory, and the token that it does not hold yet. What
+        was said is not in it.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.memory.save(path, self.model, torch.tensor([self.unread], dtype=torch.long))
+
+    def load(self, path: str | os.PathLike) -> None:
+        """Go on with the conversation that `save` wrote, by this model, in this process or another.
+
+        Raises:
+            ValueError: the file is none, is damaged, or is not of this model; this conversation stays as it is.
+        """
+        memory, unread_ids = Memory.load(path, self.model)
+        if memory.batch_size != 1 or unread_ids is None:
+            raise ValueError(
+                f"{os.fspath(path)!r} is no conversation, but a memory of {memory.batch_size} rows: pass it to "
+                "`generate()`."
+            )
+        self.unread = unread_ids[0].tolist()
+        self.mems = memory if self.unread or int(memory.tokens_read) else None
 
     def turn(self, text: str) -> list[int]:
         """The ids that stand between the last token of the answer before, which is `unread`, and the next answer."""

@@ -1,4 +1,4 @@
-"""One training at a time writes into a folder: two would delete each other's half-written checkpoints."""
+"""One process at a time writes a folder or a file: two trainings would delete each other's half-written checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,13 @@ from pathlib import Path
 from filelock import SoftFileLock, Timeout
 
 LOCK = "_training.lock"  # transformers' pushes leave out what begins with an underscore
+FOLDER_TAKEN = "another run writes into this output folder, {holder}: wait until it ends, or choose another folder"
 
 
 @contextmanager
-def output_lock(path: Path) -> Iterator[None]:
+def output_lock(path: Path, taken: str = FOLDER_TAKEN) -> Iterator[None]:
     """Hold the lock file `path`, which names this process, its start and its host. That of a process of this host that has
-    died is taken over.
+    died is taken over. `taken`: what is said where another process has it, the `{holder}`.
 
     Raises:
         ValueError: another process holds it; names the process, its host, and since when.
@@ -24,8 +25,8 @@ def output_lock(path: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ValueError(
-            f"another run writes into this output folder, {_holder(path)}: wait until it ends, or choose another folder. "
-            f"Only a process on the same host can be checked; if that run is dead, delete {str(path)!r}."
+            f"{taken.format(holder=_holder(path))}. Only a process on the same host can be checked; if that one is dead, "
+            f"delete {str(path)!r}."
         ) from None
     try:
         yield

@@ -1,0 +1,442 @@
+"""A memory on disk: what goes on in another process, what a file is refused for, and which model it belongs to."""
+
+import copy
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_processes
+from going_on import going_on, loaded
+from killed import killed_at_each_write
+from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny import (
+    models,
+    one_of_each_kind,
+    result_of,
+    tensors_of,
+    tiny_model,
+    tokens,
+)
+from torch import nn
+
+from transformers_xl import Memory, cat_memories
+from transformers_xl.modeling.memory import memory_file
+from transformers_xl.modeling.memory.memory_file import hash_of
+
+CARRYING = models(memory=("exact", "own"))
+GENERATING = models(causal=True, causal_lm=True, memory=("exact", "own"))
+FEW = one_of_each_kind(CARRYING)
+LENGTHS = (1, 5, 21)
+FORMS = {"inputs": None, "keys and values": True}
+in_both_forms = pytest.mark.parametrize("use_cache", FORMS.values(), ids=FORMS)
+
+
+def head_of(model_type: str) -> str:
+    return "causal_lm" if model_type in GENERATING else "model"
+
+
+def model_of(model_type: str, dtype: torch.dtype = torch.float64, **fields):
+    return tiny_model(model_type, head_of(model_type), dtype, **fields)
+
+
+def memory_of_rows(model, use_cache: bool | None = True, lengths: tuple[int, ...] = LENGTHS) -> Memory:
+    """Rows of different fill, side by side."""
+    with torch.no_grad():
+        return cat_memories([model(tokens(1, length, seed=length), use_cache=use_cache).mems for length in lengths])
+
+
+def assert_equal(ours: Memory, expected: Memory) -> None:
+    """Bit for bit, of the same names and types."""
+    assert list(ours.named_tensors()) == list(expected.named_tensors())
+    for pair in zip(tensors_of(ours), tensors_of(expected), strict=True):
+        torch.testing.assert_close(*pair, atol=0, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("memories")
+
+
+# --- another process
+
+
+def test_it_goes_on_in_another_process_bit_for_bit(folder):
+    """Of every variant, in both forms: logits, what is remembered next, and greedy texts."""
+    expected = {}
+    for model_type in CARRYING:
+        saved = folder / model_type.replace("/", "-")
+        model_of(model_type, torch.float32).save_pretrained(saved, include_code=False)
+        model = loaded(saved)  # where weights lie may change the order of a sum
+        for use_cache in FORMS.values():
+            here = folder / f"{saved.name} {use_cache}"
+            memory_of_rows(model, use_cache).save(here, model, tokens(3, 2, seed=8))
+            expected[here.name] = going_on(model, here)
+    done = run_processes(
+        Path(__file__).parents[1] / "helpers" / "going_on.py", folder, torch.get_num_threads(), processes=1
+    )
+    assert done.succeeded, done.stderr
+    for name, tensors in expected.items():
+        there = load_file(folder / f"{name} went on")
+        assert tensors.keys() == there.keys()
+        assert all(torch.equal(tensors[key], there[key]) for key in tensors), name
+
+
+# --- what it holds
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_rows_are_taken_joined_repeated_and_moved_after_it_was_loaded(model_type, tmp_path):
+    model = model_of(model_type)
+    one, more = memory_of_rows(model, lengths=(3,)), memory_of_rows(model)
+    one.save(tmp_path / "one", model)
+    more.save(tmp_path / "more", model, tokens(3, 1))
+    first, second = Memory.load(tmp_path / "one", model), Memory.load(tmp_path / "more", model)
+    assert first.unread_ids is None
+    assert torch.equal(second.unread_ids, tokens(3, 1))
+    assert_equal(second.memory, more)
+    joined = cat_memories([first.memory, second.memory])
+    assert joined.tokens_read.tolist() == [3, *LENGTHS]
+    ids = tokens(1, 4, seed=2)
+    for row, memory in enumerate((one, *(more.rows([row]) for row in range(3)))):
+        expected = result_of(model(ids, mems=memory))
+        alone = result_of(model(ids, mems=joined.rows([row])))
+        torch.testing.assert_close(alone, expected, atol=1e-10, rtol=1e-10)
+        twice = result_of(model(ids.expand(2, -1), mems=joined.rows([row]).repeat(2)))
+        torch.testing.assert_close(twice, expected.expand_as(twice), atol=1e-10, rtol=1e-10)
+    assert {each.device.type for each in tensors_of(second.memory.to("meta"))} == {"meta"}
+
+
+@pytest.mark.parametrize("model_type", FEW)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_types_stay_what_they_are(model_type, dtype, tmp_path):
+    """Those of a model in half precision; and what was made smaller to be put away, with any model."""
+    for kind in (dtype, torch.float32):
+        model = model_of(model_type, kind)
+        for memory in (memory_of_rows(model), memory_of_rows(model).to(dtype=dtype)):
+            memory.save(tmp_path / "memory", model)
+            loaded = Memory.load(tmp_path / "memory", model).memory
+            assert_equal(loaded, memory)
+            assert result_of(model(tokens(3, 2), mems=loaded)).dtype == kind
+
+
+@pytest.mark.parametrize(
+    ("model_type", "cache"),
+    [(each, None) for each in FEW if each in GENERATING] + [(each, "static") for each in ("transformer_xl", "gtrxl")],
+)
+def test_what_generate_remembers_is_saved(model_type, cache, tmp_path):
+    model = model_of(model_type, torch.bfloat16)
+    settings = {"do_sample": False, "return_dict_in_generate": True, "cache_implementation": cache}
+    settings |= {"disable_compile": True} if cache else {}
+    written = model.generate(tokens(2, 12), max_new_tokens=5, **settings)
+    written.mems.save(tmp_path / "memory", model, written.sequences[:, -1:])
+    memory, unread_ids = Memory.load(tmp_path / "memory", model)
+    again = model.generate(unread_ids, mems=memory, max_new_tokens=5, **settings)
+    expected = model.generate(written.sequences[:, -1:], mems=written.mems, max_new_tokens=5, **settings)
+    assert torch.equal(again.sequences, expected.sequences)
+    assert memory.num_bytes == written.mems.num_bytes == sum(each.nbytes for each in tensors_of(written.mems))
+
+
+def test_the_header_says_what_it_is(tmp_path):
+    model = model_of("transformer_xl")
+    memory_of_rows(model).save(tmp_path / "memory", model, [[1], [2], [3]])
+    with safe_open(tmp_path / "memory", "pt") as file:
+        header = file.metadata()
+        assert {"lengths", "tokens_read", "unread_ids", "layers.0.columns.0"} <= {*file.keys()}
+    assert header["model_type"] == "transformer_xl"
+    assert json.loads(header["tokens_read"]) == [*LENGTHS]
+    assert json.loads(header["config"])["mem_len"] == model.config.mem_len
+    assert len(header["weights"]) == len(header["head"]) == len(header["sha256"]) == 64
+
+
+# --- whose it is
+
+
+def made(path: Path, model, memory: Memory | None = None) -> Path:
+    (memory_of_rows(model) if memory is None else memory).save(path, model)
+    return path
+
+
+def test_another_model_is_refused(tmp_path):
+    mine = model_of("transformer_xl")
+    path = made(tmp_path / "memory", mine)
+    for other, said in (
+        (model_of("gtrxl"), "is the memory of a 'transformer_xl', and `model` is a 'gtrxl'"),
+        (
+            model_of("transformer_xl", mem_len=4),
+            r"`mem_len`=8, and `model` has 4: call `model.resize_memory\(8\)`, or",
+        ),
+        (model_of("transformer_xl", same_length=False), "`same_length`=True, and `model` has False"),
+        (model_of("transformer_xl", num_hidden_layers=3), "`num_hidden_layers`=2, and `model` has 3"),
+        (
+            model_of("transformer_xl", torch.float32),
+            "by a model in 'torch.float64', and `model` is in 'torch.float32'",
+        ),
+        (nn.Linear(2, 2), "`model` is a Linear, which remembers nothing"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Memory.load(path, other)
+    again = model_of("transformer_xl", mem_len=4)
+    again.resize_memory(8)
+    assert_equal(Memory.load(path, again).memory, memory_of_rows(mine))
+
+
+def test_a_base_with_another_window_is_refused(tmp_path):
+    model = model_of("segment_memory")
+    path = made(tmp_path / "memory", model)
+    model.config.text_config.sliding_window = 7
+    with pytest.raises(ValueError, match="`text_config.sliding_window`=5, and `model` has 7"):
+        Memory.load(path, model)
+
+
+@pytest.mark.parametrize("model_type", ["transformer_xl", "segment_memory"])
+def test_each_weight_counts(model_type, tmp_path):
+    """Written to through torch, through `.data`, or replaced; and as it was, it is the same model again."""
+    model = model_of(model_type)
+    path = made(tmp_path / "memory", model)
+    for name, parameter in model.named_parameters():
+        before, index = parameter.detach().clone(), parameter.numel() // 3
+        with torch.no_grad():
+            parameter.view(-1)[index] += 1
+        with pytest.raises(ValueError, match="made with other weights"):
+            Memory.load(path, model)
+        with torch.no_grad():
+            parameter.copy_(before)
+        Memory.load(path, model)
+        for change in (lambda old: old.data.mul_(1.5).add_(1.0), lambda old: setattr(old, "data", old.data + 1)):
+            change(parameter)
+            with pytest.raises(ValueError, match="made with other weights"):
+                Memory.load(path, model)
+            parameter.data = before.clone()
+        Memory.load(path, model)
+        assert name in memory_file.weights_of(model)
+
+
+def test_weights_are_hashed_once(tmp_path, monkeypatch):
+    model, hashed = model_of("transformer_xl"), []
+    monkeypatch.setattr(
+        memory_file, "hash_of", lambda tensors, *header: hashed.append(len(tensors)) or hash_of(tensors, *header)
+    )
+    for _ in range(3):
+        Memory.load(made(tmp_path / "memory", model), model)
+    own = len(memory_of_rows(model).named_tensors())
+    assert [each for each in hashed if each != own] == hashed[:2]  # those of the backbone and of its head
+    assert len(hashed) == 2 + 2 * 3
+
+
+def test_the_same_model_elsewhere(tmp_path):
+    """A copy, one without its head or with another one, with adapters around it that change nothing yet, in training."""
+    model = model_of("transformer_xl", torch.float32)
+    path = made(tmp_path / "memory", model)
+    classifier = tiny_model("transformer_xl", "sequence_classification", torch.float32)
+    classifier.model.load_state_dict(model.model.state_dict())
+    other = copy.deepcopy(model)
+    for same in (other, copy.deepcopy(model).train(), model.model, torch.compile(model, backend="eager")):
+        assert_equal(Memory.load(path, same).memory, memory_of_rows(model))
+    made(tmp_path / "of the backbone", model.model)
+    for same in (model, classifier):
+        Memory.load(tmp_path / "of the backbone", same)
+    other.config.pad_token_id, other.config.dropout = 0, 0.5  # change no result
+    Memory.load(path, other)
+    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights=False))
+    with pytest.raises(ValueError, match="made with other weights"):
+        Memory.load(path, adapted)
+    path = made(tmp_path / "adapted", adapted, memory_of_rows(adapted))
+    assert_equal(Memory.load(path, adapted).memory, memory_of_rows(adapted))
+
+
+def test_a_memory_of_another_model_is_not_saved(tmp_path):
+    model = model_of("transformer_xl")
+    memory = memory_of_rows(model)
+    wide = memory_of_rows(model_of("transformer_xl", hidden_size=64, num_attention_heads=8))
+    for wrong, ids, said in (
+        (wide, None, "heads and widths"),
+        (memory._replace(layers=memory.layers[:1]), None, "1 layers"),
+        (memory, tokens(2, 1), r"`unread_ids` has shape \(2, 1\)"),
+        (memory, torch.full((3, 1), 37), r"integers in 0\.\.36"),
+        (memory, torch.zeros(3, 1), "torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            wrong.save(tmp_path / "memory", model, ids)
+    assert not list(tmp_path.iterdir())
+
+
+# --- files that are damaged, changed or hostile
+
+
+@pytest.fixture(scope="module")
+def small(folder) -> tuple[nn.Module, bytes]:
+    """A model, and the file of a memory of it."""
+    model = model_of("compressive_transformer")
+    memory_of_rows(model).save(folder / "small", model, tokens(3, 1))
+    return model, (folder / "small").read_bytes()
+
+
+def test_a_file_that_is_cut_off_or_changed_anywhere_is_refused(small, tmp_path):
+    model, data = small
+    path = tmp_path / "memory"
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    for end in (0, 1, 7, 8, 9, start // 2, start - 1, start, start + 1, len(data) - 1):
+        path.write_bytes(data[:end])
+        with pytest.raises(ValueError, match="'.*memory' (cannot be read: it is damaged|is no memory)"):
+            Memory.load(path, model)
+    path.write_bytes(data + b"\0")
+    with pytest.raises(ValueError, match="damaged"):
+        Memory.load(path, model)
+    for place in [*range(0, start, 29), *range(start, len(data), 1999)]:
+        changed = bytearray(data)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"'.*memory' (cannot|is|holds)"):
+            Memory.load(path, model)
+    path.write_bytes(data)
+    Memory.load(path, model)
+
+
+def test_what_is_no_memory_is_refused(small, tmp_path):
+    model, _ = small
+    path = tmp_path / "memory"
+    os.mkfifo(tmp_path / "pipe")
+    save_file({"lengths": torch.zeros(1)}, tmp_path / "tensors")
+    path.write_text("{}")
+    for name, said in (
+        ("memory", "cannot be read"),
+        ("tensors", "is no memory"),
+        ("pipe", "is no file"),
+        (".", "is no file"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Memory.load(tmp_path / name, model)
+    with pytest.raises(ValueError, match="is no file"):
+        Memory.load(tmp_path / "nowhere", model)
+
+
+def rewritten(data: bytes, path: Path, change) -> None:
+    """The file with tensors and a header that `change(tensors, header)` makes, and the right hash of them."""
+    path.write_bytes(data)
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    tensors = load_file(path)
+    header.pop("sha256")
+    change(tensors, header)
+    save_file(tensors, path, header | {"sha256": hash_of(tensors, header)})
+
+
+COLUMNS = "layers.0.columns.0"
+HOSTILE = {
+    "lengths beyond the columns": lambda t, h: t.update(lengths=torch.tensor([1, 5, 90])),
+    "lengths below zero": lambda t, h: t.update(lengths=torch.tensor([1, -5, 8])),
+    "lengths of numbers that are none": lambda t, h: t.update(lengths=torch.tensor([1.0, float("nan"), 8.0])),
+    "lengths in few bits": lambda t, h: t.update(lengths=torch.tensor([1, 5, 8], dtype=torch.int8)),
+    "lengths without rows": lambda t, h: t.update(lengths=torch.tensor(3)),
+    "lengths of other rows": lambda t, h: t.update(lengths=torch.tensor([1, 5])),
+    "tokens read below zero": lambda t, h: t.update(tokens_read=torch.tensor([1, -1, 21])),
+    "tokens read without end": lambda t, h: t.update(tokens_read=torch.tensor([1, 5, 2**62])),
+    "tokens read in a table": lambda t, h: t.update(tokens_read=torch.ones(3, 3, dtype=torch.long)),
+    "a count below zero": lambda t, h: t.update({"state.0": torch.tensor([0, -1, 3])}),
+    "a count of numbers": lambda t, h: t.update({"state.0": torch.zeros(3)}),
+    "columns of integers": lambda t, h: t.update({COLUMNS: t[COLUMNS].long()}),
+    "columns in eight bits": lambda t, h: t.update({COLUMNS: t[COLUMNS].to(torch.float8_e4m3fn)}),
+    "complex columns": lambda t, h: t.update({COLUMNS: t[COLUMNS].to(torch.complex64)}),
+    "a column without a shape": lambda t, h: t.update({COLUMNS: torch.tensor(1.0)}),
+    "a flat column": lambda t, h: t.update({COLUMNS: torch.ones(3)}),
+    "columns of fewer rows": lambda t, h: t.update({COLUMNS: t[COLUMNS][:2].clone()}),
+    "columns of fewer heads": lambda t, h: t.update({COLUMNS: t[COLUMNS][:, :3].clone()}),
+    "narrow columns": lambda t, h: t.update({COLUMNS: t[COLUMNS][..., :7].clone()}),
+    "fewer columns": lambda t, h: t.update({COLUMNS: t[COLUMNS][..., 1:, :].clone()}),
+    "a layer with fewer columns": lambda t, h: t.update(
+        {f"layers.0.columns.{i}": t[f"layers.0.columns.{i}"][..., 1:, :].clone() for i in range(3)}
+    ),
+    "a layer with fewer older ones": lambda t, h: t.update(
+        {f"layers.0.older.{i}": t[f"layers.0.older.{i}"][..., 1:, :].clone() for i in range(2)}
+    ),
+    "older ones of other heads": lambda t, h: t.update({"layers.0.older.0": t["layers.0.older.0"][:, :2].clone()}),
+    "no columns": lambda t, h: [t.pop(f"layers.0.columns.{i}") for i in range(3)],
+    "one tensor less": lambda t, h: t.pop("layers.1.columns.2"),
+    "one layer less": lambda t, h: [t.pop(name) for name in list(t) if name.startswith("layers.1.")],
+    "one layer more": lambda t, h: t.update({"layers.2.columns.0": t[COLUMNS].clone()}),
+    "a layer far away": lambda t, h: t.update({"layers.999999999.columns.0": t[COLUMNS].clone()}),
+    "no lengths": lambda t, h: t.pop("lengths"),
+    "a stray tensor": lambda t, h: t.update(stray=torch.zeros(3)),
+    "tokens that are none": lambda t, h: t.update(unread_ids=torch.tensor([[1], [2], [-3]])),
+    "tokens of other rows": lambda t, h: t.update(unread_ids=torch.tensor([[1], [2]])),
+    "tokens of numbers": lambda t, h: t.update(unread_ids=torch.tensor([[1.0], [2.0], [3.0]])),
+    "a later version": lambda t, h: h.update(memory_version="2"),
+    "no model": lambda t, h: h.pop("model_type"),
+    "no JSON": lambda t, h: h.update(config="{"),
+    "a list of fields": lambda t, h: h.update(config="[1]"),
+    "deep fields": lambda t, h: h.update(config="[" * 100_000),
+    "a huge model type": lambda t, h: h.update(model_type="x\n" * 100_000),
+    "other weights": lambda t, h: h.update(weights=""),
+    "another head": lambda t, h: h.update(head="0"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_by_one_sentence(small, name, tmp_path):
+    """Its hash is right: who made it knew how."""
+    model, data = small
+    rewritten(data, tmp_path / "memory", HOSTILE[name])
+    with pytest.raises(ValueError, match=r"'.*memory' (cannot|is|was|holds)") as refused:
+        Memory.load(tmp_path / "memory", model)
+    assert len(str(refused.value)) < 1000
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"lengths": {"dtype": "I64", "shape": [2**60], "data_offsets": [0, 2**63]}},
+        {"lengths": {"dtype": "I64", "shape": [2**62, 2**62], "data_offsets": [0, 8]}},
+        {"lengths": {"dtype": "I64", "shape": [-1], "data_offsets": [0, 8]}},
+        {"lengths": {"dtype": "X64", "shape": [1], "data_offsets": [0, 8]}},
+        {"lengths": {"dtype": "I64", "shape": [2**60, 0], "data_offsets": [0, 0]}},
+        {"__metadata__": {"memory_version": 1}},
+        {"__metadata__": []},
+        [],
+    ],
+    ids=str,
+)
+def test_sizes_that_are_declared_are_not_taken(small, header, tmp_path):
+    text = json.dumps(header).encode()
+    (tmp_path / "memory").write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    with pytest.raises(ValueError, match="'.*memory'"):
+        Memory.load(tmp_path / "memory", small[0])
+    (tmp_path / "memory").write_bytes(struct.pack("<Q", 2**62) + text)
+    with pytest.raises(ValueError, match="'.*memory' cannot be read"):
+        Memory.load(tmp_path / "memory", small[0])
+
+
+# --- written whole or not at all
+
+
+def test_what_was_there_stays_where_a_write_is_killed_or_fails(small, tmp_path, monkeypatch):
+    model, data = small
+    path, memory = tmp_path / "memory", memory_of_rows(model, lengths=(2,))
+
+    def prepare() -> None:
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        path.write_bytes(data)
+
+    read = []
+    for _ in killed_at_each_write(tmp_path, prepare, lambda: memory.save(path, model)):
+        read.append(Memory.load(path, model).memory.tokens_read.tolist())
+    assert read[0] == [*LENGTHS]
+    assert read[-1] == [2]
+    assert len(read) > 2
+    prepare()
+
+    def full(*args, **kwargs) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(memory_file, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        memory.save(path, model)
+    assert os.listdir(tmp_path) == ["memory"]
+    assert path.read_bytes() == data
