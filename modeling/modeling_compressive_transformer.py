@@ -86,7 +86,7 @@ class CompressiveTransformerLayer(MemoryLayer):
         normed = self.attention_input(hidden_states)
         new = *self.self_attn.project(normed), hidden_states.unsqueeze(1)
         (key, value, inputs), kept = context.extend(past.columns, hidden_states, new, self.project)
-        projected = older = past.older
+        projected = older = tuple(each.to(key) for each in past.older)
         if self.training or plan.blocks.count > 0 or len(older) == 1:
             old = gather_columns(inputs[:, 0].detach(), plan.blocks.columns.expand(len(inputs), -1))
             compressed = self.compression(old)

@@ -92,7 +92,7 @@ class InfiniAttention(MemoryAttention):
     ) -> tuple[torch.Tensor, Tensors]:
         """A_mem `(B, H, T, V)` of positive queries and keys, and M and z after the call. Every block reads those of the
         blocks before it."""
-        matrix, normalizer = sums
+        matrix, normalizer = sums[0], sums[1].to(sums[0])
         states = [blocks.cut(each.to(matrix.dtype)) for each in (query, key, value)]
         retrieved = []
         for block, (block_query, block_key, block_value) in enumerate(zip(*states, strict=True)):

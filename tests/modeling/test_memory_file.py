@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -23,9 +24,10 @@ from tiny import (
     tiny_model,
     tokens,
 )
+from tiny_bases import tiny_base
 from torch import nn
 
-from transformers_xl import Memory, cat_memories
+from transformers_xl import Memory, add_memory, cat_memories
 from transformers_xl.modeling.memory import memory_file
 from transformers_xl.modeling.memory.memory_file import hash_of
 
@@ -410,6 +412,62 @@ def test_sizes_that_are_declared_are_not_taken(small, header, tmp_path):
     (tmp_path / "memory").write_bytes(struct.pack("<Q", 2**62) + text)
     with pytest.raises(ValueError, match="'.*memory' cannot be read"):
         Memory.load(tmp_path / "memory", small[0])
+
+
+def disturbed(memory: Memory, random: Random) -> Memory:
+    """Some of its numbers, types and counts changed, as only a hostile file has them."""
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    most, older = random.randint(0, memory.num_columns), random.randint(0, 3)
+    tensors = {}
+    for name, each in memory.named_tensors().items():
+        if not each.is_floating_point():
+            top = memory.num_columns if name == "lengths" else random.choice([3, 30, 2**31, 2**53])
+            each = torch.tensor([random.randint(0, top) for _ in each]) if random.random() < 0.5 else each
+        elif random.random() < 0.3:
+            each = each.to(random.choice(kinds))
+        if "columns" in name and each.shape[-2] > most:
+            each = each[..., :most, :]
+        elif "older" in name:
+            each = each[..., :older, :]
+        tensors[name] = each
+    tensors["lengths"] = tensors["lengths"].clamp(max=most)
+    return Memory.from_named_tensors(tensors)
+
+
+@pytest.mark.parametrize("model_type", CARRYING)
+@in_both_forms
+@torch.no_grad()
+def test_what_passes_can_be_read(model_type, use_cache):
+    """By a call of each form, and by `generate()`."""
+    model, random = model_of(model_type), Random(0)
+    memory = memory_of_rows(model, use_cache)
+    passed = 0
+    for number in range(12):
+        given = disturbed(memory, random)
+        try:
+            getattr(model, "model", model).check_saved_memory(given)
+        except ValueError:
+            continue
+        passed += 1
+        for form in FORMS.values():
+            said = result_of(model(tokens(3, 1 + 6 * (number % 2)), mems=given, use_cache=form))
+            assert said.shape[:2] == (3, 1 + 6 * (number % 2))
+        if model.can_generate() and number % 4 == 0:
+            model.generate(tokens(3, 2), mems=given, max_new_tokens=2, do_sample=False)
+    assert passed > 3
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "mpt"])
+@torch.no_grad()
+def test_around_other_bases(family, tmp_path):
+    model = add_memory(tiny_base(family).float(), kind="window", mem_len=8)
+    model.save_pretrained(tmp_path / "model", include_code=False)
+    memory_of_rows(model).save(tmp_path / "memory", model, tokens(3, 1))
+    again = loaded(tmp_path / "model")
+    memory, unread_ids = Memory.load(tmp_path / "memory", again)
+    torch.testing.assert_close(
+        again(unread_ids, mems=memory).logits, model(unread_ids, mems=memory_of_rows(model)).logits
+    )
 
 
 # --- written whole or not at all
