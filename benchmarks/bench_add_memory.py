@@ -205,7 +205,7 @@ def cost_of_mixed_layers() -> dict[str, Any]:
             model, mems = add_memory(base, mem_len=mem_len, num_sinks=SINKS), None
             for _ in range(mem_len // 512):
                 mems = model(torch.ones(1, 512, dtype=torch.long), mems=mems, logits_to_keep=1).mems
-            found[f"bytes_{name}_{mem_len}"] = sum(each.nbytes for each in mems.named_tensors().values())
+            found[f"bytes_{name}_{mem_len}"] = mems.num_bytes
     return found
 
 

@@ -59,11 +59,17 @@ def write_memory(
     Raises:
         OSError: the disk refuses, or a folder is there.
     """
-    # copies: safetensors refuses tensors that share their storage
-    own = {name: each.detach().cpu().clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
     header = described(model) | {"tokens_read": json.dumps(tokens_read)}
     with atomic_write(path) as new:
-        save_file(own, new, header | {"sha256": hash_of(own, header)})
+        save_tensors(new, tensors, header | {"sha256": hash_of(tensors, header)})
+
+
+def save_tensors(
+    path: str | os.PathLike, tensors: Mapping[str, torch.Tensor], header: dict[str, str] | None = None
+) -> None:
+    """Write copies: safetensors refuses tensors that share their storage."""
+    copies = {name: each.detach().cpu().clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
+    save_file(copies, path, header)
 
 
 def read_memory(path: str | os.PathLike, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -255,4 +261,4 @@ def bytes_of(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-__all__ = ["read_memory", "write_memory"]
+__all__ = ["read_memory", "save_tensors", "write_memory"]

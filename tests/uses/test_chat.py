@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.cli.main import app
 from transformers_xl.data.conversation import Conversation
+from transformers_xl.files.output_lock import output_lock
 
 TEMPLATE = (
     "{{ 'System: short answers.\n' }}{% for message in messages %}"
@@ -171,6 +173,82 @@ def test_the_command(tmp_path: Path):
     assert answers[0].lstrip("> ") not in ended.output
 
 
+def chat(folder: str, *words: str, lines: str) -> tuple[list[str], str]:
+    """The answers, and what is said beside them."""
+    options = ["--max-new-tokens", "5", "--temperature", "0", "--json"]
+    result = CliRunner().invoke(app, ["chat", folder, *options, *words], input=lines)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line)["answer"] for line in result.stdout.splitlines()], result.stderr
+
+
+def test_a_session_goes_on_in_another_chat(tmp_path: Path):
+    folder, file = saved(tmp_path / "model"), str(tmp_path / "session")
+    whole, _ = chat(folder, lines="Hello.\nAnd then?\nGo on\n")
+    first, said = chat(folder, "--session", file, lines="Hello.\n")
+    assert f"Saved in '{file}' from here on, after every turn." in said
+    second, said = chat(folder, "--session", file, lines="And then?\n/quit\n")
+    assert f"Going on with '{file}': 11 tokens read, " in said
+    third, _ = chat(folder, "--session", file, lines="Go on\n")
+    assert first + second + third == whole
+    _, said = chat(folder, "--session", file, lines="/reset\n")
+    assert "Forgotten." in said
+    again, said = chat(folder, "--session", file, lines="Hello.\n")
+    assert "0 tokens read" in said
+    assert again == first
+
+
+def test_the_commands_of_a_session(tmp_path: Path):
+    folder, (a, b, c) = saved(tmp_path / "model"), (str(tmp_path / name) for name in "abc")
+    other = saved(tmp_path / "other", mem_len=4)
+    chat(other, "--session", c, lines="Hello.\n")
+    lines = [
+        *("Hello.", f"/fork {b}", "Go on", f"/load {a}", "Go on", f"/load {c}", f"/save {c}", f"/fork {b}", "/load"),
+        *("/save", "/saved text"),
+    ]
+    answers, said = chat(folder, "--session", a, lines="\n".join(lines))
+    assert len(answers) == 4
+    assert answers[1] == answers[2]  # the fork left its origin as it was
+    for sentence in (
+        f"Saved in '{b}' from here on, after every turn; '{a}' stays as it is.",
+        f"Going on with '{a}': 11 tokens read, ",
+        f"/load: '{c}' is a memory of another model: it was made with `mem_len`=4, and `model` has 8",
+        f"/save: '{c}' is a memory of another model",
+        f"/fork: '{b}' is there already: name a new file.",
+        "/load: name a file.",
+        "/save: name a file.",
+    ):
+        assert sentence in said, said
+    assert said.count("\n") < 14
+    _, said = chat(folder, lines=f"Hello.\n/save {tmp_path / 'copy'}\n")
+    assert f"Saved in '{tmp_path / 'copy'}', as it is now." in said
+
+
+@pytest.mark.parametrize("kind", ["another model", "damaged", "folder", "open"])
+def test_a_session_that_cannot_go_on_is_refused(tmp_path: Path, kind: str):
+    folder, file = saved(tmp_path / "model"), tmp_path / "session"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "another model":
+        chat(saved(tmp_path / "other", letter="b"), "--session", str(file), lines="Hi\n")
+    else:
+        chat(folder, "--session", str(file), lines="Hi\n")
+    if kind == "damaged":
+        file.write_bytes(file.read_bytes()[:-1])
+    kept = None if kind == "folder" else file.read_bytes()
+    with output_lock(file.with_name(".session.lock")) if kind == "open" else nullcontext():
+        result = CliRunner().invoke(app, ["chat", folder, "--session", str(file)], input="Hello.\n")
+    assert result.exit_code == 2
+    (error,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    said = {
+        "another model": "with other weights in its head than `model` has",
+        "damaged": "it is damaged, cut off, or no memory",
+        "folder": "is a folder: name a file in it",
+        "open": "another chat has",
+    }
+    assert said[kind] in error
+    assert kept is None or file.read_bytes() == kept
+
+
 @pytest.mark.parametrize(
     "fields", [{"model_type": "vanilla_transformer"}, {"same_length": False, "mem_len": 0}], ids=str
 )
@@ -267,3 +345,23 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path):
         terminal.process.join()
         os.close(terminal.theirs)
         os.close(terminal.end)
+
+
+def test_a_chat_that_is_killed_between_two_turns_loses_nothing(tmp_path: Path):
+    folder, file = saved(tmp_path / "model", letter="y"), str(tmp_path / "session")
+    expected, _ = chat(folder, lines="Hello.\nAnd then?\nGo on\n")
+    terminal = Terminal("chat", folder, "--session", file, "--max-new-tokens", "5", "--temperature", "0")
+    try:
+        for line in ("Hello.", "And then?"):
+            terminal.waits_for("> ")
+            terminal.types(f"{line}\n")
+            terminal.waits_for(f"{line}\r\n")
+        terminal.waits_for("\n> ")
+        terminal.process.kill()
+        terminal.process.join(PATIENCE)
+    finally:
+        terminal.process.kill()
+        terminal.process.join()
+        os.close(terminal.theirs)
+        os.close(terminal.end)
+    assert chat(folder, "--session", file, lines="Go on\n")[0] == expected[2:]

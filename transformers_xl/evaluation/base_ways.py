@@ -125,7 +125,7 @@ def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading
         ids, targets = text.read(start, stop, begins=cache is None)
         losses, output = losses_of_targets(model, ids, targets, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        yield losses[targets != -100], sum(each.nbytes for each in cache.memory.named_tensors().values())
+        yield losses[targets != -100], cache.memory.num_bytes
 
 
 def cache_tensors(cache: Any) -> list[torch.Tensor]:

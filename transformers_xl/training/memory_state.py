@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from transformers_xl.modeling.memory.memory_file import save_tensors
 from transformers_xl.modeling.memory.memory_value import Memory
 
 PREFIX = "mems."  # of the names of the tensors of a memory, in the file
@@ -37,8 +38,7 @@ def save_memory(path: Path, memory: Memory | None, extra: dict[str, torch.Tensor
     tensors = dict(extra)
     if memory is not None:
         tensors |= {PREFIX + name: tensor for name, tensor in memory.named_tensors().items()}
-    # cloned: safetensors refuses tensors that share their storage
-    save_file({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, path)
+    save_tensors(path, tensors)
 
 
 def load_memory(path: Path, device: torch.device) -> tuple[Memory | None, dict[str, torch.Tensor]]:

@@ -112,7 +112,7 @@ def measure_step(model: Any, args: MemoryTrainingArguments, length: int) -> Step
     saved = SavedBytes(parameters, vocab_size)
     with as_it_was(model), mixed_precision(parameters[0].device, args):
         mems = read_one_row(model, length, saved)
-    held = 0 if mems is None else size_of(mems.named_tensors().values())
+    held = 0 if mems is None else mems.num_bytes
     is_adam = args.optimizer is not None or "adam" in OptimizerNames(args.optim).value
     return StepMemory(
         weights=size_of(parameters),
