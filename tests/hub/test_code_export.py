@@ -279,6 +279,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             expected["generated"] = model.generate(
                 expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False
             )
+            if output.mems is not None:
+                output.mems.save(folder / "text.memory", model, expected["ids"][:, -1:])
         save_file(expected, folder / "expected.safetensors")
     ByteTokenizer().save_pretrained(root / "without code", include_code=False)
     return root

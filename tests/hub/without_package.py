@@ -41,6 +41,8 @@ def check(folder: Path, head: str) -> None:
     if head == "causal_lm":
         generated = model.generate(expected["ids"][:, -1:], mems=output.mems, max_new_tokens=4, do_sample=False)
         assert torch.equal(generated, expected["generated"]), folder.name
+        if output.mems is not None:
+            check_memory_file(model, folder / "text.memory", type(output.mems), expected["generated"])
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         assert type(tokenizer).__module__.startswith("transformers_modules."), type(tokenizer)
         assert tokenizer.encode_bytes(b"\xff\x00") == [255, 0]
@@ -57,6 +59,15 @@ def check(folder: Path, head: str) -> None:
         assert (
             type(transformers.AutoTokenizer.from_pretrained(again, trust_remote_code=True)).__name__ == "ByteTokenizer"
         )
+
+
+def check_memory_file(model, path: Path, memory_class: type, generated: torch.Tensor) -> None:
+    """That of the package, and one that is written here."""
+    for _ in range(2):
+        memory, unread_ids = memory_class.load(path, model)
+        assert torch.equal(model.generate(unread_ids, mems=memory, max_new_tokens=4, do_sample=False), generated), path
+        path = path.with_name("again.memory")
+        memory.save(path, model, unread_ids)
 
 
 def check_foreign_fields(folder: Path) -> None:

@@ -22,7 +22,8 @@ class ChatSession:
     """
 
     def __init__(self, conversation: Conversation):
-        self.conversation, self.path = conversation, None
+        self.conversation = conversation
+        self.path: Path | None = None
         self.lock = ExitStack()
 
     def __enter__(self) -> Self:
