@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 import torch
+from accelerate import disk_offload
 from forked import run_processes
 from going_on import going_on, loaded
 from killed import killed_at_each_write
@@ -250,6 +251,27 @@ def test_the_same_model_elsewhere(tmp_path):
         Memory.load(path, adapted)
     path = made(tmp_path / "adapted", adapted, memory_of_rows(adapted))
     assert_equal(Memory.load(path, adapted).memory, memory_of_rows(adapted))
+
+
+def test_weights_that_lie_on_disk(tmp_path):
+    """They are the same ones; Accelerate reads them when they are needed."""
+    path = made(tmp_path / "memory", model_of("transformer_xl", torch.float32))
+    away = model_of("transformer_xl", torch.float32)
+    disk_offload(away, tmp_path / "weights", torch.device("cpu"))
+    assert next(away.parameters()).is_meta
+    memory = Memory.load(path, away).memory
+    made(tmp_path / "again", away, memory)
+    assert_equal(Memory.load(tmp_path / "again", model_of("transformer_xl", torch.float32)).memory, memory)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch names torchao as its successor
+def test_weights_in_eight_bits(tmp_path):
+    model = model_of("transformer_xl", torch.float32)
+    coarse = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    path = made(tmp_path / "memory", coarse)
+    assert_equal(Memory.load(path, coarse).memory, memory_of_rows(coarse))
+    with pytest.raises(ValueError, match="made with other weights"):
+        Memory.load(path, model)
 
 
 def test_a_memory_of_another_model_is_not_saved(tmp_path):
