@@ -62,7 +62,7 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="A larger model: `transformers-xl compare FILE -o FOLDER`.",
+    beyond="A larger model: `transformers-xl compare PLAN -o FOLDER`.",
     text=import_log,
 )
 

@@ -208,9 +208,12 @@ def test_broken_files_are_not_pushed(case: str, broken: Callable):
 
 @pytest.mark.parametrize("data", [b"[]", b'{"a', b"\xff", DEEP.encode(), b'{"model": 5}'])
 def test_runs_of_a_comparison_that_are_none(data: bytes, tmp_path: Path):
+    (tmp_path / "plan.json").write_text(json.dumps({"models": {"gtrxl": {}}, "seeds": 1, "reference": "gtrxl"}))
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "gtrxl-0.json").write_bytes(data)
     assert_one_sentence(run("compare", "--from", tmp_path), "gtrxl-0.json")
+    (tmp_path / "plan.json").write_bytes(data)
+    assert_one_sentence(run("compare", "--from", tmp_path), "plan.json")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "recl", "context-curve", "speed", "report"])
@@ -222,7 +225,7 @@ def test_texts_that_are_none(data: bytes, kind: str, command: str, folders: dict
     assert_one_sentence(run(*COMMANDS[command](folder, text)), "a-text.txt")
 
 
-@pytest.mark.parametrize("words", [["train"], ["tokenizer", "train"], ["compare"]])
+@pytest.mark.parametrize("words", [["train"], ["tokenizer", "train"]])
 def test_a_training_on_nothing(words: list[str], tmp_path: Path):
     (tmp_path / "empty.txt").write_bytes(b"")
     assert_one_sentence(run(*words, tmp_path / "empty.txt", "-o", tmp_path / "out"), "empty.txt")

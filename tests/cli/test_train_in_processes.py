@@ -98,7 +98,7 @@ def test_lanes_that_cannot_be_shared_are_refused(text_file, tmp_path):
 
 def test_models_are_compared_in_one_process(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    result = run("compare", text_file, "-o", tmp_path / "out")
+    result = run("compare", text_file, "-o", tmp_path / "out")  # before the plan is read
     assert result.exit_code == 2
     assert "`WORLD_SIZE`=2" in result.output
     assert not list(tmp_path.iterdir())

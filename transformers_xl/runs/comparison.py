@@ -1,56 +1,154 @@
-"""What `transformers-xl compare` found, from its files: means and spreads over seeds, RECL, a table.
+"""What `transformers-xl compare` found, from its files: bits per byte, what they differ by, and a table (no torch)."""
 
-A folder of a comparison holds `runs/MODEL-SEED.json`, and `speeds.json` where speeds were measured.
-"""
-
-import base64
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from transformers_xl.evaluation.recl import RECL, recl
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
+from transformers_xl.runs.comparison_statistics import Difference, bits_after, difference
 
-MEASURES = ("with_context", "at_equal_time", "without_context", "recl", "seconds", "training", "generation", "memory")
-RUN_FIELDS = {
-    "model", "seed", "settings", "parameters", "bits_per_byte", "recl_losses", "peak_memory", "memory_before",
-}  # fmt: skip
+RUN_FIELDS = {"model", "seed", "settings", "setting", "parameters", "bytes", "bits", "peak_memory", "memory_before"}
 
 
-def read_runs(folder: Path, any_rates: bool = False) -> list[dict[str, Any]]:
-    """The runs in a folder; with `any_rates`, whatever learning rates each was chosen from.
-
-    Raises:
-        ValueError: there are none, a file is none, or settings differ from run to run.
-    """
-    files = sorted((folder / "runs").glob("*.json"))
-    if not files:
-        raise ValueError(
-            f"`from`={str(folder)!r} has no runs/*.json: give a folder that `transformers-xl compare` wrote."
-        )
-    runs = [_read(file, RUN_FIELDS) for file in files]
-    for file, run in zip(files, runs, strict=True):
-        check_settings(file, run["settings"], runs[0]["settings"], any_rates)
-    return runs
+def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raise a `ValueError` that names the first field in which the settings of a file are not those expected."""
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f"`{name}`={expected.get(name)} differs from that of {str(file)!r}, {found.get(name)}: give the same "
+                "value, or another folder."
+            )
 
 
-def read_speeds(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Speeds by model, none where they were not measured.
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A file that is there whole or not at all."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
 
-    Raises:
-        ValueError: they were measured with other settings; learning rates change no speed.
-    """
+
+def read_speeds(folder: Path) -> dict[str, Any]:
+    """What speeds.json holds; nothing where steps were not timed."""
     file = folder / "speeds.json"
-    if not file.is_file():
-        return {}
-    found = _read(file, {"settings", "models"})
-    check_settings(file, found["settings"], settings, any_rates=True)
-    return found["models"]
+    return _read(file, {"settings", "seconds_per_step"}) if file.is_file() else {}
+
+
+@dataclass(frozen=True)
+class ModelRuns:
+    """The runs of a model, in the order of their seeds.
+
+    Attributes:
+        name: of the model.
+        seeds: their seeds.
+        bits: of each document after some steps `(seeds, documents)`, by steps.
+        num_bytes: that are predicted of each document `(documents,)`.
+        first: what the file of the first run holds.
+        seconds_per_step: None where steps were not timed.
+    """
+
+    name: str
+    seeds: list[int]
+    bits: dict[int, np.ndarray]
+    num_bytes: np.ndarray
+    first: dict[str, Any]
+    seconds_per_step: float | None
+
+    @property
+    def steps(self) -> int:
+        return max(self.bits)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the training; None where steps were not timed."""
+        return None if self.seconds_per_step is None else self.steps * self.seconds_per_step
+
+    @property
+    def memory(self) -> float:
+        """MiB that training takes at its peak beside the libraries."""
+        return (self.first["peak_memory"] - self.first["memory_before"]) / 2**20
+
+    def per_byte(self, bits: np.ndarray) -> list[float]:
+        """Bits per byte of each seed."""
+        return [float(each) for each in bits.sum(1) / self.num_bytes.sum()]
+
+    def after(self, seconds: float) -> np.ndarray | None:
+        """Bits of each document `(seeds, documents)` after so many seconds of training. Before its end a run with a rate
+        that falls is none that a shorter training would have given: None."""
+        if self.seconds_per_step is None:
+            return None
+        step = min(self.steps, round(seconds / self.seconds_per_step, 6))
+        if step < self.steps and self.first["setting"]["schedule"] != "constant":
+            return None
+        return bits_after(self.bits, step)
+
+
+@dataclass(frozen=True)
+class ComparisonResults:
+    """The runs of a folder: models in the order of their bits per byte, the reference among them, and `equal_seconds`, the
+    time of the shortest training, None where steps were not timed. `seeds`: of each model, when all is done."""
+
+    models: list[ModelRuns]
+    reference: ModelRuns
+    equal_seconds: float | None
+    seeds: int
+    speeds: dict[str, Any]
+
+    def difference(self, model: ModelRuns) -> Difference | None:
+        """To the reference, after all steps; None of the reference."""
+        if model is self.reference:
+            return None
+        ours, other = (each.bits[each.steps] for each in (model, self.reference))
+        return difference(ours, other, model.num_bytes)
+
+    def difference_at_equal_time(self, model: ModelRuns) -> Difference | None:
+        """To the reference, after `equal_seconds`; None of the reference, and where a score is missing."""
+        if model is self.reference or self.equal_seconds is None:
+            return None
+        found = [each.after(self.equal_seconds) for each in (model, self.reference)]
+        if found[0] is None or found[1] is None:
+            return None
+        return difference(found[0], found[1], model.num_bytes)
+
+
+def read_comparison(folder: Path) -> ComparisonResults:
+    """What a folder holds.
+
+    Raises:
+        ValueError: it holds no comparison or no run of the reference, or runs of one model have other settings.
+    """
+    plan_file = folder / "plan.json"
+    if not plan_file.is_file() or not (folder / "runs").is_dir():
+        raise ValueError(f"`from`={str(folder)!r} has no plan.json and runs/: give a folder that `compare` wrote.")
+    plan, speeds = _read(plan_file, {"models", "seeds", "reference"}), read_speeds(folder)
+    if not isinstance(plan["models"], dict) or not isinstance(plan["seeds"], int):
+        raise ValueError(f"`from`: {str(plan_file)!r} is no plan: give the command with -o again, which writes it.")
+    models = []
+    for name in plan["models"]:
+        runs = [folder / "runs" / f"{name}-{seed}.json" for seed in range(plan["seeds"])]
+        found = [(file, _read(file, RUN_FIELDS)) for file in runs if file.is_file()]
+        for file, each in found:
+            check_settings(file, each["settings"], found[0][1]["settings"])
+        if found:
+            models.append(_model_runs(name, [each for _, each in found], speeds))
+    reference = next((each for each in models if each.name == plan["reference"]), None)
+    if reference is None:
+        raise ValueError(
+            f"`from`={str(folder)!r} has no run of the reference {plan['reference']}: finish its runs first."
+        )
+    models.sort(key=lambda each: statistics.mean(each.per_byte(each.bits[each.steps])))
+    seconds = [each.seconds for each in models if each.seconds is not None]
+    fastest = min(seconds) if len(seconds) == len(models) else None
+    return ComparisonResults(models, reference, fastest, plan["seeds"], speeds)
+
+
+def _model_runs(name: str, runs: list[dict[str, Any]], speeds: dict[str, Any]) -> ModelRuns:
+    bits = {int(step): np.array([run["bits"][step] for run in runs]) for step in runs[0]["bits"]}
+    timed = speeds.get("seconds_per_step", {}).get(name)
+    return ModelRuns(name, [run["seed"] for run in runs], bits, np.array(runs[0]["bytes"]), runs[0], timed)
 
 
 def _read(file: Path, fields: set[str]) -> dict[str, Any]:
@@ -66,88 +164,7 @@ def _read(file: Path, fields: set[str]) -> dict[str, Any]:
     return found
 
 
-def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any], any_rates: bool = False) -> None:
-    """Raise a `ValueError` that names the first field in which the settings of a file are not those expected; with
-    `any_rates`, of those that are not `learning_rates`."""
-    for name in expected | found:
-        if found.get(name) != expected.get(name) and not (any_rates and name == "learning_rates"):
-            raise ValueError(
-                f"`{name}`={expected.get(name)} differs from that of {str(file)!r}, {found.get(name)}: give the same "
-                "value, or another folder."
-            )
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """A file that is there whole or not at all."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By model, best first: `parameters`, `recl_is_bound`, `recl_floor` (the shortest context that was tried: a RECL of it
-    is that or less), and a list with a value per seed for each of `MEASURES`.
-
-    `with_context` and `without_context` are bits per byte, `recl` tokens, `seconds` those of the training (on a CPU
-    processor time), `training` tokens per second, `generation` milliseconds per token, `memory` the MiB that training takes
-    at its peak beside the libraries. Speeds are one value, or none. `at_equal_time` are bits per byte with context after
-    `equal_seconds` of training, the time of the shortest run: no value for a model that was not scored before, nor for runs
-    without learning curves or from several machines. Runs without learning curves have no `seconds`.
-    """
-    runs = list(runs)
-    lengths, seconds = _recl(runs), equal_seconds(runs)
-    rows: dict[str, dict[str, Any]] = {}
-    for run in sorted(runs, key=lambda run: run["seed"]):
-        name = run["model"]
-        known = {"parameters": run["parameters"], "recl_is_bound": False, "equal_seconds": seconds}
-        known["recl_floor"] = min(run["settings"]["recl"]["contexts"])
-        known["learning_rate"] = run.get("learning_rate")
-        row = rows.setdefault(name, known | {measure: [] for measure in MEASURES})
-        found = lengths[name, run["seed"]]
-        for way in ("with_context", "without_context"):
-            row[way].append(run["bits_per_byte"][way])
-        if seconds is not None and (bits := bits_after(run["curve"], seconds)) is not None:
-            row["at_equal_time"].append(bits)
-        if "curve" in run:
-            row["seconds"].append(run["curve"][-1]["seconds"])
-        row["recl"].append(found.length)
-        row["recl_is_bound"] |= found.is_bound
-        row["memory"].append((run["peak_memory"] - run["memory_before"]) / 2**20)
-    for name in rows.keys() & speeds.keys():
-        rows[name]["training"] = [speeds[name]["training_tokens_per_second"]]
-        rows[name]["generation"] = [1000 * speeds[name]["seconds_per_generated_token"]]
-    return dict(sorted(rows.items(), key=lambda row: statistics.mean(row[1]["with_context"])))
-
-
-def equal_seconds(runs: list[dict[str, Any]]) -> float | None:
-    """The time of the shortest run, where all ran on one machine and have a learning curve."""
-    machines = {(run["versions"]["device"], run["versions"]["machine"]) for run in runs if "curve" in run}
-    if len(machines) != 1 or any("curve" not in run for run in runs):
-        return None
-    return min(run["curve"][-1]["seconds"] for run in runs)
-
-
-def bits_after(curve: list[dict[str, float]], seconds: float) -> float | None:
-    """Bits per byte after so many seconds, in a line between two points of a curve; None before the first."""
-    if seconds < curve[0]["seconds"]:
-        return None
-    times, bits = ([point[name] for point in curve] for name in ("seconds", "bits_per_byte"))
-    return float(np.interp(seconds, times, bits))
-
-
-def _recl(runs: list[dict[str, Any]]) -> dict[tuple[str, int], RECL]:
-    """RECL by model and seed; the models of one seed are a group."""
-    lengths: dict[tuple[str, int], RECL] = {}
-    for seed in {run["seed"] for run in runs}:
-        group = {}
-        for run in runs:
-            if run["seed"] == seed:
-                contexts = run["settings"]["recl"]["contexts"]
-                losses = np.frombuffer(base64.b64decode(run["recl_losses"]), dtype="<f2").reshape(len(contexts), -1)
-                group[run["model"]] = dict(zip(contexts, losses, strict=True))
-        lengths |= {(name, seed): length for name, length in recl(group).items()}
-    return lengths
-
-
-def spread(values: list[float], digits: int) -> str:
+def spread(values: list[float] | None, digits: int = 3) -> str:
     """Mean, and standard deviation where there are several values."""
     if not values:
         return "-"
@@ -155,56 +172,83 @@ def spread(values: list[float], digits: int) -> str:
     return mean if len(values) == 1 else f"{mean} +- {statistics.stdev(values):.{digits}f}"
 
 
-def recl_of(row: dict[str, Any]) -> str:
-    """RECL of a row of a summary: where a seed is at the floor, the mean is the most that it can be. Nothing is below one
-    token."""
-    values, floor = row["recl"], row["recl_floor"] if row["recl_floor"] > 1 else 0
-    if set(values) == {floor}:
-        return f"<= {floor}"
-    bound = "at least " if row["recl_is_bound"] else "<= " if floor in values else ""
-    return bound + spread(values, 0)
+def told(found: Difference | None) -> str:
+    """A difference, its interval and its verdict."""
+    if found is None:
+        return "-"
+    numbers = [f"{round(each, 3) + 0:+.3f}" for each in (found.mean, found.low, found.high)]
+    return f"{numbers[0]} ({numbers[1]} to {numbers[2]}), {found.verdict}"
 
 
-def table_cells(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """A summary as a heading and rows; what was not measured has no column."""
-    seconds = next(iter(rows.values()))["equal_seconds"]
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "seeds": lambda row: str(len(row["with_context"])),
-        "bits per byte": lambda row: spread(row["with_context"], 3),
-        f"after {seconds or 0:,.0f} s": lambda row: spread(row["at_equal_time"], 3),
-        "segments alone": lambda row: spread(row["without_context"], 3),
-        "RECL, bytes": recl_of,
-        "parameters": lambda row: f"{row['parameters']:,}",
-        "learning rate": lambda row: "-" if row["learning_rate"] is None else f"{row['learning_rate']:g}",
-        "training, s": lambda row: spread(row["seconds"], 0),
-        "training, tokens/s": lambda row: spread(row["training"], 0),
-        "generate(), ms per token": lambda row: spread(row["generation"], 2),
-        "peak of training, MiB": lambda row: spread(row["memory"], 0),
+def table_cells(found: ComparisonResults) -> list[list[str]]:
+    """A comparison as a heading and rows; what was not measured has no column."""
+    seconds = found.equal_seconds
+
+    def at_equal_time(model: ModelRuns) -> str:
+        bits = None if seconds is None else model.after(seconds)
+        return "-" if bits is None else spread(model.per_byte(bits))
+
+    columns: dict[str, Callable[[ModelRuns], str]] = {
+        "seeds": lambda model: str(len(model.seeds)),
+        "bits per byte": lambda model: spread(model.per_byte(model.bits[model.steps])),
+        f"minus {found.reference.name}": lambda model: told(found.difference(model)),
+        f"after {seconds or 0:,.0f} s": at_equal_time,
+        f"minus {found.reference.name}, after {seconds or 0:,.0f} s": lambda model: told(
+            found.difference_at_equal_time(model)
+        ),
+        "s a step": lambda model: "-" if model.seconds_per_step is None else f"{model.seconds_per_step:.3f}",
+        "peak of training, MiB": lambda model: f"{model.memory:,.0f}",
+        "parameters": lambda model: f"{model.first['parameters']:,}",
+        "start": lambda model: f"{model.first['setting']['start']:.3g}",
+        "rate": lambda model: f"{model.first['setting']['rate']:g}",
+        "schedule": lambda model: model.first["setting"]["schedule"],
     }
-    cells = {title: [cell(row) for row in rows.values()] for title, cell in columns.items()}
+    cells = {title: [cell(model) for model in found.models] for title, cell in columns.items()}
     shown = {title: column for title, column in cells.items() if set(column) != {"-"}}
-    return [["model", *shown], *([name, *row] for name, *row in zip(rows, *shown.values(), strict=True))]
+    names = [model.name for model in found.models]
+    return [["model", *shown], *([name, *row] for name, *row in zip(names, *shown.values(), strict=True))]
 
 
-def table(rows: dict[str, dict[str, Any]]) -> str:
-    """A summary as a Markdown table."""
-    header, *cells = table_cells(rows)
-    named = [[f"`{name}`", *row] for name, *row in cells]
-    lines = [f"| {' | '.join(row)} |".replace("generate()", "`generate()`") for row in (header, *named)]
+def table(found: ComparisonResults) -> str:
+    """A comparison as a Markdown table."""
+    header, *cells = table_cells(found)
+    lines = [f"| {' | '.join(row)} |" for row in (header, *([f"`{name}`", *row] for name, *row in cells))]
     lines.insert(1, f"|---|{'---:|' * (len(header) - 1)}")
     return "\n".join(lines) + "\n"
 
 
+def values(found: ComparisonResults) -> dict[str, dict[str, Any]]:
+    """A comparison for programs, by model."""
+
+    def plain(each: Difference | None) -> dict[str, Any] | None:
+        if each is None:
+            return None
+        return {"mean": each.mean, "low": each.low, "high": each.high, "verdict": each.verdict}
+
+    return {
+        model.name: {
+            "bits_per_byte": model.per_byte(model.bits[model.steps]),
+            "difference": plain(found.difference(model)),
+            "difference_at_equal_time": plain(found.difference_at_equal_time(model)),
+            "seconds_per_step": model.seconds_per_step,
+            "peak_memory_mib": model.memory,
+            "parameters": model.first["parameters"],
+            "setting": model.first["setting"],
+        }
+        for model in found.models
+    }
+
+
 __all__ = [
-    "bits_after",
+    "ComparisonResults",
+    "ModelRuns",
     "check_settings",
-    "equal_seconds",
-    "read_runs",
+    "read_comparison",
     "read_speeds",
-    "recl_of",
     "spread",
-    "summary",
     "table",
     "table_cells",
+    "told",
+    "values",
     "write_json",
 ]

@@ -1,62 +1,36 @@
-"""The picture of a comparison: a row for each model, a column for each measure."""
+"""The picture of a comparison: bits per byte against seconds of training."""
 
-import statistics
-from typing import Any
-
+import numpy as np
 from matplotlib.figure import Figure
 
 from transformers_xl.evaluation.plots import figure, line, styled
-
-COLUMNS = {
-    "with_context": "bits per byte",
-    "at_equal_time": "bits per byte",
-    "recl": "RECL (bytes)",
-    "seconds": "training (s)",
-    "training": "training (1,000 tokens/s)",
-    "generation": "generate() (ms per token)",
-    "memory": "peak of training (MiB)",
-}
+from transformers_xl.runs.comparison import ComparisonResults, ModelRuns
 
 
 @styled
-def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
-    """Small marks are seeds, large ones their mean; the best model on top. `rows` is a summary of
-    [`~transformers_xl.runs.comparison.summary`]. Columns without a value are left out."""
-    columns = {name: label for name, label in COLUMNS.items() if any(row[name] for row in rows.values())}
-    picture, grid = figure(columns=len(columns), width=2.6, height=0.9 + 0.26 * len(rows))
-    full, hollow = line(0, 2), line(1, 2)
-    for axes, (measure, label) in zip(grid[0], columns.items(), strict=True):
-        for height, row in enumerate(rows.values()):
-            if measure == "with_context":
-                _marks(axes, row["without_context"], height, hollow["color"], "s", "none")
-            scale = 1000 if measure == "training" else 1
-            _marks(axes, [value / scale for value in row[measure]], height, full["color"], "o", full["color"])
-        if measure == "recl":
-            _tick_the_floor(axes, min(row["recl_floor"] for row in rows.values()))
-        if measure == "at_equal_time":
-            label = f"{label}, after {next(iter(rows.values()))['equal_seconds']:.0f} s"
-        axes.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
-        axes.set_yticks(range(len(rows)), rows if axes is grid[0][0] else [""] * len(rows))
-    grid[0][0].set_title(
-        "dots: with memory or context\nsquares: each segment alone\nno axis begins at 0", fontsize="small"
-    )
+def draw_comparison(found: ComparisonResults) -> Figure:
+    """A line for each model: means of its seeds, with a bar from the least to the most. A model whose learning rate falls
+    has its end alone. Against steps where no seconds were measured."""
+    picture, ((axes,),) = figure(width=6.4, height=4.2)
+    timed = found.equal_seconds is not None
+    for index, model in enumerate(found.models):
+        steps = _steps(model)
+        bits = np.array([model.per_byte(model.bits[step]) for step in steps])
+        mean = bits.mean(1)
+        along = np.array(steps) * ((model.seconds_per_step or 0) if timed else 1)
+        spans = np.abs(np.stack([bits.min(1), bits.max(1)]) - mean)
+        axes.errorbar(along, mean, spans, **line(index, len(found.models)), capsize=2, label=model.name)
+    if found.equal_seconds is not None:
+        axes.axvline(found.equal_seconds, color="0.6", linewidth=0.8)
+    clock = found.speeds.get("clock", "the processor")
+    axes.set(xlabel=f"training (seconds of {clock})" if timed else "training steps", ylabel="bits per byte")
+    axes.legend(title=f"{len(found.reference.num_bytes)} documents, {found.seeds} seeds")
     return picture
 
 
-def _tick_the_floor(axes, floor: int) -> None:
-    """A RECL of the shortest context that was tried is that or less; nothing is below one token."""
-    if floor > 1:
-        above = [tick for tick in axes.get_xticks() if 1.5 * floor < tick <= axes.get_xlim()[1]]
-        axes.set_xticks([floor, *above], [f"<= {floor:g}", *(f"{tick:g}" for tick in above)])
-
-
-def _marks(axes, values: list[float], height: int, color: Any, marker: str, face: Any) -> None:
-    style = {"linestyle": "none", "marker": marker, "color": color, "markerfacecolor": face}
-    if len(values) > 1:
-        axes.plot([min(values), max(values)], [height, height], color=color, linewidth=0.8)
-        axes.plot(values, [height] * len(values), **style, markersize=2)
-    if values:
-        axes.plot([statistics.mean(values)], [height], **style, markersize=6)
+def _steps(model: ModelRuns) -> list[int]:
+    steps = sorted(model.bits)
+    return steps if model.first["setting"]["schedule"] == "constant" else steps[-1:]
 
 
 __all__ = ["draw_comparison"]

@@ -1,7 +1,6 @@
-"""The equal terms of `transformers-xl compare`, and all that its runs share (no torch: the command reads its defaults)."""
+"""What models of equal size share, as their builders take it (no torch)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -42,31 +41,4 @@ class ComparisonTerms:
             raise ValueError(f"`learning_rate`={self.learning_rate} must be above 0.")
 
 
-@dataclass(frozen=True)
-class RECLPlan:
-    """What RECL is measured on: contexts in tokens, at equal distances, and `positions` tokens in each of `blocks`."""
-
-    contexts: list[int]
-    blocks: int
-    positions: int
-
-
-@dataclass(frozen=True)
-class ComparisonSettings:
-    """All that the runs of a comparison share: its terms, the hashes of its texts by name, the parameters of each model."""
-
-    texts: dict[str, str]
-    terms: ComparisonTerms
-    target_parameters: int
-    recl: RECLPlan
-    learning_rates: list[float]  # each model is trained with the best of them
-    points: list[int]  # the steps after which the held-out text is scored
-
-    def to_dict(self) -> dict[str, Any]:
-        """As they are written beside every run: the terms by their names, among the others."""
-        plain = asdict(self)
-        del plain["terms"]["learning_rate"]
-        return {"texts": plain.pop("texts"), **plain.pop("terms"), **plain}
-
-
-__all__ = ["ComparisonSettings", "ComparisonTerms", "RECLPlan"]
+__all__ = ["ComparisonTerms"]

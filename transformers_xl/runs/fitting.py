@@ -1,10 +1,10 @@
-"""What `compare` trains: a byte-level model of a variant, on a text.
+"""A byte-level model of a variant, and its training on a text: what `compare` and the runs of claims share.
 
 Imported by the commands when they run: it costs the import of torch and transformers.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,6 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.data.files import read_ids, split_held_out
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.auto import Variant
-from transformers_xl.runs.baselines import WindowStream
 from transformers_xl.runs.comparison_terms import ComparisonTerms
 from transformers_xl.runs.onednn_linear import accelerate_linear_layers
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
@@ -34,19 +33,14 @@ def processes() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
-def read_texts(
-    texts: list[Path], terms: ComparisonTerms, without_held_out: bool = False
-) -> tuple[TextStream, np.ndarray, int]:
-    """The stream to train on, the held-out bytes, and the lanes to score them in. With `without_held_out`, those of the
-    text without its held-out end: settings that are chosen by them have not seen it.
+def read_texts(texts: list[Path], terms: ComparisonTerms) -> tuple[TextStream, np.ndarray, int]:
+    """The stream to train on, the held-out bytes, and the lanes to score them in.
 
     Raises:
         ValueError: a text is too short for the segments and lanes, before anything is trained.
     """
     ids, _ = read_ids(texts, ByteTokenizer(), progress=False)
     ids, held_out = split_held_out(ids, terms.eval_fraction)
-    if without_held_out:
-        ids, held_out = split_held_out(ids, terms.eval_fraction)
     segment_length, lanes = terms.segment_length, terms.batch_size
     eval_lanes = max(1, min(lanes, len(held_out) // segment_length))
     TextStream(held_out, segment_length, eval_lanes, keep_tail=True)
@@ -101,21 +95,18 @@ def check_memory(build: Callable[[], transformers.PreTrainedModel], bytes_each: 
 
 def fit(
     model,
-    stream: TextStream | WindowStream,
+    stream: TextStream,
     terms: ComparisonTerms,
     seed: int,
     folder: Path,
     initial_mem_len: int | None = None,
     max_grad_norm: float = 1.0,
-    lr_scheduler_type: str = "cosine",
-    callbacks: Sequence[transformers.TrainerCallback] = (),
 ) -> transformers.Trainer:
-    """Train on a stream, with memory carried along, or on the windows of one; what trained it. A memory that begins with
+    """Train on a stream, with memory carried along; what trained it. A memory that begins with
     `initial_mem_len` positions grows to its length in the first half of the steps; gradients are clipped at
     `max_grad_norm`, or at 0 not."""
     state = processes()
-    trainer_class = MemoryTrainer if isinstance(stream, TextStream) else transformers.Trainer
-    trainer = trainer_class(
+    trainer = MemoryTrainer(
         accelerate_linear_layers(model),
         MemoryTrainingArguments(
             output_dir=str(folder),
@@ -127,7 +118,7 @@ def fit(
             initial_mem_len=initial_mem_len,
             mem_len_warmup_steps=0.0 if initial_mem_len is None else 0.5,
             max_grad_norm=max_grad_norm,
-            lr_scheduler_type=lr_scheduler_type,
+            lr_scheduler_type="cosine",
             seed=seed,
             logging_steps=20,
             save_strategy="no",
@@ -139,8 +130,6 @@ def fit(
         data_collator=transformers.default_data_collator,
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    for callback in callbacks:
-        trainer.add_callback(callback)
     trainer.train()
     prepare_for_inference(model)
     return trainer
