@@ -125,7 +125,7 @@ def many_requests(model: TransformerXLForCausalLM, count: int) -> dict[str, list
             gc.collect()
             found["requests"].append(ended + ended_now)
             found["resident KiB"].append(resident())
-            found["tensors"].append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+            found["tensors"].append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
         ended += ended_now
     return found
 

@@ -33,7 +33,6 @@ class _Text:
     num_read: int = 0  # tokens of the prompt
     num_written: int = 0
     last: int = -1  # the newest token
-    is_cancelled: bool = False
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
 
     @property
@@ -73,9 +72,9 @@ class Scheduler:
             print(progress.text, end="")
     ```
 
-    A step reads one token of every row, and `piece` tokens of the prompts of others. What a row writes does not depend on
-    the other rows, but for rounding: a sum over a batch may differ in its last bits, which in float32 can decide between
-    two tokens that are equally likely to some seven digits.
+    A step reads one token of every row, and pieces of the prompts of others, in turn, until `piece` tokens are read. What a
+    row writes does not depend on the other rows, but for rounding: a sum over a batch may differ in its last bits, which in
+    float32 can decide between two tokens that are equally likely to some seven digits.
 
     One thread may use it. The model's weights must not change as long as it lives.
 
@@ -110,6 +109,7 @@ class Scheduler:
         self._rows: list[_Text] = []
         self._sampling: RowSampling | None = None  # of these rows
         self._texts: dict[int, _Text] = {}
+        self._cancelled: set[int] = set()
         self._num_added = 0
         eos = getattr(model.generation_config, "eos_token_id", None)
         self._eos = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
@@ -144,10 +144,9 @@ class Scheduler:
 
     def cancel(self, request_id: int) -> bool:
         """End a request in the next step, which gives its last [`Progress`]; whether it is there still."""
-        one = self._texts.get(request_id)
-        if one is not None:
-            one.is_cancelled = True
-        return one is not None
+        if request_id in self._texts:
+            self._cancelled.add(request_id)
+        return request_id in self._texts
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
@@ -178,14 +177,14 @@ class Scheduler:
             raise ValueError(f"`memory` does not fit the model. {error}") from error
 
     def _drop_cancelled(self) -> list[Progress]:
-        dropped = [one for one in self._texts.values() if one.is_cancelled]
         progress = []
-        for one in dropped:
+        for one in [self._texts[number] for number in sorted(self._cancelled)]:
             text = "" if one.text is None else one.text.finish()
             progress.append(self._ended(one, Progress(one.request_id, text=text, finish_reason="cancelled")))
             for texts in (self._waiting, self._reading):
                 if one in texts:
                     texts.remove(one)
+        self._cancelled.clear()
         return progress
 
     def _write(self) -> list[Progress]:
