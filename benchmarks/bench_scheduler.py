@@ -3,8 +3,9 @@
     python benchmarks/bench_scheduler.py -o benchmarks/results/scheduler.json
 
 Beside `generate()` one session after another, and `generate()` of one batch of sixteen prompts of one length. Weights are
-random: they change no time. Prompts are shorter than the window, so that windows fill at different times. Each way runs in
-turn with the others, several times; the medians are given. One thread.
+random: they change no time. Prompts have many lengths. Two cases are measured: windows that are partly filled all the time,
+where rows need a mask, and windows that fill at different times. Each way runs in turn with the others, several times; the
+medians are given. One thread.
 """
 
 import gc
@@ -42,12 +43,12 @@ def language_model(layers: int, width: int, mem_len: int) -> TransformerXLForCau
     return TransformerXLForCausalLM(config).eval()
 
 
-def sessions(mem_len: int, new_tokens: int) -> list[TextRequest]:
-    """Half of them greedy, with prompts of a few tokens up to a full window."""
+def sessions(longest: int, new_tokens: int) -> list[TextRequest]:
+    """Half of them greedy, with prompts of a few tokens up to the `longest`."""
     draw = random.Random(0)
     return [
         TextRequest(
-            [draw.randrange(256) for _ in range(draw.randint(4, mem_len))],
+            [draw.randrange(256) for _ in range(draw.randint(4, longest))],
             max_new_tokens=new_tokens,
             temperature=seed % 2,
             seed=seed,
@@ -63,9 +64,9 @@ def seconds(run: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def throughput(model: TransformerXLForCausalLM, new_tokens: int, repeats: int) -> dict[str, float]:
+def throughput(model: TransformerXLForCausalLM, longest: int, new_tokens: int, repeats: int) -> dict[str, float]:
     """Tokens per second of processor time by each way, and their ratios."""
-    requests = sessions(model.config.mem_len, new_tokens)
+    requests = sessions(longest, new_tokens)
     tokenizer, same = ByteTokenizer(), statistics.median(len(each.input_ids) for each in requests)
     batch = torch.tensor([(each.input_ids * int(same))[: int(same)] for each in requests])
     settings = {"max_new_tokens": new_tokens, "eos_token_id": None, "pad_token_id": 0}
@@ -85,11 +86,15 @@ def throughput(model: TransformerXLForCausalLM, new_tokens: int, repeats: int) -
         for name, run in ways.items():
             taken[name].append(seconds(run))
     rate = {name: SESSIONS * new_tokens / statistics.median(times) for name, times in taken.items()}
-    return rate | {
-        "scheduler / one after another": rate["scheduler"] / rate["one after another"],
-        "with texts / one after another": rate["scheduler, with texts"] / rate["one after another"],
-        "scheduler / one batch": rate["scheduler"] / rate["one batch"],
-    }
+    return (
+        {"longest prompt": longest, "new tokens": new_tokens}
+        | rate
+        | {
+            "scheduler / one after another": rate["scheduler"] / rate["one after another"],
+            "with texts / one after another": rate["scheduler, with texts"] / rate["one after another"],
+            "scheduler / one batch": rate["scheduler"] / rate["one batch"],
+        }
+    )
 
 
 def waits(model: TransformerXLForCausalLM, length: int) -> dict[str, float]:
@@ -141,17 +146,22 @@ def resident() -> int:
 
 def main(
     output: Annotated[Path | None, typer.Option("-o")] = None,
-    new_tokens: int = 256,
-    repeats: int = 5,
+    new_tokens: int = 128,
+    repeats: int = 3,
     requests: int = 10_000,
 ) -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    result: dict = {"device": str(processor()), "threads": 1, "sessions": SESSIONS, "new tokens": new_tokens}
+    result: dict = {"device": str(processor()), "threads": 1, "sessions": SESSIONS}
     for name, size in SIZES.items():
         model = language_model(*size)
-        result[name] = {"parameters": model.num_parameters()} | throughput(model, new_tokens, repeats)
-        result[name] |= {"milliseconds of a step": waits(model, 2048)}
+        mem_len = model.config.mem_len
+        result[name] = {
+            "parameters": model.num_parameters(),
+            "partly filled windows": throughput(model, mem_len // 4, mem_len * 3 // 4, repeats),
+            "windows that fill": throughput(model, mem_len, new_tokens, repeats),
+            "milliseconds of a step": waits(model, 2048),
+        }
         print(name, json.dumps(result[name], indent=1), flush=True)
     result["many requests"] = many_requests(language_model(*SIZES["3 x 128, memory 64"]), requests)
     print(json.dumps(result["many requests"]))
