@@ -20,8 +20,9 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
-from transformers_xl.modeling.layers.retrieval_attention import KeyRoom, KeySearch, Lookups, RetrievalAttention
+from transformers_xl.modeling.layers.retrieval_attention import KeySearch, Lookups, RetrievalAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
+from transformers_xl.modeling.memory.memory_cache import LayerRoom
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -52,28 +53,28 @@ class RetrievalLayer(MemorizingTransformerLayer):
         return super().new_memory(batch, num_columns, like)._replace(older=(none, none))
 
     def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
-        normed, lookups, room = self.attention_input(hidden_states), context.plan, self.room(context)
+        normed, lookups, room = self.attention_input(hidden_states), context.plan, context.room
         new = self.self_attn.project(normed)
         columns, kept = context.extend(past.columns, hidden_states, new, self.project)
-        beside = context._replace(segment=lookups.segment, keep=lookups.keep, room=room)
+        search = None if room is None else self.search_of(room)
+        room_of_older = None if room is None else room.of_older()
+        beside = context._replace(segment=lookups.segment, keep=lookups.keep, room=room_of_older)
         new = tuple(each.detach() for each in new)
         older, kept_older = beside.extend(past.older, hidden_states, new, self.project)
-        if room is not None:
-            room.search.begin(past.older)
-            kwargs["search"] = room.search
+        if search is not None:
+            search.begin(past.older)
+            kwargs["search"] = search
         attn_output, _ = self.self_attn(normed, *columns, context, older=older, **kwargs)
-        if room is not None:
-            room.search.finish(kept_older, lookups.segment.end)
+        if search is not None:
+            search.finish(kept_older, lookups.segment.end)
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context)
         return LayerOutput(hidden_states, LayerMemory(kept, older=kept_older))
 
-    def room(self, context: LayerContext) -> KeyRoom | None:
-        """That of a cache for what the layer remembers beside the window."""
-        if context.room is None:
-            return None
-        if context.room.derived is None:
-            context.room.derived = KeyRoom(self.key_search())
-        return context.room.derived
+    def search_of(self, room: LayerRoom) -> KeySearch:
+        """How a cache finds keys."""
+        if room.derived is None:
+            room.derived = self.key_search()
+        return room.derived
 
 
 @auto_docstring(custom_intro="Weights, loading and the promises of the Memorizing Transformer.")

@@ -28,6 +28,7 @@ PAGES = [
     "generate.md",
     "performance.md",
     "probe.md",
+    "serve.md",
     "training.md",
     "training_papers.md",
     "words.md",

@@ -21,10 +21,13 @@ _NAMES = {
     "MemoryFeatureExtractionPipeline": "transformers_xl.modeling.feature_extraction",
     "MemoryTrainer": "transformers_xl.training.trainer",
     "RelativeAttentionConfig": "transformers_xl.configuration.configuration_relative_attention",
+    "Scheduler": "transformers_xl.serve.scheduler",
+    "TextRequest": "transformers_xl.serve.text_request",
     "WordTokenizer": "transformers_xl.tokenization.tokenization_words",
     "add_memory": "transformers_xl.modeling.modeling_segment_memory",
     "cat_memories": "transformers_xl.modeling.memory.memory_value",
     "compile_generation": "transformers_xl.runs.compiled_generation",
+    "generate_many": "transformers_xl.serve.scheduler",
 }
 
 

@@ -13,7 +13,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 
 from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.retrieval_attention import KeySearch, LookupPart
+from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 try:
     import faiss
@@ -175,14 +176,28 @@ class IndexSearch(KeySearch):
         numbers = index.find(query, count).to(query.device)
         return (numbers - offset).clamp(min=0), numbers >= 0
 
-    def move_rows(self, function: Callable[[torch.Tensor], torch.Tensor], kept: Tensors) -> None:
+    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor], memory: LayerMemory) -> Self:
         if self.offset is None:
-            return
+            return self
         old, self.rows = self.rows, {}
         for row, source in enumerate(function(torch.arange(len(self.offset))).tolist()):
             if source in old:  # the first that continues a row takes its index
                 self.rows[row] = old[source].copy() if old[source] in self.rows.values() else old[source]
-        self.shown, self.offset = kept, function(self.offset)
+        self.shown, self.offset = memory.older, function(self.offset)
+        return self
+
+    def join(self, other: KeySearch, memory: LayerMemory) -> Self:
+        assert isinstance(other, IndexSearch), "all caches of a model search in one way"
+        offset, others = self._offset_in(memory), other._offset_in(memory)
+        self.rows |= {len(offset) + row: index.copy() for row, index in other.rows.items()}
+        self.shown, self.offset = memory.older, torch.cat([offset, others])
+        return self
+
+    def _offset_in(self, memory: LayerMemory) -> torch.Tensor:
+        """The offset in columns that may be more than those shown: unused ones on the left."""
+        assert self.offset is not None, "finish() comes first"
+        assert self.shown is not None, "finish() comes first"
+        return self.offset - (memory.older[0].shape[-2] - self.shown[0].shape[-2])
 
     def __deepcopy__(self, memo: dict) -> "IndexSearch":
         other = IndexSearch(self.min_keys, self.num_probes)

@@ -18,7 +18,6 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_memorizing_transformer import MemorizingTransformerConfig
 from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention
-from transformers_xl.modeling.memory.memory_cache import LayerRoom
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.memory.segment import Call, Segment
 
@@ -127,23 +126,16 @@ class KeySearch:
     def finish(self, kept: Tensors, end: torch.Tensor) -> None:
         """It remembers `kept`: of each row, the newest of the columns before `end` (B,)."""
 
-    def move_rows(self, function: Callable[[torch.Tensor], torch.Tensor], kept: Tensors) -> None:
-        """`function` is applied to tensors whose first dimension is the batch; what is remembered is `kept` now."""
+    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor], memory: LayerMemory) -> Self:
+        """`function` is applied to tensors whose first dimension is the batch; what is remembered is `memory` now."""
+        return self
+
+    def join(self, other: "KeySearch", memory: LayerMemory) -> Self:
+        """The rows of `other` come after those of this one; what is remembered is `memory` now."""
+        return self
 
 
 EXACT_SEARCH = KeySearch()
-
-
-class KeyRoom(LayerRoom):
-    """Where a cache keeps the keys and values of very many tokens, and how it finds them."""
-
-    def __init__(self, search: KeySearch):
-        super().__init__()
-        self.search = search
-
-    def map_rows(self, function: Callable[[torch.Tensor], torch.Tensor], memory: LayerMemory) -> Self:
-        self.search.move_rows(function, memory.older)
-        return self
 
 
 class RetrievalAttention(LocalAttention):
@@ -204,4 +196,4 @@ class RetrievalAttention(LocalAttention):
         return (weights[..., None, :] @ value)[..., 0, :].transpose(1, 2)
 
 
-__all__ = ["KeyRoom", "KeySearch", "LookupPart", "Lookups", "RetrievalAttention"]
+__all__ = ["KeySearch", "LookupPart", "Lookups", "RetrievalAttention"]

@@ -22,6 +22,7 @@ class LayerRoom:
     """What a cache keeps for one layer, beside its memory: room after the columns, where those of the next token are
     written, the projections of relative positions, `(heads, distances, head_dim)`, and what a layer has `derived` from its
     memory: it says itself of which, and is dropped when rows move, unless it has a `map_rows(function, layer_memory)`.
+    `older` is room for the columns of `LayerMemory.older`, where a layer appends to these too.
 
     No column that a memory shows is written to.
     """
@@ -31,9 +32,20 @@ class LayerRoom:
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
         self.derived: Any = None
+        self.older: LayerRoom | None = None
         self.storages: list[torch.Tensor] = []
         self.end = 0  # of what is written
         self.shown: Tensors | None = None  # the columns of a memory that end there
+
+    def of_older(self) -> "LayerRoom":
+        """Room for older columns."""
+        if self.older is None:
+            self.older = self.like()
+        return self.older
+
+    def like(self) -> "LayerRoom":
+        """Empty room of this kind."""
+        return LayerRoom()
 
     def append(self, past: Tensors, new: Tensors) -> Tensors:
         """`[past; new]` of columns `(B, .., C, D)` and `(B, .., T, D)`: views of the room."""

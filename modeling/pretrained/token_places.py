@@ -97,6 +97,12 @@ class OpenSegments(NamedTuple):
         groups = [group for old in self.groups if (group := moved(old, sources)) is not None]
         return OpenSegments(memory.columns[0], [self.tokens_read[source] for source in sources], groups)
 
+    def join(self, other: "OpenSegments", memory: LayerMemory) -> "OpenSegments":
+        """That of these rows and those of `other` after them, whose `memory` is this."""
+        count = len(self.tokens_read)
+        added = [OpenRows([count + row for row in group.rows], group.cache) for group in other.groups]
+        return OpenSegments(memory.columns[0], self.tokens_read + other.tokens_read, self.groups + added)
+
 
 def moved(group: OpenRows, sources: list[int]) -> OpenRows | None:
     """The rows of a group in a batch whose row `i` was row `sources[i]` before; None where none is left."""

@@ -22,7 +22,7 @@ def model_of(head: str = "model", **fields):
 
 
 def indexes_of(cache) -> dict:
-    return cache.rooms[0].derived.search.rows
+    return cache.rooms[0].derived.rows
 
 
 @torch.no_grad()

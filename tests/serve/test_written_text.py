@@ -1,0 +1,74 @@
+"""The text of tokens as they come: what was shown does not change, and nothing of a stop text is shown."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.serve.written_text import WholeDecoder, WrittenText, first_of
+
+TEXT = "na\u00efve \u20ac\U0001f600 aab aaab END of \u65e5\u672c <stop"
+STOPS = [(), ("END",), ("<stop>", "of \u65e5"), ("aaab", "b a"), ("\u20ac\U0001f600",)]
+
+
+def byte_level_bpe() -> PreTrainedTokenizerFast:
+    """With tokens of several characters, and of parts of one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        [TEXT, "aab aab END END"], trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+TOKENIZERS = {"bytes": ByteTokenizer(), "bpe": byte_level_bpe()}
+
+
+def shown(written: WrittenText, ids: list[int]) -> tuple[str, int]:
+    """The text of tokens, and how many were taken until a stop text ended it."""
+    text = ""
+    for count, token_id in enumerate(ids, start=1):
+        text += written.add(token_id)
+        assert "\ufffd" not in text
+        if written.has_ended:
+            return text + written.finish(), count
+    return text + written.finish(), len(ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("stop", STOPS)
+def test_text_is_that_of_all_tokens_up_to_the_first_stop(name: str, stop: tuple[str, ...]):
+    """After every prompt, one that ends inside a character too; and no token is taken after the one that ends it."""
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer(TEXT)["input_ids"]
+    for start in range(len(ids)):
+        text, count = shown(WrittenText(tokenizer, ids[:start], stop), ids[start:])
+        before = len(tokenizer.decode(ids[:start]).rstrip("\ufffd"))
+        whole = [tokenizer.decode(ids[:end])[before:] for end in range(len(ids) + 1)]
+        end = first_of(stop, whole[-1])
+        assert text == (whole[-1] if end is None else whole[-1][:end])
+        needed = [number for number in range(start, len(ids) + 1) if first_of(stop, whole[number]) is not None]
+        assert count == (needed[0] if needed else len(ids)) - start
+
+
+def test_bytes_that_are_no_text_are_shown_at_the_end():
+    tokenizer = TOKENIZERS["bytes"]
+    written = WrittenText(tokenizer, [97], ())
+    assert [written.add(each) for each in (98, 0xE2, 0x82)] == ["b", "", ""]
+    assert written.finish() == tokenizer.decode([0xE2, 0x82])
+
+
+def test_words_that_are_joined_later_are_held_back():
+    """The tokenizer of words writes `well @-@ known` as `well-known`, and quotation marks by their number."""
+    words = ["he", "said", '"', "a", "well", "@-@", "known", "1", "@,@", "000", '"', ".", "then"]
+    tokenizer = WordTokenizer.from_legacy({word: index for index, word in enumerate(dict.fromkeys(words))})
+    ids = tokenizer.convert_tokens_to_ids(words)
+    written = WrittenText(tokenizer, ids[:2], ("then",))
+    assert isinstance(written.decoder, WholeDecoder)
+    text, count = shown(written, ids[2:])
+    assert (tokenizer.decode(ids[:2]) + text, count) == ('he said "a well-known 1,000". ', len(ids) - 2)
+    assert (
+        shown(WrittenText(tokenizer, ids[:2], ()), [*ids[2:], len(tokenizer) + 3])[0] == ' "a well-known 1,000". then'
+    )

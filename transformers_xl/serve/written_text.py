@@ -1,0 +1,120 @@
+"""The text of tokens as they are written: what can no longer change, without the texts that end it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+CONTEXT = 16  # tokens of the prompt that say how the first new one is joined to it
+INCOMPLETE = "\ufffd"  # what stands for the bytes of a character whose end is not there yet
+
+
+class PieceDecoder:
+    """Text of a tokenizer whose tokens become text one after another: that of a token depends on the one before it."""
+
+    def __init__(self, tokenizer: Any, context: Sequence[int]):
+        self.decode = tokenizer.backend_tokenizer.decode
+        self.before, self.pending = list(context), list[int]()
+        self.shown = self.decode(self.before).rstrip(INCOMPLETE)
+
+    def add(self, token_id: int) -> str:
+        """New text, without a character whose end is missing."""
+        self.pending.append(token_id)
+        text = self.decode(self.before + self.pending)
+        if text.endswith(INCOMPLETE) or not text.startswith(self.shown):
+            return ""
+        new, self.before, self.pending = text[len(self.shown) :], self.pending, []
+        self.shown = self.decode(self.before)
+        return new
+
+    def unsettled(self) -> str:
+        """What the tokens say that `add` has held back."""
+        return self.decode(self.before + self.pending)[len(self.shown) :] if self.pending else ""
+
+
+class WholeDecoder:
+    """Text of any other tokenizer, such as one that joins words by rules: all of it is decoded again with every token, and
+    what the last token has not changed is taken for settled."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: Sequence[int]):
+        self.tokenizer, self.ids = tokenizer, list(context)
+        self.text = self._decoded()
+        self.settled = self.text.rstrip(INCOMPLETE)
+
+    def _decoded(self) -> str:
+        return str(self.tokenizer.decode(self.ids, skip_special_tokens=True))
+
+    def add(self, token_id: int) -> str:
+        if token_id < len(self.tokenizer):  # a model may have more words
+            self.ids.append(token_id)
+        before, self.text = self.text, self._decoded()
+        settled = same_beginning(before, self.text).rstrip(INCOMPLETE)
+        if not settled.startswith(self.settled):
+            return ""
+        new, self.settled = settled[len(self.settled) :], settled
+        return new
+
+    def unsettled(self) -> str:
+        return self.text[len(self.settled) :]
+
+
+class WrittenText:
+    """The text of one output.
+
+    Args:
+        tokenizer: that of the model.
+        prompt: token ids before the output.
+        stop: texts that end it.
+
+    Attributes:
+        has_ended: whether one of them was written.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], stop: Sequence[str]):
+        decoder = PieceDecoder if joins_pieces(tokenizer) else WholeDecoder
+        self.decoder, self.stop = decoder(tokenizer, prompt[-CONTEXT:]), stop
+        self.held, self.has_ended = "", False
+
+    def add(self, token_id: int) -> str:
+        """New text that can no longer change."""
+        text = self.held + self.decoder.add(token_id)
+        if not self.stop:
+            return text
+        end = first_of(self.stop, text + self.decoder.unsettled())
+        if end is not None:
+            text, self.held, self.has_ended = (text + self.decoder.unsettled())[:end], "", True
+            return text
+        keep = max(begun_by(text, stop) for stop in self.stop)
+        text, self.held = text[: len(text) - keep], text[len(text) - keep :]
+        return text
+
+    def finish(self) -> str:
+        """What was held back."""
+        return "" if self.has_ended else self.held + self.decoder.unsettled()
+
+
+def joins_pieces(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer of the `tokenizers` library decodes by that alone."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.clean_up_tokenization_spaces:
+        return False
+    return type(tokenizer).convert_tokens_to_string is PreTrainedTokenizerFast.convert_tokens_to_string
+
+
+def same_beginning(first: str, second: str) -> str:
+    """The beginning that two texts share."""
+    differs = (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return first[: next(differs, min(len(first), len(second)))]
+
+
+def first_of(stop: Sequence[str], text: str) -> int | None:
+    """Where the first of the stop texts begins; None: there is none."""
+    return min((place for each in stop if (place := text.find(each)) >= 0), default=None)
+
+
+def begun_by(text: str, stop: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `stop`."""
+    most = min(len(text), len(stop) - 1)
+    return next((count for count in range(most, 0, -1) if stop.startswith(text[len(text) - count :])), 0)
+
+
+__all__ = ["WrittenText", "begun_by", "first_of", "joins_pieces"]
