@@ -83,6 +83,11 @@ def import_log() -> Path:
     return path
 
 
+def text_digest(text: Path) -> str:
+    """A SHA-256 of a text, or of the files of a folder of texts."""
+    return sha256(*sorted(text.glob("*.jsonl"))) if text.is_dir() else sha256(text)
+
+
 @dataclass(frozen=True)
 class Run:
     """A byte model and its training.
@@ -163,7 +168,7 @@ class Session:
 
     def trained(self, run: Run, seed: int) -> tuple[PreTrainedModel, Record]:
         """A model, and of its training: `seconds`, `parameters` and `losses` (nats, every 20 steps)."""
-        key = json.dumps([run.settings(), asdict(self.terms_of(run)), seed, sha256(self.text)], sort_keys=True)
+        key = json.dumps([run.settings(), asdict(self.terms_of(run)), seed, text_digest(self.text)], sort_keys=True)
         folder = self.models / f"{run.model}-{hashlib.sha256(key.encode()).hexdigest()[:16]}-{seed}"
         if not folder.exists():
             self._train(run, seed, folder)
@@ -254,7 +259,7 @@ class Claim:
         Raises:
             ValueError: the records that are there were measured on another text.
         """
-        file, text = results / f"{self.name}.json", sha256(session.text)
+        file, text = results / f"{self.name}.json", text_digest(session.text)
         if file.exists() and json.loads(file.read_text(encoding="utf-8"))["text"]["sha256"] != text:
             raise ValueError(
                 f"`text`={session.text}: {file} was measured on another. Give another folder, with --results."
@@ -272,7 +277,7 @@ class Claim:
 
     def write(self, records: Records, session: Session, results: Path) -> None:
         rows = [row for run in records.values() for row in sorted(run, key=lambda row: row["seed"])]
-        text = {"name": session.text.name, "sha256": sha256(session.text)}
+        text = {"name": session.text.name, "sha256": text_digest(session.text)}
         result = {"claim": self.says, "text": text, "machine": machine(), "records": rows}
         results.mkdir(parents=True, exist_ok=True)
         with atomic_write(results / f"{self.name}.json") as new:

@@ -13,6 +13,7 @@ from claim_runs import FOLDER, RESULTS, Session
 
 # by what they decide for a minute of the processor
 ORDER = (
+    "temporal_confusion",
     "relative_positions",
     "longer_memory",
     "shaw_positions",

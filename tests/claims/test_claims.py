@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
 from optional_packages import needs
 
+from transformers_xl.evaluation.bits_per_byte import bits_per_byte
 from transformers_xl.runs import fitting
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +21,7 @@ sys.path += [str(FOLDER), str(FOLDER.parent)]
 
 import bench_probe  # noqa: E402
 import claim_runs  # noqa: E402
+import split_runs  # noqa: E402
 import write_claims  # noqa: E402
 from run_all import ORDER  # noqa: E402
 
@@ -31,7 +34,16 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("claims")
     text = "\n".join(topics[name] for name in sorted(topics))
     (folder / "text.txt").write_text(text[:40_000], encoding="utf-8")
+    library = folder / "library"
+    library.mkdir()
+    for part, start, stop in (("train", 0, 6), ("valid", 6, 9), ("test", 9, 12)):
+        rows = [json.dumps({"name": f"{row}.py", "text": text[3000 * row :][:3000]}) for row in range(start, stop)]
+        (library / f"{part}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder
+
+
+def text_of(claim: claim_runs.Claim, place: Path) -> Path:
+    return place / ("library" if claim.text is split_runs.split_folder else "text.txt")
 
 
 def smaller(name: str, monkeypatch) -> claim_runs.Claim:
@@ -56,7 +68,8 @@ def test_a_claim_runs_once_and_draws(place, monkeypatch, capsys, name):
     if name == "gates_remember":
         needs("gymnasium")
     claim = smaller(name, monkeypatch)
-    arguments = ["--text", str(place / "text.txt"), "--models", str(place / "models"), "--results", str(place)]
+    text = text_of(claim, place)
+    arguments = ["--text", str(text), "--models", str(place / "models"), "--results", str(place)]
     claim_runs.main(claim, [*arguments, "--steps", "1", "--seeds", "1"])
     first = capsys.readouterr().out.splitlines()[-1]
     assert re.match(rf"{name}: (held|not held|out of reach here)\. ", first)
@@ -64,7 +77,7 @@ def test_a_claim_runs_once_and_draws(place, monkeypatch, capsys, name):
     assert {run: [row["seed"] for row in rows] for run, rows in records.items()} == {run: [0] for run in claim.runs}
     assert (place / f"{name}.png").stat().st_size > 5_000
     monkeypatch.setattr(claim_runs.Claim, "write", None)  # nothing is measured again
-    claim.run(claim_runs.Session(place / "text.txt", place / "models", 1), place, range(1))
+    claim.run(claim_runs.Session(text, place / "models", 1), place, range(1))
 
 
 def test_a_memory_grows_in_the_first_half_of_the_steps(place, monkeypatch):
@@ -93,6 +106,42 @@ def test_records_of_other_settings_or_texts_do_not_count(place, tmp_path):
         claim.run(claim_runs.Session(tmp_path / "other.txt", place, 1), tmp_path, range(1))
 
 
+def test_a_claim_on_the_split_trains_at_the_rate_that_validation_chose(place, monkeypatch):
+    claim = importlib.import_module("temporal_confusion").CLAIM
+    run = replace(claim.runs["relative, memory"], rates=(0.1, 1e-9, 1e-2))
+    session = claim_runs.Session(place / "library", place / "models", 3)
+    record = split_runs.train_and_score_modules(session, run, 1)
+    by_rate = record["validation bits by rate"]
+    assert record["learning_rate"] == float(min(by_rate, key=by_rate.get))
+    assert [*by_rate] == ["0.1", "1e-09", "0.01"]
+    assert by_rate["1e-09"] == max(by_rate.values())
+    model, _ = session.trained(split_runs.at_its_rate(session, run)[0], 1)
+    scored = score_documents(model, place / "library/test.jsonl")
+    assert record["modules"] == pytest.approx(scored, abs=1e-4)
+    assert record["bits"] == pytest.approx(np.mean([*scored.values()]), abs=1e-3)
+
+
+def score_documents(model, file: Path) -> dict[str, float]:
+    """Bits per byte of the beginnings that a trial scores, of each module alone."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {row["name"]: bits_per_byte(model, np.array([*row["text"].encode()[:200]])) for row in rows}
+
+
+def test_the_verdict_needs_an_interval_on_one_side_of_zero():
+    claim = importlib.import_module("temporal_confusion").CLAIM
+
+    def record(bits: float) -> dict:
+        modules = {name: bits + draw.normal(0, 0.1) for name in "abcdefghi"}
+        return {"bits": bits, "modules": modules, "bytes": dict.fromkeys(modules, 5)}
+
+    def records_of(confusion: float) -> claim_runs.Records:
+        bits = dict.fromkeys(claim.runs, 3.0) | {"absolute, memory": 3.0 + confusion}
+        return claim_runs.Records({run: [record(bits[run]) for _ in range(5)] for run in claim.runs})
+
+    draw = np.random.default_rng(0)
+    assert [claim.verdict(records_of(confusion)).held for confusion in (0.5, -0.5, 0.01)] == [True, False, None]
+
+
 def test_steps_to_try_make_no_result(place, capsys):
     with pytest.raises(SystemExit):
         claim_runs.main(importlib.import_module("macaron").CLAIM, ["--steps", "1"])
@@ -100,7 +149,7 @@ def test_steps_to_try_make_no_result(place, capsys):
 
 
 def test_every_file_is_a_claim_in_the_order():
-    helpers = {"claim_runs", "run_all", "write_claims"}
+    helpers = {"claim_runs", "run_all", "split_runs", "write_claims"}
     assert {path.stem for path in FOLDER.glob("*.py")} - helpers == set(ORDER)
     for name, (claim, text) in write_claims.claims().items():
         assert claim.name == name

@@ -12,7 +12,7 @@ no bytes.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -151,6 +151,34 @@ def score_text(
     return score_stream(model, stream, memory, num_bytes, progress)
 
 
+@torch.inference_mode()
+def stream_losses(
+    model: PreTrainedModel, stream: TextStream | DocumentStream, memory: bool = True, progress: bool = False
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What each token of a stream costs, a segment of all lanes at a time, with arguments and errors of [`score_stream`].
+
+    Yields:
+        Losses in nats and targets, both `(lanes, segment_length)` on the model's device; -100: nothing is predicted, at no
+        cost.
+    """
+    remembers = memory and bool(getattr(model.config, "mem_len", True))
+    stream = stream if remembers else stream.without_memory()
+    if remembers and len(stream.beginning) and not stream.memory:
+        raise ValueError("`stream` was made with `memory`=False, which begins every segment as a text: leave it out.")
+    cache = None
+    with evaluating(model):
+        batches = DataLoader(stream, batch_size=stream.lanes)
+        for batch in tqdm(batches, desc="evaluating", disable=None if progress else True):
+            # a mask of ones would cost a gather in every layer
+            mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
+            begins = batch["reset"].to(model.device) if cache is not None and batch["reset"].any() else None
+            ids, targets = (batch[name].to(model.device) for name in ("input_ids", "shift_labels"))
+            read = {"attention_mask": mask, "past_key_values": cache, "use_cache": memory, "reset": begins}
+            losses, outputs = losses_of_targets(model, ids, targets, **read)
+            cache = outputs.past_key_values if memory else None
+            yield losses, targets
+
+
 def score_stream(
     model: PreTrainedModel,
     stream: TextStream | DocumentStream,
@@ -164,24 +192,10 @@ def score_stream(
     Raises:
         ValueError: the stream is for a model without memory: it begins every segment as a text.
     """
-    remembers = memory and bool(getattr(model.config, "mem_len", True))
-    stream = stream if remembers else stream.without_memory()
-    if remembers and len(stream.beginning) and not stream.memory:
-        raise ValueError("`stream` was made with `memory`=False, which begins every segment as a text: leave it out.")
     sums = ScoreSums(stream.segment_length, model.device)
-    cache = None
     start = time.perf_counter()
-    with evaluating(model), torch.inference_mode():
-        batches = DataLoader(stream, batch_size=stream.lanes)
-        for batch in tqdm(batches, desc="evaluating", disable=None if progress else True):
-            # a mask of ones would cost a gather in every layer
-            mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
-            begins = batch["reset"].to(model.device) if cache is not None and batch["reset"].any() else None
-            ids, targets = (batch[name].to(model.device) for name in ("input_ids", "shift_labels"))
-            read = {"attention_mask": mask, "past_key_values": cache, "use_cache": memory, "reset": begins}
-            losses, outputs = losses_of_targets(model, ids, targets, **read)
-            cache = outputs.past_key_values if memory else None
-            sums.add(losses, targets)
+    for losses, targets in stream_losses(model, stream, memory, progress):
+        sums.add(losses, targets)
     score = sums.score(num_bytes)  # waits for a GPU
     return replace(score, seconds=time.perf_counter() - start)
 
@@ -256,4 +270,5 @@ __all__ = [
     "score_moving_window",
     "score_stream",
     "score_text",
+    "stream_losses",
 ]
