@@ -1,6 +1,7 @@
 """The sources of Python's library, a text that every machine has, and the one split of it that all measurements share.
 
-    python examples/library_corpus.py library    # library/train.jsonl, valid.jsonl and test.jsonl, a module a line
+    python examples/library_corpus.py library                   # train.jsonl, valid.jsonl and test.jsonl, a module a line
+    python examples/library_corpus.py library.txt --one-text    # all of it, for figures from before the split
 
 Whole modules are held out, spread over the library; `library_split.json` names them. Settings (learning rates, starts of
 weights) are chosen on the modules for validation, figures are those of the modules for the test. All stand in CPython
@@ -8,6 +9,7 @@ weights) are chosen on the modules for validation, figures are those of the modu
 lines, by characters, with other modules of 3.11.7.
 """
 
+import argparse
 import hashlib
 import json
 import random
@@ -77,7 +79,7 @@ def ids_of(documents: dict[str, bytes]) -> list[np.ndarray]:
     return [np.frombuffer(text, np.uint8).astype(np.int64) for text in documents.values()]
 
 
-def main(output: Path) -> None:
+def write_parts(output: Path) -> None:
     """Write the three parts into a folder, as `transformers-xl train` reads them."""
     # only here: whoever reads the split needs no package
     from transformers_xl.files.output_folder import output_folder
@@ -87,8 +89,23 @@ def main(output: Path) -> None:
             lines = (json.dumps({"name": module, "text": text.decode()}) for module, text in part.items())
             (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
             print(f"{output / name}.jsonl: {len(part):,} modules, {sum(map(len, part.values())):,} bytes")
+
+
+def write_one_text(output: Path) -> None:
+    """Write all modules to one file, tables too."""
+    files = modules()
+    output.write_bytes(b"".join(map(source, files)))
+    print(f"{output}: {len(files):,} modules, {output.stat().st_size:,} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path, help="a folder to write; with --one-text, a file")
+    parser.add_argument("--one-text", action="store_true", help="one file of all modules, tables too, without a split")
+    args = parser.parse_args()
+    (write_one_text if args.one_text else write_parts)(args.output)
     print(f"of Python {sys.version.split()[0]}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -1,44 +1,52 @@
 """From text to models that remember, in a few minutes on two cores: what a memory is worth, and a model to keep.
 
 The text is that of every CPython: the sources of its library. One model is trained with a memory, the same one without, on
-the same bytes in the same order at the same rates. Modules at the end of the text, which neither has read, are predicted
-by both, and by the first with its memory taken away. Everything goes to `build/quickstart/`.
+the same bytes in the same order at the same rates. Whole modules, which neither has read, are predicted by both, and by the
+first with its memory taken away: the short ones of the test that all measurements share (`library_corpus.py`). Everything
+goes to `build/quickstart/`.
 """
 
+import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 # threads that wait sleep, as in the commands (runs/threads.py); before torch is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
-from library_corpus import modules, source
+from library_corpus import ids_of, library_split
 from transformers import set_seed
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.data.files import split_held_out
+from transformers_xl.data.document_stream import DocumentStream
 from transformers_xl.data.streamers import ByteStreamer
 from transformers_xl.data.text_stream import TextStream
-from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
+from transformers_xl.evaluation.bits_per_byte import TextScore, score_stream
 from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.files.processor import processor
+from transformers_xl.hub.measurements import library_versions
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
 OUTPUT = Path("build/quickstart")
 STEPS, LANES = 400, 32
 SEGMENT, MEMORY, FIRST_MEMORY = 16, 64, 16  # bytes
-HELD_OUT = 60_000  # bytes
+LONGEST, HELD_OUT_LANES = 8_000, 17  # bytes of a module that is predicted, and how many are read side by side
 LOAD_AGAIN = """
 import sys
 import numpy as np, torch, transformers_xl
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers_xl.evaluation.bits_per_byte import bits_per_byte
-folder, held_out, expected = sys.argv[1:]
+from transformers_xl.data.document_stream import DocumentStream
+from transformers_xl.evaluation.bits_per_byte import score_stream
+folder, held_out, segment, lanes, expected = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder)
-found = bits_per_byte(model, np.load(held_out), lanes=8)
+documents = np.load(held_out).values()
+found = score_stream(model, DocumentStream(documents, int(segment), int(lanes), keep_tail=True)).bits_per_byte
 assert abs(found - float(expected)) < 1e-4, (found, expected)
 print(f"a fresh process loads a {type(model).__name__} with its {type(AutoTokenizer.from_pretrained(folder)).__name__}: "
       f"{found:.3f} bits per byte again")
@@ -47,8 +55,16 @@ print(f"a fresh process loads a {type(model).__name__} with its {type(AutoTokeni
 Curve = list[tuple[int, float]]  # of a training: steps, and bits per byte
 
 
-def train(ids: np.ndarray, mem_len: int) -> tuple[TransformerXLForCausalLM, Curve]:
-    """A model that was trained with a memory of so many bytes, or, with 0, without; and its losses on the way."""
+class Training(NamedTuple):
+    """A trained model, its losses on the way, and seconds of the processor."""
+
+    model: TransformerXLForCausalLM
+    curve: Curve
+    seconds: float
+
+
+def train(ids: np.ndarray, mem_len: int) -> Training:
+    """A model that was trained with a memory of so many bytes, or, with 0, without."""
     set_seed(0)
     config = TransformerXLConfig(
         vocab_size=len(ByteTokenizer()),
@@ -84,7 +100,8 @@ def train(ids: np.ndarray, mem_len: int) -> tuple[TransformerXLForCausalLM, Curv
     took, spent = time.perf_counter() - start, time.process_time() - spent
     print(f"{model.num_parameters():,} parameters, memory {mem_len}: {took:.0f} s, {spent:.0f} s of processor time")
     log = trainer.state.log_history
-    return model, [(row["step"], row["loss"] / math.log(2)) for row in log if "loss" in row]
+    curve = [(row["step"], row["loss"] / math.log(2)) for row in log if "loss" in row]
+    return Training(model, curve, round(spent, 1))
 
 
 def draw(curves: dict[str, Curve], scores: dict[str, TextScore], path: Path) -> None:
@@ -116,35 +133,51 @@ def write(model: TransformerXLForCausalLM, tokenizer: ByteTokenizer, prompt: str
     print("\n---\n")
 
 
+def keep(training: Training, other: Training, held_out: dict[str, bytes], scores: dict[str, TextScore]) -> None:
+    """The model that has a memory, the held-out modules, the picture, and the figures."""
+    training.model.save_pretrained(OUTPUT / "model")
+    ByteTokenizer().save_pretrained(OUTPUT / "model")
+    np.savez(OUTPUT / "held_out.npz", *ids_of(held_out))
+    (OUTPUT / "held_out.txt").write_bytes(b"".join(held_out.values()))
+    draw({"trained with memory": training.curve, "trained without": other.curve}, scores, OUTPUT / "quickstart.png")
+    figures = {
+        "python": platform.python_version(),
+        "machine": library_versions() | {"processor": str(processor()), "threads": str(torch.get_num_threads())},
+        "parameters": training.model.num_parameters(),
+        "training_bytes": LANES * SEGMENT * STEPS,
+        "held_out": {"modules": len(held_out), "bytes": sum(map(len, held_out.values()))},
+        "bits_per_byte": {name: round(score.bits_per_byte, 4) for name, score in scores.items()},
+        "processor_seconds": {"trained with memory": training.seconds, "trained without": other.seconds},
+    }
+    (OUTPUT / "quickstart.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {OUTPUT}: quickstart.png, quickstart.json and model")
+
+
 def main() -> None:
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    tokenizer = ByteTokenizer()
-    text = b"".join(map(source, modules()))
-    ids, held_out = split_held_out(np.array(tokenizer.encode_bytes(text)), fraction=0.05)
-    held_out = held_out[-HELD_OUT:]
-    print(f"{LANES * SEGMENT * STEPS:,} of {len(ids):,} bytes for training, {len(held_out):,} held out")
-    model, curve = train(ids, MEMORY)
-    other, other_curve = train(ids, 0)
+    split = library_split()
+    ids = split.training_ids()
+    held_out = {name: text for name, text in split.test.items() if len(text) <= LONGEST}
+    size = sum(map(len, held_out.values()))
+    print(
+        f"{LANES * SEGMENT * STEPS:,} of {len(ids):,} bytes for training; held out: {len(held_out)} modules, {size:,} bytes"
+    )
+    training, other = train(ids, MEMORY), train(ids, 0)
+    stream = DocumentStream(ids_of(held_out), SEGMENT, min(HELD_OUT_LANES, len(held_out)), keep_tail=True)
     scores = {
-        "trained with memory": score_text(model, held_out, lanes=8),
-        "trained without": score_text(other, held_out, lanes=8, memory=False),
-        "trained with, memory taken away": score_text(model, held_out, lanes=8, memory=False),
+        "trained with memory": score_stream(training.model, stream),
+        "trained without": score_stream(other.model, stream, memory=False),
+        "trained with, memory taken away": score_stream(training.model, stream, memory=False),
     }
     print(f"held-out text, in segments of {SEGMENT} bytes, with a memory of {MEMORY}:")
     for name, score in scores.items():
         print(f"  {score.bits_per_byte:.3f} bits per byte, {name}")
-    write(model, tokenizer, "class ")
+    write(training.model, ByteTokenizer(), "class ")
+    keep(training, other, held_out, scores)
 
-    picture = OUTPUT / "quickstart.png"
-    draw({"trained with memory": curve, "trained without": other_curve}, scores, picture)
-    model.save_pretrained(OUTPUT / "model")
-    tokenizer.save_pretrained(OUTPUT / "model")
-    print(f"wrote {picture} and {OUTPUT / 'model'}")
-
-    np.save(OUTPUT / "held_out.npy", held_out)
     with_memory, without, _ = (score.bits_per_byte for score in scores.values())
-    command = [sys.executable, "-c", LOAD_AGAIN, str(OUTPUT / "model"), str(OUTPUT / "held_out.npy"), str(with_memory)]
-    subprocess.run(command, check=True)
+    arguments = map(str, (OUTPUT / "model", OUTPUT / "held_out.npz", SEGMENT, stream.lanes, with_memory))
+    subprocess.run([sys.executable, "-c", LOAD_AGAIN, *arguments], check=True)
     if with_memory > without - 0.02:
         sys.exit("The memory was of no use: something is wrong.")
 

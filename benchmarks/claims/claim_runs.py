@@ -44,7 +44,7 @@ from transformers_xl.runs.loading import import_models
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "examples"))
-from library_corpus import modules, source  # noqa: E402
+from library_corpus import write_one_text  # noqa: E402
 
 FOLDER = ROOT / "build" / "claims"
 RESULTS = ROOT / "benchmarks" / "results" / "claims"
@@ -60,7 +60,7 @@ def library_text() -> Path:
     path = FOLDER / "library.txt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(map(source, modules())))
+        write_one_text(path)
     return path
 
 

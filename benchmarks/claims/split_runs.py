@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from claim_runs import FOLDER, ROOT, Record, Records, Run, Session
-from library_corpus import main as write_library
+from library_corpus import write_parts
 from transformers import PreTrainedModel
 
 from transformers_xl.data.text_stream import TextStream
@@ -29,7 +29,7 @@ def split_folder() -> Path:
     folder = FOLDER / "library"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        write_library(folder)
+        write_parts(folder)
     return folder
 
 
@@ -74,8 +74,18 @@ def module_bits(model: PreTrainedModel, session: Session, part: str, memory: boo
 def at_its_rate(session: Session, run: SplitRun) -> tuple[SplitRun, dict[str, float]]:
     """A run at the rate that is best on the modules for validation, with seed 0; and the bits of each rate there."""
     runs = {rate: replace(run, rates=(), terms=replace(run.terms, learning_rate=rate)) for rate in run.rates}
-    bits = {rate: module_bits(session.trained(each, 0)[0], session, "valid")["bits"] for rate, each in runs.items()}
+    bits = {rate: _validation_bits(session, each) for rate, each in runs.items()}
     return runs[min(bits, key=bits.__getitem__)], {str(rate): found for rate, found in bits.items()}
+
+
+_SCORED: dict[str, float] = {}  # all seeds of a run ask the same models
+
+
+def _validation_bits(session: Session, run: SplitRun) -> float:
+    key = json.dumps([run.settings(), str(session)])
+    if key not in _SCORED:
+        _SCORED[key] = module_bits(session.trained(run, 0)[0], session, "valid")["bits"]
+    return _SCORED[key]
 
 
 def train_and_score_modules(session: Session, run: SplitRun, seed: int) -> Record:

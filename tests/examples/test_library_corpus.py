@@ -69,9 +69,17 @@ def test_a_module_that_this_python_lacks_is_left_out_with_a_message(monkeypatch,
 def test_the_folder_is_one_that_train_reads(monkeypatch, split, tmp_path):
     few = corpus.Split(*(dict([*part.items()][:3]) for part in split))
     monkeypatch.setattr(corpus, "library_split", lambda: few)
-    corpus.main(tmp_path / "library")
+    corpus.write_parts(tmp_path / "library")
     data = read_data(DataSection(path=[str(tmp_path / "library")], documents=True), ByteTokenizer(), progress=False)
     for rows, part in ((data.rows, few.training), (data.held_out.rows, few.validation)):
         assert [bytes(row.astype(np.uint8)) for row in rows] == [*part.values()]
     lines = (tmp_path / "library/test.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["name"] for line in lines] == [*few.test]
+
+
+def test_one_text_is_all_modules(monkeypatch, tmp_path):
+    files = corpus.modules()[:3]
+    monkeypatch.setattr(corpus, "modules", lambda: files)
+    monkeypatch.setattr(sys, "argv", ["library_corpus.py", str(tmp_path / "library.txt"), "--one-text"])
+    corpus.main()
+    assert (tmp_path / "library.txt").read_bytes() == b"".join(map(corpus.source, files))

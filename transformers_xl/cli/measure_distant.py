@@ -32,7 +32,7 @@ def distant_context(
     as_markdown: AsMarkdown = False,
     picture: Annotated[Path | None, Option(help="Write a picture: a .png, a .svg, or without an ending both.")] = None,
 ) -> None:
-    """Measure the loss of a token when distant text is dropped, shuffled, or replaced by other text.
+    """Measure the loss of a token when the words of distant text are dropped, shuffled, or replaced by other text.
 
     Shuffling shows what the order of distant words is worth, replacing what the words are worth (Khandelwal et al., 2018).
     Models of transformers work too.

@@ -7,6 +7,7 @@ the model made of it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,16 +19,20 @@ from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.context_losses import longest_window, token_losses_with_context, window_losses
 from transformers_xl.modeling.evaluating import evaluating
 
-# text (tokens,), where a context begins and where its far part ends, a generator -> the far part as the model is given it
-Perturbation = Callable[[np.ndarray, int, int, np.random.Generator], np.ndarray]
+# text (tokens,), which of its tokens begin words (tokens,), where a context begins and where its far part ends, a generator
+# -> the far part as the model is given it
+Perturbation = Callable[[np.ndarray, np.ndarray, int, int, np.random.Generator], np.ndarray]
 
 
-def shuffle(text: np.ndarray, start: int, stop: int, generator: np.random.Generator) -> np.ndarray:
-    """The same tokens in any order."""
-    return generator.permutation(text[start:stop])
+def shuffle(text: np.ndarray, words: np.ndarray, start: int, stop: int, generator: np.random.Generator) -> np.ndarray:
+    """The same words in any order. A word that reaches into the near part stays before the rest of it."""
+    bounds = [start, *(start + 1 + np.flatnonzero(words[start + 1 : stop])), stop]
+    moved = [text[begin:end] for begin, end in pairwise(bounds)]
+    stays = [] if words[stop] else [moved.pop()]
+    return np.concatenate([*(moved[index] for index in generator.permutation(len(moved))), *stays])
 
 
-def replace(text: np.ndarray, start: int, stop: int, generator: np.random.Generator) -> np.ndarray:
+def replace(text: np.ndarray, words: np.ndarray, start: int, stop: int, generator: np.random.Generator) -> np.ndarray:
     """As many tokens from a random place of the text, that does not overlap with these where there is another."""
     length = stop - start
     starts = np.arange(len(text) - length + 1)
@@ -69,6 +74,7 @@ def distant_context(
     seed: int = 0,
     progress: bool = False,
     beginning: Sequence[int] = (),
+    words: np.ndarray | None = None,
 ) -> DistantContext:
     """Predict tokens behind a context whose part further away than each of `distances` is dropped, shuffled, or replaced.
 
@@ -83,10 +89,12 @@ def distant_context(
         progress: show a bar on stderr.
         beginning: ids that a text begins with, as [`~transformers_xl.data.text_beginning.beginning_of`] gives them:
             every window does, before the tokens of its context.
+        words: which of `ids` begin a word `(tokens,)` bool, as [`~transformers_xl.data.word_starts.word_starts`] gives
+            them: shuffled are words, not the tokens of one. Each token is a word when not given.
 
     Raises:
-        ValueError: a distance is not 1 to `context` - 1, the model cannot read so long a context, or as
-            [`~transformers_xl.evaluation.context_losses.token_losses_with_context`].
+        ValueError: a distance is not 1 to `context` - 1, the model cannot read so long a context, `words` are not as many
+            as `ids`, or as [`~transformers_xl.evaluation.context_losses.token_losses_with_context`].
     """
     check_distances(distances, context)
     limit = longest_window(model)
@@ -95,6 +103,9 @@ def distant_context(
             f"`context`={context} is more than the {limit - len(beginning)} tokens of a text that this model can read: "
             "give at most that."
         )
+    words = np.ones(len(ids), dtype=bool) if words is None else np.asarray(words, dtype=bool)
+    if words.shape != (len(ids),):
+        raise ValueError(f"`words` {words.shape} must be as long as `ids` ({len(ids)},): one for each token.")
     lengths = [*distances, context]
     *dropped, whole = token_losses_with_context(model, ids, lengths, positions, batch_size, progress, beginning)
     text = TextStream(ids, 1, keep_tail=True).ids.astype(np.int64)
@@ -104,7 +115,9 @@ def distant_context(
         perturbed[kind] = {}
         for distance in distances:
             generator = np.random.default_rng((seed, distance))
-            windows = np.stack([_window(text, place, context, distance, perturb, generator) for place in positions])
+            windows = np.stack(
+                [_window(text, words, place, context, distance, perturb, generator) for place in positions]
+            )
             windows = np.concatenate([begins, windows], axis=1)
             perturbed[kind][distance] = _losses(
                 model, windows, batch_size, f"{kind}, {distance}" if progress else None
@@ -119,11 +132,17 @@ def check_distances(distances: list[int], context: int) -> None:
 
 
 def _window(
-    text: np.ndarray, place: int, context: int, distance: int, perturb: Perturbation, generator: np.random.Generator
+    text: np.ndarray,
+    words: np.ndarray,
+    place: int,
+    context: int,
+    distance: int,
+    perturb: Perturbation,
+    generator: np.random.Generator,
 ) -> np.ndarray:
     """The context of a token, its far part perturbed, and the token."""
     start, near = place - context, place - distance
-    return np.concatenate([perturb(text, start, near, generator), text[near : place + 1]])
+    return np.concatenate([perturb(text, words, start, near, generator), text[near : place + 1]])
 
 
 def _losses(model: PreTrainedModel, windows: np.ndarray, batch_size: int, told: str | None) -> np.ndarray:

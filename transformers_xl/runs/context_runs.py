@@ -9,6 +9,7 @@ import numpy as np
 
 from transformers_xl.data.files import read_ids, read_predicted
 from transformers_xl.data.text_beginning import beginning_of, without_beginning
+from transformers_xl.data.word_starts import word_starts
 from transformers_xl.evaluation import context_curve as curve
 from transformers_xl.evaluation.context_losses import longest_window, spread_positions, token_losses_with_context
 from transformers_xl.evaluation.distant_context import KINDS, check_distances, distant_context
@@ -118,8 +119,9 @@ def measure_distant_context(
         room = max(1, (len(ids) - options.context) // options.positions)
         positions, _ = spread_positions(len(ids), options.context, room, 1, options.positions)
         found = distant_context(
-            model, ids, distances, options.context, positions, options.batch_size, options.seed, progress, beginning
-        )
+            model, ids, distances, options.context, positions, options.batch_size, options.seed, progress, beginning,
+            word_starts(ids, tokenizer),
+        )  # fmt: skip
         added = {kind: {distance: found.added(kind, distance) for distance in distances} for kind in KINDS}
         rows[name] = {
             "nats": float(found.whole.mean()),
