@@ -31,15 +31,18 @@ def interval(bits: np.ndarray, weights: np.ndarray, draws: int = DRAWS, seed: in
         bits: `(seeds, modules)`, bits per byte of a model, or a difference of models trained from the same seeds and scored
             on the same modules.
         weights: `(modules,)`, how much each counts: its bytes.
+        draws: how often both are drawn.
+        seed: of the draws.
 
     Raises:
-        ValueError: the shapes do not go together, or there are less than two seeds or modules.
+        ValueError: the shapes do not go together, or there are no seeds or less than two modules. Of one seed the interval
+            is for other modules alone.
     """
     bits, weights = np.asarray(bits, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    if bits.ndim != 2 or bits.shape[1:] != weights.shape or min(bits.shape) < 2:
+    if bits.ndim != 2 or bits.shape[1:] != weights.shape or len(bits) < 1 or len(weights) < 2:
         raise ValueError(
-            f"`bits` {bits.shape} and `weights` {weights.shape} must be (seeds, modules) and (modules,), two of each at "
-            "least."
+            f"`bits` {bits.shape} and `weights` {weights.shape} must be (seeds, modules) and (modules,), with two modules "
+            "at least."
         )
     random = np.random.default_rng(seed)
     seeds, modules = (random.integers(0, size, (draws, size)) for size in bits.shape)

@@ -40,7 +40,13 @@ def test_modules_and_seeds_that_agree_leave_no_width():
     assert str(found) == "0.250 (0.250 to 0.250)"
 
 
-@pytest.mark.parametrize(("bits", "weights"), [((1, 5), 5), ((3, 1), 1), ((3, 5), 4), ((5,), 5)])
+def test_one_seed_gives_an_interval_over_modules():
+    bits, weights = np.random.default_rng(3).normal(0, 1, (1, 30)), np.ones(30)
+    one, twice = interval(bits, weights), interval(np.repeat(bits, 2, axis=0), weights)
+    assert (one.low, one.high) == pytest.approx((twice.low, twice.high), abs=0.03)
+
+
+@pytest.mark.parametrize(("bits", "weights"), [((0, 5), 5), ((3, 1), 1), ((3, 5), 4), ((5,), 5)])
 def test_refusals(bits, weights):
-    with pytest.raises(ValueError, match="two of each at least"):
+    with pytest.raises(ValueError, match="with two modules at least"):
         interval(np.zeros(bits), np.ones(weights))

@@ -1,0 +1,154 @@
+"""Bits against milliseconds: a memory, and windows that are read again, at the same cost.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_bits_milliseconds.py --windows library-without library-model
+    python benchmarks/bench_bits_milliseconds.py    # draw what the JSON holds
+
+Models are folders of byte models, trained on the split of Python's library (examples/library_corpus.py). That of
+`--windows` was trained without a memory: it reads windows as long as its segments, which move on by 1 to 128 bytes, and
+predicts the new ones. The others read segments of 1 to 128 bytes with their memory. All predict the beginnings of the same
+modules of the test, as many rows side by side. Milliseconds are of the processor, a byte; the ways take turns, and the
+median of the turns counts.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from transformers_xl.evaluation.context_curve import score_windows
+from transformers_xl.evaluation.document_losses import document_losses
+from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.files.atomic_write import atomic_write
+from transformers_xl.files.processor import processor
+from transformers_xl.hub.measurements import library_versions
+from transformers_xl.runs.loading import load_model
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "examples"))
+from library_corpus import library_split  # noqa: E402
+
+RESULT = ROOT / "benchmarks" / "results" / "bits_milliseconds.json"
+STEPS = [1, 2, 4, 8, 16, 32, 64, 128]  # bytes that are predicted at a time
+
+
+def windows_nats(model: PreTrainedModel, documents: list[np.ndarray], rows: int, step: int) -> float:
+    """Of all documents, by windows as long as a segment, of which the last `step` bytes are predicted."""
+    context = max(0, model.config.segment_length - step)
+    return sum(score_windows(model, ids, context, step, rows).nats for ids in documents)
+
+
+def memory_nats(model: PreTrainedModel, documents: list[np.ndarray], rows: int, step: int) -> float:
+    """Of all documents, in segments of `step` bytes with memory."""
+    losses = document_losses(model, documents, step, lanes=min(rows, len(documents)))
+    return sum(float(np.nansum(nats)) for nats in losses)
+
+
+def measure(ways: dict[str, Callable[[int], float]], steps: list[int], turns: int, size: int) -> list[dict[str, Any]]:
+    """Bits per byte and milliseconds a byte of each way at each step."""
+    rows = []
+    for step in steps:
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        nats = {}
+        for _ in range(turns):
+            for name, way in ways.items():
+                start = time.process_time()
+                nats[name] = way(step)
+                seconds[name].append(time.process_time() - start)
+        for name in ways:
+            bits = nats[name] / math.log(2) / size
+            milliseconds = 1000 * statistics.median(seconds[name]) / size
+            rows.append({"model": name, "step": step, "bits": round(bits, 4), "milliseconds": round(milliseconds, 4)})
+            print(f"{name}, {step} at a time: {bits:.3f} bits, {milliseconds:.3f} ms a byte", flush=True)
+    return rows
+
+
+def draw(result: dict[str, Any]) -> None:
+    picture, ((axes,),) = figure(width=6.5)
+    names = [*dict.fromkeys(row["model"] for row in result["rows"])]
+    for index, name in enumerate(names):
+        rows = [row for row in result["rows"] if row["model"] == name]
+        axes.plot(
+            *zip(*((row["milliseconds"], row["bits"]) for row in rows), strict=True),
+            label=name,
+            **line(index, len(names)),
+        )
+        for row in rows:
+            axes.annotate(
+                str(row["step"]), (row["milliseconds"], row["bits"]), xytext=(3, 3), textcoords="offset points"
+            )
+    axes.set_xscale("log")
+    axes.set(xlabel="milliseconds of the processor a byte", ylabel="bits per byte (axis not from 0)")
+    axes.set_title("Numbers: bytes that are predicted at a time")
+    axes.legend()
+    save(picture, RESULT.with_suffix(".png"))
+
+
+def load(folder: Path, texts: list[bytes], is_window: bool) -> tuple[PreTrainedModel, list[np.ndarray]]:
+    """A byte model, and what it reads of texts; `is_window`: one without memory.
+
+    Raises:
+        ValueError: it has other tokens than bytes, or a memory where it should have none, or the other way round.
+    """
+    model, tokenizer = load_model(folder)
+    if not hasattr(tokenizer, "encode_bytes"):
+        raise ValueError(f"{str(folder)!r}: give a model of bytes.")
+    if bool(model.config.mem_len) == is_window:
+        raise ValueError(
+            f"{str(folder)!r} has `mem_len`={model.config.mem_len}: --windows takes a model without memory, the others "
+            "have one."
+        )
+    return model, [np.array(tokenizer.encode_bytes(text)) for text in texts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="*", help="folders of models with memory")
+    parser.add_argument("--windows", type=Path, help="the folder of a model without memory")
+    parser.add_argument("--bytes", type=int, default=2048, help="the beginning of each module that is read")
+    parser.add_argument("--modules", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=16, help="windows or modules that are read side by side")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, nargs="*", default=STEPS)
+    parser.add_argument("--try", dest="is_trial", action="store_true", help="write no result")
+    args = parser.parse_args()
+    if not args.models or args.windows is None:
+        draw(json.loads(RESULT.read_text(encoding="utf-8")))
+        return
+    # spread over the test
+    modules = [*library_split().test.items()]
+    modules = [modules[index * len(modules) // args.modules] for index in range(args.modules)]
+    texts = [text[: args.bytes] for _, text in modules]
+    ways: dict[str, Callable[[int], float]] = {}
+    for folder in (args.windows, *args.models):
+        is_window = folder == args.windows
+        model, documents = load(folder, texts, is_window)
+        ways[folder.name] = partial(windows_nats if is_window else memory_nats, model, documents, args.rows)
+    size = sum(len(text) - 1 for text in texts)
+    rows = measure(ways, args.steps, args.turns, size)
+    if not args.is_trial:
+        machine = library_versions() | {"processor": str(processor()), "threads": str(torch.get_num_threads())}
+        text = {
+            "modules": [name for name, _ in modules],
+            "bytes": args.bytes,
+            "side_by_side": args.rows,
+            "turns": args.turns,
+        }
+        with atomic_write(RESULT) as new:
+            Path(new).write_text(
+                json.dumps({"machine": machine, **text, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+            )
+        draw(json.loads(RESULT.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()
