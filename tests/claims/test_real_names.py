@@ -8,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import bench_real_names as bench
+import real_names as bench
 
 MODULE = b"alpha beta abc alpha abc gamma_1 beta alpha (gamma_1) alphabet"
 

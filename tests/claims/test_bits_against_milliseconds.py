@@ -13,7 +13,7 @@ from transformers_xl.evaluation.bits_per_byte import score_moving_window, score_
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import bench_bits_milliseconds as bench
+import bits_against_milliseconds as bench
 
 TEXTS = [b"one two three four five six", b"seven eight nine ten"]
 

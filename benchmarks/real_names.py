@@ -1,8 +1,8 @@
 """Real names at a distance: what a name that training never had costs when it is used for the second time, by how far
 back it was used first.
 
-    python benchmarks/bench_real_names.py --twin library-without library-model library-model-512
-    python benchmarks/bench_real_names.py    # draw what the JSON holds
+    python benchmarks/real_names.py --twin library-without library-model library-model-512
+    python benchmarks/real_names.py    # draw what the JSON holds
 
 Models are folders that `transformers-xl train` or the quickstart wrote, trained on the split of Python's library
 (examples/library_corpus.py); `--twin` is one that was trained without memory. Names are identifiers of four letters or more
@@ -147,6 +147,8 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=20, help="modules that are read side by side")
     args = parser.parse_args()
     if not args.models:
+        if not RESULT.exists():
+            parser.error(f"there is no {RESULT} to draw: give folders of models, and --twin.")
         result = json.loads(RESULT.read_text(encoding="utf-8"))
         report(result)
         draw(result)

@@ -1,7 +1,7 @@
 """Bits against milliseconds: a memory, and windows that are read again, at the same cost.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_bits_milliseconds.py --windows library-without library-model
-    python benchmarks/bench_bits_milliseconds.py    # draw what the JSON holds
+    OMP_NUM_THREADS=1 python benchmarks/bits_against_milliseconds.py --windows library-without library-model
+    python benchmarks/bits_against_milliseconds.py    # draw what the JSON holds
 
 Models are folders of byte models, trained on the split of Python's library (examples/library_corpus.py). That of
 `--windows` was trained without a memory: it reads windows as long as its segments, which move on by 1 to 128 bytes, and
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "examples"))
 from library_corpus import library_split  # noqa: E402
 
-RESULT = ROOT / "benchmarks" / "results" / "bits_milliseconds.json"
+RESULT = ROOT / "benchmarks" / "results" / "bits_against_milliseconds.json"
 STEPS = [1, 2, 4, 8, 16, 32, 64, 128]  # bytes that are predicted at a time
 
 
@@ -122,6 +122,8 @@ def main() -> None:
     parser.add_argument("--try", dest="is_trial", action="store_true", help="write no result")
     args = parser.parse_args()
     if not args.models or args.windows is None:
+        if args.models or args.windows or not RESULT.exists():
+            parser.error("give --windows and a folder with memory; without either, the result that is there is drawn.")
         draw(json.loads(RESULT.read_text(encoding="utf-8")))
         return
     # spread over the test
