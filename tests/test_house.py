@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # what stands in the root, for a model is made of it; everything else stands in the folder of the package
 ROOT_PACKAGES = ("configuration", "modeling", "tokenization")
-PACKAGES = (*ROOT_PACKAGES, "cli", "data", "evaluation", "files", "hub", "runs", "training")
+PACKAGES = (*ROOT_PACKAGES, "cli", "data", "evaluation", "files", "hub", "runs", "serve", "training")
 
 # who may import whom, by room; `ops` and `layers` are rooms of their own. A room may always import itself.
 MAY_IMPORT = {
@@ -37,6 +37,7 @@ MAY_IMPORT = {
         "configuration",
     },
     "hub": {"files", "configuration", "modeling", "modeling.memory", "tokenization"},
+    "serve": {"modeling", "modeling.layers", "modeling.memory", "modeling.pretrained"},
     "runs": set(PACKAGES) - {"cli"} | {"modeling.conversion", "modeling.layers", "modeling.memory"},
     "cli": set(PACKAGES),
 }

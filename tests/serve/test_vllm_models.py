@@ -39,7 +39,12 @@ def saved_model(folder: Path, model_type: str, **fields):
 @contextmanager
 def engine(folder: Path, **options):
     """An engine for which no more than five requests run at a time, and whose calls have at most 24 tokens."""
-    options = {"max_num_seqs": 5, "max_num_batched_tokens": 24, "skip_tokenizer_init": True, "dtype": "float32"} | options
+    options = {
+        "max_num_seqs": 5,
+        "max_num_batched_tokens": 24,
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+    } | options
     llm = LLM(str(folder), **options)
     try:
         yield llm
@@ -109,7 +114,10 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.1.self_attn.q_proj.weight"]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"missing_keys \['model.layers.1.self_attn.q_proj.weight'\]"), engine(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"missing_keys \['model.layers.1.self_attn.q_proj.weight'\]"),
+        engine(tmp_path),
+    ):
         pass
 
 
@@ -122,9 +130,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path):
 )
 def test_what_a_memory_cannot_do_is_refused(tmp_path: Path, options: dict, setting: str):
     saved_model(tmp_path, "transformer_xl")
-    with pytest.raises(ValueError, match=f"`{setting}` cannot be used with a model of transformers-xl"):
-        with engine(tmp_path, **options):
-            pass
+    message = f"`{setting}` cannot be used with a model of transformers-xl"
+    with pytest.raises(ValueError, match=message), engine(tmp_path, **options):
+        pass
 
 
 def test_every_refused_setting_is_named():
@@ -183,7 +191,8 @@ def test_the_server_of_vllm_answers_the_openai_client(tmp_path: Path):
                 assert [each.id for each in client.models.list()] == ["xl"]
                 break
             except openai.APIConnectionError:
-                assert process.poll() is None and time.monotonic() < deadline
+                assert process.poll() is None
+                assert time.monotonic() < deadline
                 time.sleep(0.5)
         answer = client.completions.create(
             model="xl", prompt=prompt, max_tokens=30, temperature=0, logprobs=0, extra_body={"return_token_ids": True}

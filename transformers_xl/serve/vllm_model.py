@@ -15,14 +15,14 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.models.interfaces import HasInnerState, IsAttentionFree
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, CommonAttentionMetadata
-from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, register_backend
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.serve.vllm_plugin import BACKEND
 from transformers_xl.serve.vllm_reader import Piece, PoolReader
 from transformers_xl.serve.vllm_state import StateLayout
 
 STATE = "memory.0"  # the name of the state: vLLM wants exactly one number in it
-BACKEND = "TRANSFORMERS_XL"
 
 
 @dataclass
@@ -65,10 +65,6 @@ class MemoryBackend(AttentionBackend):
     @classmethod
     def is_ssm(cls) -> bool:
         return True
-
-
-if not hasattr(MambaAttentionBackendEnum, BACKEND):
-    register_backend(BACKEND, f"{__name__}.MemoryBackend", is_mamba=True)
 
 
 class MemoryState(MambaBase):

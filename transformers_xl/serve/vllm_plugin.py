@@ -9,6 +9,8 @@ vLLM is imported when it calls, and by nobody else.
 from transformers_xl.modeling.auto import VARIANTS
 
 MODEL = "transformers_xl.serve.vllm_model:MemoryForVLLM"
+BACKEND = "TRANSFORMERS_XL"  # the name by which vLLM's processes tell each other how a call is described
+BACKEND_CLASS = "transformers_xl.serve.vllm_model.MemoryBackend"
 
 
 def architectures() -> dict[str, str]:
@@ -22,9 +24,12 @@ def register() -> None:
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
+    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, register_backend
 
     from transformers_xl.serve.vllm_settings import MemoryArchitecture, MemorySettings
 
+    if BACKEND not in MambaAttentionBackendEnum.__members__:
+        register_backend(BACKEND, BACKEND_CLASS, is_mamba=True)
     for architecture, model_type in architectures().items():
         ModelRegistry.register_model(architecture, MODEL)
         MODELS_CONFIG_MAP[architecture] = MemorySettings

@@ -54,9 +54,17 @@ def refused_settings(vllm_config: Any) -> list[tuple[str, str]]:
     found = [
         ("tensor_parallel_size", parallel.tensor_parallel_size > 1, whole),
         ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1, whole),
-        ("enable_prefix_caching", cache.enable_prefix_caching, "a memory is kept at the end of a text alone, leave it out"),
+        (
+            "enable_prefix_caching",
+            cache.enable_prefix_caching,
+            "a memory is kept at the end of a text alone, leave it out",
+        ),
         ("speculative_config", vllm_config.speculative_config is not None, "no token can be taken back, leave it out"),
-        ("enable_lora", vllm_config.lora_config is not None, "merge the adapter (`merge_and_unload`) and save the model"),
+        (
+            "enable_lora",
+            vllm_config.lora_config is not None,
+            "merge the adapter (`merge_and_unload`) and save the model",
+        ),
         ("quantization", vllm_config.model_config.quantization is not None, "give a folder with plain weights"),
         ("kv_transfer_config", vllm_config.kv_transfer_config is not None, "a memory stays where it is, leave it out"),
     ]

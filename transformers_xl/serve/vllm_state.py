@@ -51,9 +51,9 @@ class StateLayout(NamedTuple):
         read = cast(Memory, cache.memory)
         if any(layer.older for layer in read.layers):
             raise ValueError(
-                f"A {model.config.model_type} model cannot run in vLLM: it keeps what leaves its window, so that its memory "
-                "grows while a text is read, and vLLM gives every request a state of one size. Use the scheduler or the "
-                "server of this package."
+                f"A {model.config.model_type} model cannot run in vLLM: it keeps what leaves its window, so that its "
+                "memory grows while a text is read, and vLLM gives every request a state of one size. Use the scheduler or "
+                "the server of this package."
             )
         most = model.new_memory(1, torch.empty(0, dtype=model.dtype, device=model.device), static=True)
         parts, offset = {}, 0
