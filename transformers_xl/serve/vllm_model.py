@@ -6,7 +6,7 @@ and long prompts are read in parts.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -72,14 +72,14 @@ class MemoryState(MambaBase):
 
     def __init__(self, layout: StateLayout, reader: PoolReader):
         self.layout, self.reader = layout, reader
-        self.kv_cache = ()
+        self.kv_cache: tuple[torch.Tensor, ...] = ()
 
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
         super().bind_kv_cache(kv_cache)
         self.reader.use(self.kv_cache[0])
 
-    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.layout.num_bytes,),)
+    def get_state_shape(self) -> list[tuple[int, ...]]:
+        return [(self.layout.num_bytes,)]
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
         return (torch.uint8,)
@@ -95,9 +95,9 @@ class MemoryForVLLM(nn.Module, HasInnerState, IsAttentionFree):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         self.config: Any = vllm_config.model_config.hf_config
-        self.model_class: Any = VARIANTS[self.config.model_type].causal_lm_class
-        self.type = vllm_config.model_config.dtype
-        self.language_model: nn.Module = self.model_class._from_config(self.config, dtype=self.type).eval()
+        self.model_class = cast(Any, VARIANTS[self.config.model_type].causal_lm_class)
+        self.weights_type = vllm_config.model_config.dtype
+        self.language_model: Any = self.model_class._from_config(self.config, dtype=self.weights_type).eval()
         self.states = vllm_config.compilation_config.static_forward_context
         self.set_up()
 
@@ -133,7 +133,7 @@ class MemoryForVLLM(nn.Module, HasInnerState, IsAttentionFree):
         """
         device = next(self.language_model.parameters()).device
         model, report = self.model_class.from_pretrained(
-            None, config=self.config, state_dict=dict(weights), dtype=self.type, output_loading_info=True
+            None, config=self.config, state_dict=dict(weights), dtype=self.weights_type, output_loading_info=True
         )
         for name in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if report[name]:
