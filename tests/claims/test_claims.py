@@ -112,7 +112,9 @@ def test_the_page_is_what_the_results_say():
     said = write_claims.PAGE.read_text(encoding="utf-8")
     assert said == write_claims.page(), "run `python benchmarks/claims/write_claims.py`"
     held, not_held, open_ones = (said.count(f"| {verdict} |") for verdict in ("held", "not held", "out of reach here"))
-    assert f"Of the {len(ORDER)} claims, {held} held at these sizes, {not_held} did not, and {open_ones} are out" in said
+    assert (
+        f"Of the {len(ORDER)} claims, {held} held at these sizes, {not_held} did not, and {open_ones} are out" in said
+    )
     assert said.count("![") == sum(
         claim.draw is not None and claim.decide(claim_runs.RESULTS) is not None
         for claim, _ in write_claims.claims().values()

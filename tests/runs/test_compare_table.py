@@ -96,11 +96,21 @@ def test_scores_at_equal_time():
     assert "| 3.500 |" in near
     assert far.startswith("| `far` | 2 | 2.600 +- 0.141 | 3.900 | 3.600 +- 0.141 |")
     assert "| 0.003 | 23 +- 4 |" in far
-    labels = [axes.get_xlabel() for axes in draw_comparison(rows).axes]
-    assert labels[:4] == ["bits per byte", "bits per byte, after 12 s", "RECL (bytes)", "training (s)"]
     other = with_curve(RUNS[1], [10, 20], "another")
     assert summary([slow, other], {})["far"]["equal_seconds"] is None
     assert summary([slow, RUNS[1]], {})["far"]["at_equal_time"] == []
+
+
+def test_the_picture_of_learning_curves():
+    """Bits against seconds: the mean of the seeds after the same steps, and their range."""
+    seeds = [with_curve(RUNS[0], [10, 20]), with_curve(RUNS[1], [14, 24])]
+    seeds[1]["curve"][1]["bits_per_byte"] = 3.1
+    (axes,) = draw_comparison(summary([*seeds, with_curve(RUNS[2], [6, 12])], {})).axes
+    lines = {each.get_label(): [*zip(*each.get_data(), strict=True)] for each in axes.lines}
+    assert lines == {"near": [(6, 4), (12, 3.5)], "far": [(12, 4), (22, pytest.approx(3.3))]}
+    assert axes.get_xlabel() == "seconds of training (log scale)"
+    several = [with_curve(RUNS[0], [10, 20]), with_curve(RUNS[2], [6, 12], "another")]
+    assert len(draw_comparison(summary(several, {})).axes) > 1  # seconds of two machines are not compared
 
 
 def test_no_context_is_shorter_than_one_token():
@@ -111,21 +121,21 @@ def test_no_context_is_shorter_than_one_token():
 
 def test_the_picture_has_what_was_measured():
     with_speeds, without = draw_comparison(summary(RUNS, SPEEDS)), draw_comparison(summary(RUNS, {}))
-    assert [axes.get_xlabel() for axes in without.axes] == ["bits per byte", "RECL (bytes)", "peak of training (MiB)"]
-    assert len(with_speeds.axes) == 5
+    assert [axes.get_xlabel() for axes in without.axes] == ["bits per byte", "peak of training (MiB)"]
+    assert len(with_speeds.axes) == 4
     axes = with_speeds.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["near", "far"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the best on top
     marks = {tuple(line.get_xdata()) for line in axes.lines}
     assert {(2.5, 2.7), (3.5, 3.7), (2.0, 2.1)} <= marks
     assert (pytest.approx(2.6),) in [tuple(line.get_xdata()) for line in axes.lines]
-    ticks = [label.get_text() for label in without.axes[1].get_xticklabels()]
-    assert ticks[0] == "<= 4"  # the shortest context that was tried
-    assert all(float(tick) > 4 for tick in ticks[1:])
 
 
 def test_files(folder: Path):
     assert read_runs(folder) == RUNS
+    assert read_runs(folder, models=["near"]) == RUNS[2:]
+    with pytest.raises(ValueError, match="`variant`='gpt2' has no run in .* those of far, near"):
+        read_runs(folder, models=["gpt2", "near"])
     assert read_speeds(folder, SETTINGS) == {}
     write_json(folder / "speeds.json", {"settings": SETTINGS, "models": SPEEDS})
     assert read_speeds(folder, SETTINGS) == SPEEDS

@@ -26,7 +26,10 @@ def compare(
     from_dir: Annotated[
         Path | None,
         Option(
-            "--from", exists=True, file_okay=False, help="Write table and picture of this folder's runs, nothing else."
+            "--from",
+            exists=True,
+            file_okay=False,
+            help="Write table and picture of this folder's runs, or of those of each --variant, nothing else.",
         ),
     ] = None,
     variant: Annotated[
@@ -71,7 +74,7 @@ def compare(
     if from_dir is not None:
         if texts or output is not None:
             raise ValueError("`from` reads runs that exist: leave out texts and --output.")
-        _write_report(from_dir, as_json, as_markdown)
+        _write_report(from_dir, as_json, as_markdown, variant)
         return
     if not texts or output is None:
         raise ValueError("`texts` and `output` are needed: give text files, and a folder with --output.")
@@ -123,14 +126,14 @@ def _compare(
         comparison.measure_speeds(turns)
 
 
-def _write_report(folder: Path, as_json: bool, as_markdown: bool) -> None:
+def _write_report(folder: Path, as_json: bool, as_markdown: bool, models: list[str] | None = None) -> None:
     from transformers_xl.evaluation.plots import save
     from transformers_xl.files.atomic_write import write_text
     from transformers_xl.runs.comparison import read_runs, read_speeds, summary, table, table_cells
     from transformers_xl.runs.comparison_plots import draw_comparison
 
     with blamed(folder):
-        runs = read_runs(folder)
+        runs = read_runs(folder, models=models)
         rows = summary(runs, read_speeds(folder, runs[0]["settings"]))
     write_text(folder / "compare.md", table(rows))
     save(draw_comparison(rows), folder / "compare.png")

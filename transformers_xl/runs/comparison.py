@@ -22,11 +22,11 @@ RUN_FIELDS = {
 }  # fmt: skip
 
 
-def read_runs(folder: Path, any_rates: bool = False) -> list[dict[str, Any]]:
-    """The runs in a folder; with `any_rates`, whatever learning rates each was chosen from.
+def read_runs(folder: Path, any_rates: bool = False, models: list[str] | None = None) -> list[dict[str, Any]]:
+    """The runs in a folder, or those of some models; with `any_rates`, whatever learning rates each was chosen from.
 
     Raises:
-        ValueError: there are none, a file is none, or settings differ from run to run.
+        ValueError: there are none, none of one of the models, a file is none, or settings differ from run to run.
     """
     files = sorted((folder / "runs").glob("*.json"))
     if not files:
@@ -36,7 +36,13 @@ def read_runs(folder: Path, any_rates: bool = False) -> list[dict[str, Any]]:
     runs = [_read(file, RUN_FIELDS) for file in files]
     for file, run in zip(files, runs, strict=True):
         check_settings(file, run["settings"], runs[0]["settings"], any_rates)
-    return runs
+    there = {run["model"] for run in runs}
+    if models is not None and not set(models) <= there:
+        missing = min(set(models) - there)
+        raise ValueError(
+            f"`variant`={missing!r} has no run in {str(folder)!r}: it has those of {', '.join(sorted(there))}."
+        )
+    return [run for run in runs if models is None or run["model"] in models]
 
 
 def read_speeds(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +96,8 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
     processor time), `training` tokens per second, `generation` milliseconds per token, `memory` the MiB that training takes
     at its peak beside the libraries. Speeds are one value, or none. `at_equal_time` are bits per byte with context after
     `equal_seconds` of training, the time of the shortest run: no value for a model that was not scored before, nor for runs
-    without learning curves or from several machines. Runs without learning curves have no `seconds`.
+    without learning curves or from several machines. Runs without learning curves have no `seconds`. `curves` has the
+    learning curve of each seed.
     """
     runs = list(runs)
     lengths, seconds = _recl(runs), equal_seconds(runs)
@@ -100,7 +107,7 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
         known = {"parameters": run["parameters"], "recl_is_bound": False, "equal_seconds": seconds}
         known["recl_floor"] = min(run["settings"]["recl"]["contexts"])
         known["learning_rate"] = run.get("learning_rate")
-        row = rows.setdefault(name, known | {measure: [] for measure in MEASURES})
+        row = rows.setdefault(name, known | {measure: [] for measure in (*MEASURES, "curves")})
         found = lengths[name, run["seed"]]
         for way in ("with_context", "without_context"):
             row[way].append(run["bits_per_byte"][way])
@@ -108,6 +115,7 @@ def summary(runs: Iterable[dict[str, Any]], speeds: dict[str, Any]) -> dict[str,
             row["at_equal_time"].append(bits)
         if "curve" in run:
             row["seconds"].append(run["curve"][-1]["seconds"])
+            row["curves"].append(run["curve"])
         row["recl"].append(found.length)
         row["recl_is_bound"] |= found.is_bound
         row["memory"].append((run["peak_memory"] - run["memory_before"]) / 2**20)

@@ -1,5 +1,6 @@
-"""The picture of a comparison: a row for each model, a column for each measure."""
+"""The picture of a comparison: learning curves against the time of training, or a row for each model."""
 
+import math
 import statistics
 from typing import Any
 
@@ -9,8 +10,6 @@ from transformers_xl.evaluation.plots import figure, line, styled
 
 COLUMNS = {
     "with_context": "bits per byte",
-    "at_equal_time": "bits per byte",
-    "recl": "RECL (bytes)",
     "seconds": "training (s)",
     "training": "training (1,000 tokens/s)",
     "generation": "generate() (ms per token)",
@@ -20,8 +19,36 @@ COLUMNS = {
 
 @styled
 def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
-    """Small marks are seeds, large ones their mean; the best model on top. `rows` is a summary of
-    [`~transformers_xl.runs.comparison.summary`]. Columns without a value are left out."""
+    """Where all runs have learning curves and come from one machine, bits against seconds; else a row for each model.
+    `rows` is a summary of [`~transformers_xl.runs.comparison.summary`]."""
+    return _draw_rows(rows) if next(iter(rows.values()))["equal_seconds"] is None else _draw_curves(rows)
+
+
+def _draw_curves(rows: dict[str, dict[str, Any]]) -> Figure:
+    """A line for each model, through the means of its seeds after the same steps, and the range of the seeds."""
+    picture, ((axes,),) = figure(width=7.5, height=4.2)
+    ends = []
+    for index, (name, row) in enumerate(rows.items()):
+        points = list(zip(*row["curves"], strict=True))  # the same steps in every seed
+        bits = [[point["bits_per_byte"] for point in seeds] for seeds in points]
+        seconds = [statistics.mean(point["seconds"] for point in seeds) for seeds in points]
+        style = line(index, len(rows))
+        axes.plot(seconds, list(map(statistics.mean, bits)), label=name, **style)
+        axes.fill_between(seconds, list(map(min, bits)), list(map(max, bits)), color=style["color"], alpha=0.15, lw=0)
+        ends.append(seconds[-1])
+    axes.set(xscale="log", xlabel="seconds of training (log scale)", ylabel="bits per byte (not from 0)")
+    low, high = math.floor(math.log2(min(ends) / 8)), math.ceil(math.log2(max(ends)))
+    axes.set_xticks(
+        [2.0**power for power in range(low, high + 1)], [f"{2**power:g}" for power in range(low, high + 1)]
+    )
+    axes.minorticks_off()
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.set_title("held-out text, means and ranges of the seeds; a line ends after the last step", fontsize="small")
+    return picture
+
+
+def _draw_rows(rows: dict[str, dict[str, Any]]) -> Figure:
+    """Small marks are seeds, large ones their mean; the best model on top. Columns without a value are left out."""
     columns = {name: label for name, label in COLUMNS.items() if any(row[name] for row in rows.values())}
     picture, grid = figure(columns=len(columns), width=2.6, height=0.9 + 0.26 * len(rows))
     full, hollow = line(0, 2), line(1, 2)
@@ -31,23 +58,12 @@ def draw_comparison(rows: dict[str, dict[str, Any]]) -> Figure:
                 _marks(axes, row["without_context"], height, hollow["color"], "s", "none")
             scale = 1000 if measure == "training" else 1
             _marks(axes, [value / scale for value in row[measure]], height, full["color"], "o", full["color"])
-        if measure == "recl":
-            _tick_the_floor(axes, min(row["recl_floor"] for row in rows.values()))
-        if measure == "at_equal_time":
-            label = f"{label}, after {next(iter(rows.values()))['equal_seconds']:.0f} s"
         axes.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
         axes.set_yticks(range(len(rows)), rows if axes is grid[0][0] else [""] * len(rows))
     grid[0][0].set_title(
         "dots: with memory or context\nsquares: each segment alone\nno axis begins at 0", fontsize="small"
     )
     return picture
-
-
-def _tick_the_floor(axes, floor: int) -> None:
-    """A RECL of the shortest context that was tried is that or less; nothing is below one token."""
-    if floor > 1:
-        above = [tick for tick in axes.get_xticks() if 1.5 * floor < tick <= axes.get_xlim()[1]]
-        axes.set_xticks([floor, *above], [f"<= {floor:g}", *(f"{tick:g}" for tick in above)])
 
 
 def _marks(axes, values: list[float], height: int, color: Any, marker: str, face: Any) -> None:
