@@ -219,6 +219,7 @@ class Claim:
         beyond: what these sizes leave open, and the command that would tell.
         also: other results (without folder and ending) whose numbers its text gives.
         given: the numbers of its text that are settings, or other people's (tests/helpers/measured_numbers.py).
+        worked_out: those that follow from the results in more than a mean.
         no_power: why seeds that all speak against the claim would say nothing at these sizes; "": they say something.
         seeds: how many of each run.
         text: writes the text that it is measured on by default.
@@ -236,6 +237,7 @@ class Claim:
     seeds: int = 3
     no_power: str = ""
     given: str = ""
+    worked_out: str = ""
     also: tuple[str, ...] = ()
     text: Callable[[], Path] = library_text
 

@@ -53,11 +53,12 @@ def row(claim: Claim) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def source(files: list[str], command: str, given: str = "") -> str:
+def source(files: list[str], command: str, **numbers: str) -> str:
     """The comment from which `tests/test_evidence.py` knows where the numbers below it come from."""
     named = " ".join(f"benchmarks/results/{file}" for file in files)
-    more = f"\n     given: {given}" if given else ""
-    return f"<!-- source: {named}\n     command: python {command}{more} -->"
+    lines = [f"source: {named}", f"command: python {command}"]
+    lines += [f"{name.replace('_', ' ')}: {found}" for name, found in numbers.items() if found]
+    return "<!-- " + "\n     ".join(lines) + " -->"
 
 
 def section(claim: Claim, text: str) -> str:
@@ -69,7 +70,7 @@ def section(claim: Claim, text: str) -> str:
     parts.append(f"**Left open.** {claim.beyond}")
     files = [f"{name}.json" for name in (f"claims/{claim.name}", *claim.also)]
     command = f"benchmarks/claims/{claim.name}.py --report"
-    lines = [f"### {claim.says}", "", source(files, command, claim.given), ""]
+    lines = [f"### {claim.says}", "", source(files, command, given=claim.given, worked_out=claim.worked_out), ""]
     for part in parts:
         lines += [textwrap.fill(part, 130, break_long_words=False, break_on_hyphens=False), ""]
     if verdict is not None and claim.draw is not None:
@@ -81,7 +82,7 @@ def page() -> str:
     """The page, with this part of it written anew."""
     found = claims()
     lines = [
-        source(["claims"], "benchmarks/claims/write_claims.py", "0.001 0.003 0.01 0.03 0.1"),
+        source(["claims"], "benchmarks/claims/write_claims.py", given="0.001 0.003 0.01 0.03 0.1", worked_out="1013"),
         "",
         "| claim | | numbers | seeds | `python benchmarks/claims/...` |",
         "|---|---|---|---:|---|",

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ VERSION = re.compile(
 )
 SPANS = re.compile(r"`[^`]*`|(?<=\])\([^)]*\)|<?https?://\S+")  # code, link targets, addresses
 CELL = re.compile(r"[*~<=>+\-\s]*\d.*")
-FACTORS = (1, 100, 1e3, 1e-3, 1e6, 1e-6, 2.0**-10, 2.0**-20, 2.0**-30, 1 / math.log(2))
+FACTORS = (1, 100, 1e3, 1e-3, 1e-6, 2.0**-20, 2.0**-30, 1 / math.log(2))  # %, ms, s, MB, MiB, GiB, bits
+LONG = 30
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ def blocks_of(page: str) -> Iterator[Block]:
             sources.append((level, sources[-1][1]))
             section += 1
         elif part.strip():
-            yield Block(line + 1, part, sources[-1][1], section, numbers_of(part))
+            first = line + 1 + part[: len(part) - len(part.lstrip())].count("\n")
+            yield Block(first, part, sources[-1][1], section, numbers_of(part))
         line += part.count("\n")
 
 
@@ -127,29 +129,37 @@ def known_of(files: tuple[str, ...]) -> "Known":
 
 
 class Known:
-    """What result files say: their numbers; mean, median, range and standard deviation of those that differ in a seed or
-    in their place in a list; differences and ratios of such means where they go by one name."""
+    """What result files say: their numbers, and the mean, median and standard deviation of those that differ in a
+    seed or in their place in a list. Of long lists (logs, curves) only these count."""
 
     def __init__(self, files: Iterable[str]):
         groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
         for name in files:
             path = ROOT / name
             for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
-                inside = _leaves(json.loads(file.read_text(encoding="utf-8")), (_without_seed(file.stem),))
+                inside = _leaves(
+                    json.loads(file.read_text(encoding="utf-8")), (str(file.parent), _without_seed(file.stem))
+                )
                 for place, value in inside:
                     groups[place].append(value)
-        self.values = _scaled(value for values in groups.values() for value in [*values, *_sums(values)])
+        short = (values for values in groups.values() if len(values) <= LONG)
+        self.values = _scaled([*chain(*short), *chain(*map(_sums, groups.values()))])
         named = defaultdict(set)
         for place, values in groups.items():
-            named[place[-1]] |= {round(statistics.mean(values), 9), *(values if len(values) <= 5 else ())}
-        self.pairs = _scaled(pair for values in named.values() if len(values) <= 200 for pair in _pairs(values))
+            named[place[-1]].add(statistics.mean(values))
+        self.pairs = np.sort([pair for means in named.values() if len(means) <= LONG for pair in _pairs(means)])
 
     def explains(self, number: str, shown: Iterable[str] = ()) -> bool:
-        """Whether a number is one of these, rounded; or a difference or ratio of two, or of two that are `shown`."""
+        """Whether a number is one of these, rounded; or, if it has at most two digits, a difference or ratio of two that
+        are `shown`, or of two means in the files that go by one name. With more digits some two of many would differ by
+        any number."""
         value, half = _value(number), _half_a_digit(number)
+        if _holds(self.values, value, half):
+            return True
+        if len(number.partition("e")[0].replace(",", "").replace(".", "").lstrip("0")) > 2:
+            return False
         beside = np.sort([*_pairs({_value(other) for other in shown})])
-        scaled = np.sort(np.concatenate([beside, beside * 100]))
-        return any(_holds(numbers, value, half) for numbers in (self.values, self.pairs, scaled))
+        return any(_holds(numbers, value, half) for numbers in (beside, 100 * beside, self.pairs))
 
 
 def _leaves(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -159,13 +169,18 @@ def _leaves(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
             yield from _leaves(inside, (*place, _without_seed(key)))
     elif isinstance(value, list):
         for inside in value:
-            names = [each for each in inside.values() if isinstance(each, str)] if isinstance(inside, dict) else []
-            yield from _leaves(inside, (*place[:-1], *names, place[-1]))
+            yield from _leaves(inside, (*place[:-1], *_names_in(inside), place[-1]))
     elif isinstance(value, str):
         for number in re.findall(NUMBER, value) if len(value) < 300 else ():
             yield (*place, value), _value(number)
     elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         yield place, float(value)
+
+
+def _names_in(value: Any) -> list[str]:
+    """What an entry of a list is called: its words, and the step of a training that it is about."""
+    inside = value.items() if isinstance(value, dict) else ()
+    return [str(each) for name, each in inside if isinstance(each, str) or name == "step"]
 
 
 def _without_seed(name: str) -> str:
@@ -185,8 +200,8 @@ def _pairs(values: Iterable[float]) -> Iterator[float]:
         yield from (one - other, *((one / other, one / other - 1) if other else ()))
 
 
-def _scaled(values: Iterable[float]) -> np.ndarray:
-    found = np.unique(np.fromiter(values, dtype=float))
+def _scaled(values: list[float]) -> np.ndarray:
+    found = np.unique(values)
     return np.sort(np.concatenate([found * factor for factor in FACTORS]))
 
 
