@@ -98,8 +98,12 @@ def record(scores: dict[str, TextScore], seconds: dict[str, float], path: Path) 
         "text": f"sources of the library of Python {platform.python_version()}",
         "machine": machine,
         "bits_per_byte": {name: score.bits_per_byte for name, score in scores.items()},
-        "at_the_first_4_bytes": {name: float(score.bits_per_byte_by_position[:4].mean()) for name, score in scores.items()},
-        "at_the_other_bytes": {name: float(score.bits_per_byte_by_position[4:].mean()) for name, score in scores.items()},
+        "at_the_first_4_bytes": {
+            name: float(score.bits_per_byte_by_position[:4].mean()) for name, score in scores.items()
+        },
+        "at_the_other_bytes": {
+            name: float(score.bits_per_byte_by_position[4:].mean()) for name, score in scores.items()
+        },
         "processor_seconds": seconds,
     }
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

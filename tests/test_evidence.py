@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,17 +59,20 @@ def written_rows() -> frozenset[str]:
     return frozenset(line for each in tables for line in each.splitlines())
 
 
-def unexplained(block: Block, blocks: list[Block], written: frozenset[str] = frozenset()) -> list[str]:
-    """The numbers of a block that its result files do not explain."""
+def shown_beside(block: Block, blocks: list[Block]) -> list[str]:
+    """The numbers of its section."""
+    return [number for other in blocks if other.section == block.section for number in other.numbers]
+
+
+def unexplained(block: Block, shown: list[str], written: frozenset[str] = frozenset()) -> list[str]:
+    """The numbers of a block that its result files do not explain, nor numbers that are `shown` beside them."""
     source = block.source
     if source is None or not source.is_measured:
         return []
-    lines = (
-        "| written |" if line in written and "---" not in line else line for line in block.text.strip().splitlines()
-    )
-    shown = [number for other in blocks if other.section == block.section for number in other.numbers]
+    lines = block.text.strip().splitlines()
+    rest = "\n".join("| written |" if line in written and "---" not in line else line for line in lines)
     known, said = known_of(source.files), source.given | source.worked_out
-    return [each for each in numbers_of("\n".join(lines)) if each not in said and not known.explains(each, shown)]
+    return [each for each in numbers_of(rest) if each not in said and not known.explains(each, shown)]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -92,10 +96,28 @@ def test_every_drawn_picture_has_a_source(name: str):
 @pytest.mark.parametrize("name", PAGES)
 def test_numbers_stand_in_their_files(name: str):
     written = written_rows() if any("|---" in block.text for block in page(name)) else frozenset()
-    wrong = {
-        f"{name}:{block.line}": found for block in page(name) if (found := unexplained(block, page(name), written))
-    }
+    wrong = {}
+    for block in page(name):
+        if found := unexplained(block, shown_beside(block, page(name)), written):
+            wrong[f"{name}:{block.line}"] = found
     assert not wrong, "not in the result files: correct them, or list them as `worked out` or `given`"
+
+
+def test_nothing_is_listed_that_need_not_be():
+    """A number among `given` or `worked out` that nobody writes any more, or that its files explain, hides the next one."""
+    left: dict[str, set[str]] = {}
+    for name in PAGES:
+        for source in {block.source for block in page(name) if block.source is not None}:
+            bare = replace(source, given=frozenset(), worked_out=frozenset())
+            blocks = [block for block in page(name) if block.source == source]
+            needed = {
+                number
+                for block in blocks
+                for number in unexplained(replace(block, source=bare), shown_beside(block, page(name)), written_rows())
+            }
+            there = {number for block in blocks for number in block.numbers}
+            left[f"{name}: {source.files[0]}"] = (source.worked_out - needed) | (source.given - there)
+    assert {place: numbers for place, numbers in left.items() if numbers} == {}
 
 
 def missing(source: Source) -> list[str]:
@@ -178,7 +200,7 @@ def test_a_source_holds_to_the_end_of_its_section():
 )
 def test_a_number_that_is_not_in_its_file_is_found(text: str, expected: list[str]):
     blocks = list(blocks_of(MADE + text))
-    assert [number for block in blocks for number in unexplained(block, blocks)] == expected
+    assert [number for block in blocks for number in unexplained(block, shown_beside(block, blocks))] == expected
 
 
 def test_means_of_seeds_and_what_goes_by_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
