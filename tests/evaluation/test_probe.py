@@ -184,7 +184,7 @@ def test_the_module_of_evaluate_equals_the_function():
 
 
 def test_the_picture_is_a_map_of_means():
-    """A row for each model, means of its seeds; bold where each seed is surely above chance; a line where its reach ends."""
+    """A row for each model, means of its seeds; bold where each seed is above chance; a line where its reach ends."""
     bins = [[1, 8], [9, 16], [17, 32]]
 
     def seed(accuracy: list, low: float, direct: int | None) -> dict:

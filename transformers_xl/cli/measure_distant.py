@@ -34,7 +34,7 @@ def distant_context(
 ) -> None:
     """Measure the loss of a token when distant text is dropped, shuffled, or replaced by other text.
 
-    Shuffling shows what the order of distant tokens is worth, replacing what the tokens are worth (Khandelwal et al., 2018).
+    Shuffling shows what the order of distant tokens is worth, replacing what they are worth (Khandelwal et al., 2018).
     Models of transformers work too.
     """
     options = DistantOptions(context=context, positions=positions, seed=seed, batch_size=batch_size)
