@@ -416,7 +416,11 @@ class MemoryModel(MemoryPreTrainedModel):
     def forget(self, memory: Memory, rows: torch.Tensor) -> Memory:
         """The memory with new rows in the place of `rows` (B,) bool. Columns stay where they are: none is a new row's."""
         rows = rows.to(memory.lengths.device)
-        if self.config.initial_memory == "empty" and not memory.state and not any(each.state for each in memory.layers):
+        if (
+            self.config.initial_memory == "empty"
+            and not memory.state
+            and not any(each.state for each in memory.layers)
+        ):
             numbers = (each.masked_fill(rows, 0) for each in (memory.lengths, memory.tokens_read))
             return Memory(memory.layers, *numbers)  # an agent forgets at every step
         fresh = self.new_memory(len(rows), memory_like(memory))
