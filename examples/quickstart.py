@@ -5,8 +5,10 @@ the same bytes in the same order at the same rates. Modules at the end of the te
 by both, and by the first with its memory taken away. Everything goes to `build/quickstart/`.
 """
 
+import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ from transformers_xl.data.streamers import ByteStreamer
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.bits_per_byte import TextScore, score_text
 from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.files.processor import processor
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
 OUTPUT = Path("build/quickstart")
@@ -47,8 +50,9 @@ print(f"a fresh process loads a {type(model).__name__} with its {type(AutoTokeni
 Curve = list[tuple[int, float]]  # of a training: steps, and bits per byte
 
 
-def train(ids: np.ndarray, mem_len: int) -> tuple[TransformerXLForCausalLM, Curve]:
-    """A model that was trained with a memory of so many bytes, or, with 0, without; and its losses on the way."""
+def train(ids: np.ndarray, mem_len: int) -> tuple[TransformerXLForCausalLM, Curve, float]:
+    """A model that was trained with a memory of so many bytes, or, with 0, without; its losses on the way; seconds of
+    the processor."""
     set_seed(0)
     config = TransformerXLConfig(
         vocab_size=len(ByteTokenizer()),
@@ -84,7 +88,25 @@ def train(ids: np.ndarray, mem_len: int) -> tuple[TransformerXLForCausalLM, Curv
     took, spent = time.perf_counter() - start, time.process_time() - spent
     print(f"{model.num_parameters():,} parameters, memory {mem_len}: {took:.0f} s, {spent:.0f} s of processor time")
     log = trainer.state.log_history
-    return model, [(row["step"], row["loss"] / math.log(2)) for row in log if "loss" in row]
+    return model, [(row["step"], row["loss"] / math.log(2)) for row in log if "loss" in row], spent
+
+
+def record(scores: dict[str, TextScore], seconds: dict[str, float], path: Path) -> None:
+    """The figures that README.md and docs/memory_worth.md give, with where they come from."""
+    machine = {"processor": str(processor()), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    result = {
+        "text": f"sources of the library of Python {platform.python_version()}",
+        "machine": machine,
+        "bits_per_byte": {name: score.bits_per_byte for name, score in scores.items()},
+        "at_the_first_4_bytes": {
+            name: float(score.bits_per_byte_by_position[:4].mean()) for name, score in scores.items()
+        },
+        "at_the_other_bytes": {
+            name: float(score.bits_per_byte_by_position[4:].mean()) for name, score in scores.items()
+        },
+        "processor_seconds": seconds,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def draw(curves: dict[str, Curve], scores: dict[str, TextScore], path: Path) -> None:
@@ -123,8 +145,8 @@ def main() -> None:
     ids, held_out = split_held_out(np.array(tokenizer.encode_bytes(text)), fraction=0.05)
     held_out = held_out[-HELD_OUT:]
     print(f"{LANES * SEGMENT * STEPS:,} of {len(ids):,} bytes for training, {len(held_out):,} held out")
-    model, curve = train(ids, MEMORY)
-    other, other_curve = train(ids, 0)
+    model, curve, seconds = train(ids, MEMORY)
+    other, other_curve, other_seconds = train(ids, 0)
     scores = {
         "trained with memory": score_text(model, held_out, lanes=8),
         "trained without": score_text(other, held_out, lanes=8, memory=False),
@@ -133,6 +155,7 @@ def main() -> None:
     print(f"held-out text, in segments of {SEGMENT} bytes, with a memory of {MEMORY}:")
     for name, score in scores.items():
         print(f"  {score.bits_per_byte:.3f} bits per byte, {name}")
+    record(scores, {"with memory": seconds, "without": other_seconds}, OUTPUT / "quickstart.json")
     write(model, tokenizer, "class ")
 
     picture = OUTPUT / "quickstart.png"

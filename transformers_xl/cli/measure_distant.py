@@ -1,4 +1,4 @@
-"""`transformers-xl distant-context`: what models make of the text further away, and of the order of its words."""
+"""`transformers-xl distant-context`: what models make of the text further away, and of its order."""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +34,7 @@ def distant_context(
 ) -> None:
     """Measure the loss of a token when distant text is dropped, shuffled, or replaced by other text.
 
-    Shuffling shows what the order of distant words is worth, replacing what the words are worth (Khandelwal et al., 2018).
+    Shuffling shows what the order of distant tokens is worth, replacing what they are worth (Khandelwal et al., 2018).
     Models of transformers work too.
     """
     options = DistantOptions(context=context, positions=positions, seed=seed, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""What the loss of a token owes to the text further away than d tokens, and to the order of its words.
+"""What the loss of a token owes to the text further away than d tokens, and to its order.
 
 Khandelwal et al., 2018, "Sharp Nearby, Fuzzy Far Away: How Neural Language Models Use Context",
 https://arxiv.org/abs/1805.04623: the far part of the context is perturbed, the near part stays, and the loss rises by what
