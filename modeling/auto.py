@@ -30,6 +30,7 @@ from transformers_xl.modeling import (
     modeling_sha_rnn,
     modeling_shaw_transformer,
     modeling_star_transformer,
+    modeling_streaming_transformer,
     modeling_tensorized_transformer,
     modeling_transformer_xl,
     modeling_universal_transformer,
@@ -310,6 +311,15 @@ VARIANTS: dict[str, Variant] = {
             url="https://arxiv.org/abs/1901.02860",
             idea="A language model of transformers keeps the keys and values of the last positions, or writes vectors to "
             "itself.",
+        ),
+        _variant(
+            modeling_streaming_transformer,
+            paper="No paper: the cheap parts that earned their place in this package's ablation",
+            authors="transformers-xl",
+            year=2026,
+            url="https://arxiv.org/abs/2512.17351",
+            idea="Convolutions over the last tokens, embeddings of n-grams, a gated feed-forward, rotary keys as memory.",
+            croppable=False,
         ),
     )
 }
