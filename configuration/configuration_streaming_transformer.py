@@ -12,8 +12,8 @@ MAX_NGRAM = 8  # longer ones hardly ever come back, and each is a row more to ad
 @strict
 class StreamingTransformerConfig(AdaptiveSoftmaxConfig):
     r"""
-    Configuration of the Streaming Transformer. Further fields are those of [`AdaptiveSoftmaxConfig`]; norms have gains
-    alone, and stand before the sub-layers: `norm_position` is always `"pre"`.
+    Configuration of the Streaming Transformer. Further fields are those of [`AdaptiveSoftmaxConfig`]; norms stand before
+    the sub-layers: `norm_position` is always `"pre"`.
 
     Args:
         conv_kernel_size (`int`, *optional*, defaults to 4):
@@ -69,8 +69,8 @@ class StreamingTransformerConfig(AdaptiveSoftmaxConfig):
             raise ValueError(f"`rotary_base`={self.rotary_base} must be a finite number above 1.")
         if self.head_dim % 2:
             raise ValueError(
-                f"`head_dim`={self.head_dim} must be even: features turn in pairs. Choose another `num_attention_heads`, or "
-                "give `head_dim`."
+                f"`head_dim`={self.head_dim} must be even: features turn in pairs. Give an even one, or another "
+                "`num_attention_heads`."
             )
         if self.norm_position != "pre":
             raise ValueError(

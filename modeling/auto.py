@@ -45,7 +45,7 @@ from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 @dataclass(frozen=True)
 class Variant:
-    """One paper: its classes, and what its memory promises.
+    """One paper, or none (`paper` is empty): its classes, and what its memory promises.
 
     `causal`: a token sees nothing that comes after it. `memory`: `"exact"`, segments with memory equal one long text;
     `"own"`, the paper's memory is something else; `"none"`. `croppable`: the newest tokens can be taken back, which
@@ -314,11 +314,11 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_streaming_transformer,
-            paper="No paper: the cheap parts that earned their place in this package's ablation",
+            paper="",
             authors="transformers-xl",
             year=2026,
-            url="https://arxiv.org/abs/2512.17351",
-            idea="Convolutions over the last tokens, embeddings of n-grams, a gated feed-forward, rotary keys as memory.",
+            url="",
+            idea="The package's own: convolutions over the last tokens, n-gram embeddings, a gated feed-forward, rotary keys.",
             croppable=False,
         ),
     )

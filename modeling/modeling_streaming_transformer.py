@@ -1,4 +1,4 @@
-"""The Streaming Transformer: this package's own model, of no paper. Sources of its parts: model_cards/streaming_transformer.md.
+"""The Streaming Transformer: this package's own model, of no paper. Sources: model_cards/streaming_transformer.md.
 
 A Transformer with a window for memory, and a few cheap parts that earned their place in an ablation: convolutions over the
 last tokens before each sub-layer, embeddings of n-grams, a gated feed-forward, norms of queries and keys, rotary positions.
@@ -45,11 +45,12 @@ class StreamingTransformerLayer(GradientCheckpointingLayer):
         x = x + attention(conv(norm(x)), memory)        x = x + feed_forward(conv'(norm'(x)))
 
     It remembers keys, turned by the places of their tokens, and values: no gradient reaches the past, and each token is
-    projected once.
+    projected once. Norms of sub-layers have no biases.
     """
 
     def __init__(self, config: StreamingTransformerConfig, layer_idx: int):
         super().__init__()
+        # not RMSNorm: as good here, and torch has no kernel of it for CPUs, where it takes four times as long
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=False)
         self.attn_conv = ShortConvolution(config.hidden_size, config.conv_kernel_size)
         self.self_attn = RotaryAttention(config, layer_idx)
@@ -93,7 +94,6 @@ class StreamingTransformerPreTrainedModel(MemoryPreTrainedModel):
 class StreamingTransformerModel(StreamingTransformerPreTrainedModel, MemoryModel):
     layer_class = StreamingTransformerLayer
     positions_class = None
-    norm_class = nn.LayerNorm
 
     def build(self, config: StreamingTransformerConfig) -> None:
         super().build(config)

@@ -9,8 +9,8 @@ from transformers_xl.modeling.layers.sublayers import Dropout
 
 
 class GatedFeedForward(nn.Module):
-    """`down(act(gate) * up)`, of which `[gate, up]` is one linear map of x, without biases; dropout falls on the product and
-    on the output."""
+    """`down(act(gate) * up)` with `[gate, up]` one linear map of the input, without biases; dropout falls on the product
+    and on the output."""
 
     def __init__(self, config: MemoryConfig):
         super().__init__()

@@ -12,9 +12,8 @@ from transformers_xl.modeling.layers.rotary_positions import Rotation
 
 # B batch, T segment length, K = memory + T, H heads, D head dim, E hidden size
 class RotaryAttention(MemoryAttention):
-    """Queries and keys have the root mean square 1 in each head, times a gain, and are turned by the places of their tokens.
-
-    Keys are turned when they are made: those that are remembered never move.
+    """Queries and keys are normalised in each head, have a gain for each feature, and are turned by the places of their
+    tokens. Keys are turned when they are made: those that are remembered never move.
     """
 
     def __init__(self, config: MemoryConfig, layer_idx: int):
