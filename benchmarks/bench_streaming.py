@@ -1,7 +1,8 @@
 """What the Streaming Transformer costs beside a Transformer-XL of as many parameters: a token of `generate()` with a full
 memory, and a step of training, in turns.
 
-4 layers, memory 128, bytes, float32, one thread; processor time, the fastest of the turns. Writes `results/streaming.json`.
+4 layers, memory 128, bytes, float32, one thread; processor time, the fastest of the turns. Writes `results/streaming.json`, whose
+rows of other widths stay.
 """
 
 import argparse
@@ -94,9 +95,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(width, args.turns) for width in args.widths]
-    result = {"processor": str(processor()), "torch": torch.__version__, "arguments": vars(args), "rows": rows}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    where = {"processor": str(processor()), "torch": torch.__version__, "turns": args.turns}
+    rows = {width: measure(width, args.turns) | where for width in args.widths}
+    held = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.is_file() else []
+    rows = {row["width"]: row for row in held} | rows  # of widths that were not measured now
+    RESULT.write_text(json.dumps({"rows": [rows[width] for width in sorted(rows)]}, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(rows, indent=1))
 
 

@@ -318,7 +318,7 @@ VARIANTS: dict[str, Variant] = {
             authors="transformers-xl",
             year=2026,
             url="",
-            idea="The package's own: convolutions over the last tokens, n-gram embeddings, a gated feed-forward, rotary keys.",
+            idea="The package's own: short convolutions, n-gram embeddings, a gated feed-forward, rotary keys as memory.",
             croppable=False,
         ),
     )
