@@ -1,8 +1,8 @@
 """What the Streaming Transformer costs beside a Transformer-XL of as many parameters: a token of `generate()` with a full
 memory, and a step of training, in turns.
 
-4 layers, memory 128, bytes, float32, one thread; processor time, the fastest of the turns. Writes `results/streaming.json`, whose
-rows of other widths stay.
+4 layers, memory 128, bytes, float32, one thread; processor time, the fastest of the turns. Writes
+`results/streaming.json`, whose rows of other widths stay.
 """
 
 import argparse

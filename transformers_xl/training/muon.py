@@ -34,7 +34,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self.muon = torch.optim.Muon(none, lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw")
         super().__init__(params, self.adamw.defaults | {"is_muon": False})
 
-    def use_muon(self, matrices: Iterable[nn.Parameter]) -> None:
+    def use_muon(self, matrices: Iterable[torch.Tensor]) -> None:
         """Let Muon step these `matrices`, in groups of their own, which keep their decay and rate.
 
         Raises:
@@ -64,7 +64,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         return loss
 
 
-def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
+def matrices_of_layers(model: nn.Module) -> list[torch.Tensor]:
     """The weights of the linear maps inside of a model that are trained: not those of a head, of an embedding, of a
     convolution or of a recurrent network, nor the words of an output layer."""
     body = getattr(model, "base_model", model)
