@@ -109,7 +109,8 @@ class StreamingTransformerModel(StreamingTransformerPreTrainedModel, MemoryModel
         rotation = Rotation.of(segment.places, self.config.head_dim, self.config.rotary_base, self.dtype)
         if self.ngrams is None:
             return segment, StreamingPlan(rotation, None), ()
-        ngrams, last = self.ngrams.find(segment.input_ids, *memory.state, segment)
+        (last,) = memory.state
+        ngrams, last = self.ngrams.find(segment.input_ids, last, segment)
         return segment, StreamingPlan(rotation, ngrams), (last,)
 
     def run_layers(

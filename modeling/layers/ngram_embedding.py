@@ -54,7 +54,8 @@ class NgramEmbedding(nn.Module):
         tail = segment.tail(columns, self.num_before)[..., 0]
         if input_ids is None:
             return None, tail
-        code, found = ids * self.factors[0], []
+        code = ids * self.factors[0]
+        found: list[torch.Tensor] = []
         for number, each in enumerate(reversed(segment.earlier(columns, self.num_before)), 1):
             code = (code + each[..., 0] * self.factors[number]) % PRIME
             if number + 1 in self.orders:
