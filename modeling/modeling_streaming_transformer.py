@@ -50,7 +50,7 @@ class StreamingTransformerLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: StreamingTransformerConfig, layer_idx: int):
         super().__init__()
-        # not RMSNorm: as good here, and torch has no kernel of it for CPUs
+        # not RMSNorm, which has no kernel for CPUs: a token would take longer
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=False)
         self.attn_conv = ShortConvolution(config.hidden_size, config.conv_kernel_size)
         self.self_attn = RotaryAttention(config, layer_idx)
