@@ -19,7 +19,7 @@ def table_of_variants() -> str:
     lines = ["| model | `model_type` | paper | idea |", "|---|---|---|---|"]
     for model_type, row in VARIANTS.items():
         prefix = row.model_class.__name__.removesuffix("Model")
-        paper = f"[{row.authors} {row.year}]({row.url})"
+        paper = f"[{row.authors} {row.year}]({row.url})" if row.paper else f"none: [card](model_cards/{model_type}.md)"
         lines.append(f"| `{prefix}` | `{model_type}` | {paper} | {row.idea} |")
     return "\n".join(lines) + "\n"
 
