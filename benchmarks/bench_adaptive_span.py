@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import transformers
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from transformers_xl import AdaptiveSpanConfig, AdaptiveSpanForCausalLM, Memory, MemoryCache
 from transformers_xl.data.text_stream import TextStream
@@ -177,7 +178,8 @@ def draw(result: dict, path: Path) -> None:
                                textcoords="offset points", fontsize="small")  # fmt: skip
         panel.set(xscale="log", yscale="log", xlabel="max_span", title=f"{name} (log scale)")
         panel.set_xticks(bounds, bounds)
-        panel.set_yticks([])
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter("{x:,.0f}")
         panel.minorticks_off()
         panel.margins(0.15)
     axes[1].legend()

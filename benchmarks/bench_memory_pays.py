@@ -191,26 +191,24 @@ def draw(records: dict[str, list[dict]], places: dict[str, list[list[float]]]) -
     seeds = min(len(found) for found in records.values())
     for index, (name, found) in enumerate(records.items()):
         style = line(index, len(records))
-        for each in found:
-            points = each["points"]
-            seconds, bits = (
-                [point["seconds"] for point in points],
-                [point["bits"][MAIN_WAY[name]] for point in points],
-            )
-            left.plot(seconds, bits, **style | {"linewidth": 0.8, "markersize": 3})
+        seconds = np.mean([[point["seconds"] for point in each["points"]] for each in found], 0)
+        bits = [[point["bits"][MAIN_WAY[name]] for point in each["points"]] for each in found]
+        left.plot(seconds, np.mean(bits, 0), **style)
+        left.fill_between(seconds, np.min(bits, 0), np.max(bits, 0), color=style["color"], alpha=0.15, lw=0)
         middle = np.mean(places[name], 0)
         x = PLACE * np.arange(1, PLACES + 1)
         right.plot(x, middle, label=NAMES[name], **style)
         right.fill_between(x, np.min(places[name], 0), np.max(places[name], 0), color=style["color"], alpha=0.15, lw=0)
     left.set(
-        xlabel="processor seconds of training", ylabel="bits per byte, held-out text", title=f"Each of {seeds} seeds"
+        xlabel="processor seconds of training (mean of the seeds)",
+        ylabel="bits per byte, held-out text (not from 0)",
+        title=f"Mean and range of {seeds} seeds",
     )
     right.set(
         xlabel="bytes of the text that have been read",
         title=f"Mean and range of {seeds} seeds, at the end of training",
     )
     right.yaxis.set_tick_params(labelleft=True)
-    left.set_ylim(0, None)
     picture.legend(loc="outside lower center", ncols=2)
     save(picture, PICTURE)
 

@@ -1,7 +1,7 @@
 """The learning curve of a model that `transformers-xl train` wrote, as JSON and as a picture.
 
     python benchmarks/learning_curve.py library-model
-    python benchmarks/learning_curve.py    # draw what the JSON holds
+    python benchmarks/learning_curve.py    # draw what the JSON holds, beside the scores of the same model without memory
 
 The figures are those of its training_metrics.json: bits of the training text at every logged step, the mean since the
 one before, and of the held-out text at every evaluation.
@@ -16,6 +16,8 @@ from transformers_xl.evaluation.plots import figure, line, save
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "library_run.json"
+TWINS = RESULT.with_name("library_without_memory.json")
+TEST = 2  # which evaluation is that of the test text, with memory
 PICTURE = ROOT / "docs" / "images" / "library_run.png"
 KEPT = ("variant", "parameters", "versions", "training", "evaluations")
 
@@ -30,15 +32,23 @@ def curve_of(folder: Path) -> dict:
     return {name: measured[name] for name in KEPT} | {"training_bits": training, "held_out_bits": held_out}
 
 
+def twins() -> dict[str, float]:
+    """Bits per byte of the test text, of the same model that was trained without memory, by the way to read it."""
+    (first, *_) = json.loads(TWINS.read_text(encoding="utf-8")).values()
+    return {f"without, {way}": bits["test, 200,000 bytes"] for way, bits in first["bits_per_byte"].items()}
+
+
 def draw(curve: dict) -> None:
     picture, ((axes,),) = figure(width=6.5)
-    last = curve["evaluations"][0]
-    held_out = [*curve["held_out_bits"], [curve["training"]["steps"], last["nats"] / math.log(2) / last["tokens"]]]
-    for index, (label, points) in enumerate((("training text", curve["training_bits"]), ("held-out text", held_out))):
-        style = line(index, 2) | ({"marker": None} if index == 0 else {"linestyle": ""})
-        axes.plot(*zip(*points, strict=True), label=label, **style)
+    axes.plot(*zip(*curve["training_bits"], strict=True), label="training text", **line(0, 4) | {"marker": None})
+    last = curve["evaluations"][TEST]["bits_per_byte"]
+    scores = {"test text: with a memory of 128": last} | twins()
+    for index, (label, bits) in enumerate(scores.items(), start=1):
+        axes.plot(
+            [curve["training"]["steps"]], [bits], label=f"{label}, {bits:.2f}", **line(index, 4) | {"linestyle": ""}
+        )
     axes.set(xlabel="training step", ylabel="bits per byte (log scale)", yscale="log")
-    axes.set_title("A byte model of Python's library")
+    axes.set_title("A byte model of Python's library, one seed")
     axes.set_yticks([1, 1.5, 2, 3, 4, 6], ["1", "1.5", "2", "3", "4", "6"])
     axes.minorticks_off()
     axes.legend()

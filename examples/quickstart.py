@@ -146,7 +146,13 @@ def keep(training: Training, other: Training, held_out: dict[str, bytes], scores
         "parameters": training.model.num_parameters(),
         "training_bytes": LANES * SEGMENT * STEPS,
         "held_out": {"modules": len(held_out), "bytes": sum(map(len, held_out.values()))},
-        "bits_per_byte": {name: round(score.bits_per_byte, 4) for name, score in scores.items()},
+        "bits_per_byte": {name: score.bits_per_byte for name, score in scores.items()},
+        "at_the_first_4_bytes": {
+            name: float(score.bits_per_byte_by_position[:4].mean()) for name, score in scores.items()
+        },
+        "at_the_other_bytes": {
+            name: float(score.bits_per_byte_by_position[4:].mean()) for name, score in scores.items()
+        },
         "processor_seconds": {"trained with memory": training.seconds, "trained without": other.seconds},
     }
     (OUTPUT / "quickstart.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

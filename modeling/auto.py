@@ -30,6 +30,7 @@ from transformers_xl.modeling import (
     modeling_sha_rnn,
     modeling_shaw_transformer,
     modeling_star_transformer,
+    modeling_streaming_transformer,
     modeling_tensorized_transformer,
     modeling_transformer_xl,
     modeling_universal_transformer,
@@ -44,7 +45,7 @@ from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 @dataclass(frozen=True)
 class Variant:
-    """One paper: its classes, and what its memory promises.
+    """One paper, or none (`paper` is empty): its classes, and what its memory promises.
 
     `causal`: a token sees nothing that comes after it. `memory`: `"exact"`, segments with memory equal one long text;
     `"own"`, the paper's memory is something else; `"none"`. `croppable`: the newest tokens can be taken back, which
@@ -310,6 +311,15 @@ VARIANTS: dict[str, Variant] = {
             url="https://arxiv.org/abs/1901.02860",
             idea="A language model of transformers keeps the keys and values of the last positions, or writes vectors to "
             "itself.",
+        ),
+        _variant(
+            modeling_streaming_transformer,
+            paper="",
+            authors="transformers-xl",
+            year=2026,
+            url="",
+            idea="The package's own: short convolutions, n-gram embeddings, a gated feed-forward, rotary keys as memory.",
+            croppable=False,
         ),
     )
 }

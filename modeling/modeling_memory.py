@@ -237,7 +237,7 @@ class MemoryModel(MemoryPreTrainedModel):
         tokens = reset if reset is not None and reset.dim() == 2 else None
         if position_ids is not None:
             check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
-        call = Call.of(mask, tokens, position_ids)
+        call = Call.of(mask, tokens, position_ids).reading(input_ids)
         check_starts(self.config, call.document_ids)
         inputs = gather_columns(inputs_embeds, call.pack)
         output = self.read(inputs, memory, call, cache, **(kwargs | {"return_dict": True}))
@@ -447,7 +447,7 @@ def forget_rows(layer: nn.Module, new: LayerMemory, old: LayerMemory, rows: torc
         if not zeros or zeros[0].shape[-2] == 0 or columns[0].shape[-2] == 0:
             return columns
         made, count = zeros, columns[0].shape[-2]
-        if len(columns) > 1:
+        if len(columns) > len(zeros):  # keys and values of these inputs
             made = cast(MemoryLayer, layer).project(zeros[0])[: len(columns)]
         made = tuple(nn.functional.pad(each, (0, 0, count, 0)).narrow(-2, each.shape[-2], count) for each in made)
         return tuple(mixed(rows, *pair) for pair in zip(made, columns, strict=True))

@@ -45,6 +45,7 @@ MAY_IMPORT = {
         "modeling.layers",
         "modeling.ops",
         "modeling.memory",
+        "modeling.pretrained",
         "tokenization",
     },
     "runs": set(PACKAGES) - {"cli"} | {"modeling.conversion", "modeling.layers", "modeling.memory"},

@@ -9,6 +9,7 @@ from tiny import (
     SEGMENT_BY_SEGMENT,
     keeps_blocks,
     models,
+    reach_of_ngrams,
     reach_of_states,
     result_of,
     tensors_of,
@@ -53,7 +54,8 @@ def horizon(model) -> int:
     """How far back a token can be that changes an output, at most."""
     # what is compressed has left the window by blocks, of which the last may not be whole
     beyond = getattr(model.config, "compression_rate", 1) - 1
-    return sum(seen_by(model, index) + beyond - 1 for index in range(model.config.num_hidden_states - 1))
+    of_layers = sum(seen_by(model, index) + beyond - 1 for index in range(model.config.num_hidden_states - 1))
+    return of_layers + reach_of_ngrams(model)
 
 
 def row_of(model_type: str) -> str:

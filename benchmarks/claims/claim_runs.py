@@ -128,10 +128,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the records say. `held`: None where they decide nothing."""
+    """What the records say. `held`: None where they decide nothing, because seeds lie on both sides, or an interval
+    includes zero. `intervals`: mean, low and high end by name, which the results keep."""
 
     held: bool | None
     numbers: str
+    intervals: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+
+
+def ruled(held: bool, opposite: bool) -> bool | None:
+    """`held` of a verdict: every seed speaks for the claim, every seed against it, or neither."""
+    return True if held else False if opposite else None
 
 
 class Records(dict[str, list[Record]]):
@@ -216,8 +223,12 @@ class Claim:
         runs: settings of each run, by name.
         measure: the record of a run from a seed.
         verdict: what the records say.
-        draw: a picture of the records.
+        draw: a picture of the records; None where it would show seeds and nothing else.
         beyond: what these sizes leave open, and the command that would tell.
+        also: other results (without folder and ending) whose numbers its text gives.
+        given: the numbers of its text that are settings, or other people's (tests/helpers/measured_numbers.py).
+        worked_out: those that follow from the results in more than a mean.
+        no_power: why seeds that all speak against the claim would say nothing at these sizes; "": they say something.
         seeds: how many of each run.
         text: writes the text that it is measured on by default.
     """
@@ -229,9 +240,13 @@ class Claim:
     runs: dict[str, Any]
     measure: Callable[[Session, Any, int], Record]
     verdict: Callable[[Records], Verdict]
-    draw: Callable[[Records], Figure]
+    draw: Callable[[Records], Figure] | None
     beyond: str
     seeds: int = 3
+    no_power: str = ""
+    given: str = ""
+    worked_out: str = ""
+    also: tuple[str, ...] = ()
     text: Callable[[], Path] = library_text
 
     def settings_of(self, run: str) -> Any:
@@ -251,7 +266,10 @@ class Claim:
     def decide(self, results: Path) -> Verdict | None:
         """None: not run to the end."""
         records = self.read(results)
-        return self.verdict(records) if all(records.values()) else None
+        if not all(records.values()):
+            return None
+        verdict = self.verdict(records)
+        return replace(verdict, held=None) if self.no_power and verdict.held is False else verdict
 
     def run(self, session: Session, results: Path, seeds: range) -> None:
         """Make the records that are missing, one seed of all runs after the other, and write each as it is made.
@@ -278,7 +296,10 @@ class Claim:
     def write(self, records: Records, session: Session, results: Path) -> None:
         rows = [row for run in records.values() for row in sorted(run, key=lambda row: row["seed"])]
         text = {"name": session.text.name, "sha256": text_digest(session.text)}
-        result = {"claim": self.says, "text": text, "machine": machine(), "records": rows}
+        intervals = self.verdict(records).intervals if all(records.values()) else {}
+        result = {"claim": self.says, "text": text, "machine": machine()}
+        result |= {"intervals": intervals} if intervals else {}
+        result["records"] = rows
         results.mkdir(parents=True, exist_ok=True)
         with atomic_write(results / f"{self.name}.json") as new:
             Path(new).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -289,7 +310,8 @@ class Claim:
         if verdict is None:
             print(f"{self.name}: not run to the end")
             return
-        save(self.draw(self.read(results)), results / f"{self.name}.png")
+        if self.draw is not None:
+            save(self.draw(self.read(results)), results / f"{self.name}.png")
         print(f"{self.name}: {outcome(verdict)}. {verdict.numbers}")
 
 

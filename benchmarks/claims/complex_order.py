@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from claim_runs import Claim, Record, Records, Run, Session, Verdict, bits, draw_seeds, main
+from claim_runs import Claim, Record, Records, Run, Session, Verdict, bits, draw_seeds, main, ruled
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
@@ -65,7 +65,9 @@ def measure(session: Session, run: OrderRun, seed: int) -> Record:
 
 def verdict(records: Records) -> Verdict:
     held = records.below("complex, segments", "sinusoids, segments", "bits")
-    return Verdict(held, "bits per byte: " + "; ".join(f"{run} {records.shown(run, 'bits')}" for run in RUNS))
+    opposite = records.below("sinusoids, segments", "complex, segments", "bits")
+    shown = [f"{run} {records.shown(run, 'bits')}" for run in RUNS]
+    return Verdict(ruled(held, opposite), "bits per byte: " + "; ".join(shown))
 
 
 def draw(records: Records) -> Figure:

@@ -4,7 +4,7 @@ the first layer whose largest probability reaches a threshold, beside the same m
 import statistics
 from dataclasses import replace
 
-from claim_runs import TERMS, Claim, Record, Records, Run, Session, Verdict, bits, main
+from claim_runs import TERMS, Claim, Record, Records, Run, Session, Verdict, bits, main, ruled
 from matplotlib.figure import Figure
 
 from transformers_xl.evaluation.inspection import exit_layers
@@ -41,8 +41,9 @@ def verdict(records: Records) -> Verdict:
     (run,) = RUNS
     rows = Records({run: [{"layers": kept(row)} for row in records[run]]})
     held = all(row["layers"] <= 0.75 * LAYERS for row in rows[run])
+    opposite = all(row["layers"] > 0.75 * LAYERS for row in rows[run])
     return Verdict(
-        held,
+        ruled(held, opposite),
         f"all {LAYERS} layers: {records.shown(run, 'bits')} bits per byte; within 1 % of it with "
         f"{rows.shown(run, 'layers', 2)} layers a token; cut after layer 3: {records.shown(run, 'layer 3, bits')}",
     )

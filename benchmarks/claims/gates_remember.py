@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from claim_runs import ROOT, Claim, Record, Records, Session, Verdict, draw_curves, main
+from claim_runs import ROOT, Claim, Record, Records, Session, Verdict, draw_curves, main, ruled
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
@@ -54,15 +54,16 @@ def measure(session: Session, settings: dict[str, Any], seed: int) -> Record:
 def verdict(records: Records) -> Verdict:
     far = [length for length in LENGTHS if f"success at {length}" in records["GTrXL"][0]]
     end = min(far[-1], 400)
-    others = max(max(records.of(name, f"success at {end}")) for name in list(RUNS)[1:])
-    held = min(records.of("GTrXL", f"success at {end}")) > max(others, 0.6)
+    gated, *others = (records.of(name, f"success at {end}") for name in RUNS)
+    held = min(gated) > max(0.6, *map(max, others))
+    opposite = max(gated) < min(map(min, others))
     measured = ("success at 40, memory of training", "success at 40", f"success at {end}")
     shown = ["; ".join(f"{name} {records.shown(name, each, 2)}" for name in RUNS) for each in measured]
     learned, longer, far_off = shown
     told = (
         f"success at 40 steps with the memory of training: {learned}; with the long one: {longer}; at {end}: {far_off}"
     )
-    return Verdict(held, told)
+    return Verdict(ruled(held, opposite), told)
 
 
 def draw(records: Records) -> Figure:
@@ -88,7 +89,9 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="Corridors of 400 steps were walked, not learned: rewards are discounted by 0.95 a step in training.",
+    beyond="Three seeds decide nothing: each model learns the task with some seeds and not with others, and "
+    "after 400 steps all are near chance (0.5). Corridors of 400 steps were walked, not learned: rewards "
+    "are discounted by 0.95 a step in training.",
 )
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """R-Transformer has no positions: its local RNN reads the last 7 bytes at each place. With a window of 1 it is the
 same model, blind to order but for what the causal mask shows. A Transformer-XL of the same width stands beside."""
 
-from claim_runs import Claim, Records, Run, Verdict, draw_seeds, main, train_and_score
+from claim_runs import Claim, Records, Run, Verdict, draw_seeds, main, ruled, train_and_score
 from matplotlib.figure import Figure
 
 from transformers_xl.evaluation.plots import figure
@@ -16,12 +16,13 @@ RUNS = {
 def verdict(records: Records) -> Verdict:
     with_order, blind, relative = RUNS
     held = records.below(with_order, blind, "bits") and not records.below(relative, with_order, "bits")
+    opposite = records.below(blind, with_order, "bits")
     shown = [
         f"{run} {records.shown(run, 'bits')}, {records[run][0]['parameters']:,} parameters, "
         f"{records.shown(run, 'seconds', 0)} s"
         for run in RUNS
     ]
-    return Verdict(held, "bits per byte: " + "; ".join(shown))
+    return Verdict(ruled(held, opposite), "bits per byte: " + "; ".join(shown))
 
 
 def draw(records: Records) -> Figure:

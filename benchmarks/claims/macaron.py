@@ -3,7 +3,7 @@ behind it: the same parameters but for a norm."""
 
 from dataclasses import replace
 
-from claim_runs import TERMS, Claim, Records, Run, Verdict, draw_seeds, main, train_and_score
+from claim_runs import TERMS, Claim, Records, Run, Verdict, draw_seeds, main, ruled, train_and_score
 from matplotlib.figure import Figure
 
 from transformers_xl.evaluation.plots import figure
@@ -14,12 +14,13 @@ RUNS = {"Macaron": Run("macaron", FOUR, intermediate_size=128), "Transformer-XL"
 
 def verdict(records: Records) -> Verdict:
     held = records.below("Macaron", "Transformer-XL", "bits")
+    opposite = records.below("Transformer-XL", "Macaron", "bits")
     shown = [
         f"{run} {records.shown(run, 'bits')} with {records[run][0]['parameters']:,} parameters, "
         f"{records.shown(run, 'seconds', 0)} s"
         for run in RUNS
     ]
-    return Verdict(held, "bits per byte: " + "; ".join(shown))
+    return Verdict(ruled(held, opposite), "bits per byte: " + "; ".join(shown))
 
 
 def draw(records: Records) -> Figure:

@@ -3,7 +3,7 @@ feed-forwards are so much wider that it has as many parameters. Seconds are thos
 
 from dataclasses import replace
 
-from claim_runs import TERMS, Claim, Records, Run, Verdict, draw_seeds, main, train_and_score
+from claim_runs import TERMS, Claim, Records, Run, Verdict, draw_seeds, main, ruled, train_and_score
 from matplotlib.figure import Figure
 
 from transformers_xl.evaluation.plots import figure
@@ -21,12 +21,13 @@ def verdict(records: Records) -> Verdict:
     better = records.below("product keys", "without", "bits")
     cheaper = records.below("product keys", "as many parameters", "seconds")
     no_worse = not records.below("as many parameters", "product keys", "bits")
+    opposite = any(records.below(other, "product keys", "bits") for other in ("without", "as many parameters"))
     shown = [
         f"{run} {records.shown(run, 'bits')}, {records[run][0]['parameters']:,} parameters, "
         f"{records.shown(run, 'seconds', 0)} s"
         for run in RUNS
     ]
-    return Verdict(better and cheaper and no_worse, "bits per byte: " + "; ".join(shown))
+    return Verdict(ruled(better and cheaper and no_worse, opposite), "bits per byte: " + "; ".join(shown))
 
 
 def draw(records: Records) -> Figure:

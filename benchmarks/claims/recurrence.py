@@ -6,7 +6,7 @@ memory together. Without memory, text is read in segments as in training and in 
 
 from dataclasses import replace
 
-from claim_runs import TERMS, Claim, Record, Records, Run, Session, Verdict, bits, draw_seeds, import_log, main
+from claim_runs import TERMS, Claim, Record, Records, Run, Session, Verdict, bits, draw_seeds, import_log, main, ruled
 from matplotlib.figure import Figure
 
 from transformers_xl.evaluation.context_curve import score_windows
@@ -42,8 +42,9 @@ def measure(session: Session, run: Run, seed: int) -> Record:
 
 def verdict(records: Records) -> Verdict:
     held = all(records.below("with memory", other, "bits") for other in list(records)[1:])
+    opposite = any(records.below(other, "with memory", "bits") for other in list(records)[1:])
     shown = [f"{run} {records.shown(run, 'bits')}, {records.shown(run, 'seconds', 0)} s" for run in records]
-    return Verdict(held, "bits per byte and seconds of training: " + "; ".join(shown))
+    return Verdict(ruled(held, opposite), "bits per byte and seconds of training: " + "; ".join(shown))
 
 
 def draw(records: Records) -> Figure:
@@ -62,7 +63,11 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="A larger model: `transformers-xl compare PLAN -o FOLDER`.",
+    no_power="The memory grows from 16 bytes, which [memory_worth.md](memory_worth.md#the-first-steps) advises "
+    "against for a text that repeats itself far back: a growing memory has its whole length for half of "
+    "the steps only.",
+    beyond="A memory of 192 bytes from the first step on, and a larger model: `transformers-xl compare PLAN -o "
+    "FOLDER`.",
     text=import_log,
 )
 

@@ -1,7 +1,7 @@
 """Transformer-XL and the same model with Shaw's positions (a vector for each distance up to 16, one for all beyond),
 both trained with a memory of 64 bytes and scored with memories of 0 to 512."""
 
-from claim_runs import Claim, Records, Run, Verdict, main
+from claim_runs import Claim, Records, Run, Verdict, main, ruled
 from relative_positions import LENGTHS, draw, measure
 
 RUNS = {"Transformer-XL": Run("transformer_xl"), "Shaw": Run("shaw_transformer")}
@@ -10,12 +10,13 @@ RUNS = {"Transformer-XL": Run("transformer_xl"), "Shaw": Run("shaw_transformer")
 def verdict(records: Records) -> Verdict:
     best = {run: min(LENGTHS, key=lambda length, run=run: sum(records.of(run, f"bits at {length}"))) for run in RUNS}
     held = records.below("Transformer-XL", "Shaw", "bits at 64")
+    opposite = records.below("Shaw", "Transformer-XL", "bits at 64")
     shown = [
         f"{run} {records.shown(run, 'bits at 64')}, at its best length, {best[run]}: "
         f"{records.shown(run, f'bits at {best[run]}')}"
         for run in RUNS
     ]
-    return Verdict(held, "bits per byte with a memory of 64: " + "; ".join(shown))
+    return Verdict(ruled(held, opposite), "bits per byte with a memory of 64: " + "; ".join(shown))
 
 
 CLAIM = Claim(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from claim_runs import Claim, Record, Records, Session, Verdict, main
+from claim_runs import Claim, Record, Records, Session, Verdict, main, ruled
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, set_seed
 
@@ -50,6 +50,7 @@ def measure(session: Session, settings: dict[str, Any], seed: int) -> Record:
 
 def verdict(records: Records) -> Verdict:
     held = max(records.of("Star-Transformer", "exponent")) < 1.2 < min(records.of("Transformer-XL", "exponent"))
+    opposite = records.below("Transformer-XL", "Star-Transformer", "exponent")
     shown = []
     for run, rows in records.items():
         place = min(len(SHORT), len(rows[0]["lengths"])) - 1
@@ -58,7 +59,7 @@ def verdict(records: Records) -> Verdict:
             f"{run} n^{records.shown(run, 'exponent', 2)} up to {rows[0]['lengths'][-1]:,} tokens, "
             f"{milliseconds:.0f} ms at {SHORT[place]:,}"
         )
-    return Verdict(held, "time grows as " + "; ".join(shown))
+    return Verdict(ruled(held, opposite), "time grows as " + "; ".join(shown))
 
 
 def draw(records: Records) -> Figure:

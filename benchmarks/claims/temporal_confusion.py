@@ -25,14 +25,19 @@ def verdict(records: Records) -> Verdict:
     """Held where a memory costs more with absolute positions; None where the interval includes zero, or there is none."""
     if min(map(len, records.values())) < 2:
         return Verdict(None, "one seed")
-    confusion = difference(records, ABSOLUTE | {run: -factor for run, factor in RELATIVE.items()})
-    positions = difference(records, {"absolute": 1.0, "relative": -1.0})
+    found = {
+        "absolute": difference(records, ABSOLUTE),
+        "relative": difference(records, RELATIVE),
+        "confusion": difference(records, ABSOLUTE | {run: -factor for run, factor in RELATIVE.items()}),
+        "positions": difference(records, {"absolute": 1.0, "relative": -1.0}),
+    }
     shown = "; ".join(f"{run} {records.shown(run, 'bits')}" for run in records)
     return Verdict(
-        {1: True, -1: False, 0: None}[confusion.sign],
-        f"bits per byte: {shown}. A memory adds {difference(records, ABSOLUTE)} bits with absolute positions and "
-        f"{difference(records, RELATIVE)} with relative ones: {confusion} of confusion. Without a memory, absolute "
-        f"positions cost {positions}",
+        {1: True, -1: False, 0: None}[found["confusion"].sign],
+        f"bits per byte: {shown}. A memory adds {found['absolute']} bits with absolute positions and {found['relative']} "
+        f"with relative ones: {found['confusion']} of confusion. Without a memory, absolute positions cost "
+        f"{found['positions']}",
+        {name: tuple(round(value, 5) for value in each) for name, each in found.items()},
     )
 
 

@@ -53,15 +53,27 @@ def row(claim: Claim) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def source(files: list[str], command: str, **numbers: str) -> str:
+    """The comment from which `tests/test_evidence.py` knows where the numbers below it come from."""
+    named = " ".join(f"benchmarks/results/{file}" for file in files)
+    lines = [f"source: {named}", f"command: python {command}"]
+    lines += [f"{name.replace('_', ' ')}: {found}" for name, found in numbers.items() if found]
+    return "<!-- " + "\n     ".join(lines) + " -->"
+
+
 def section(claim: Claim, text: str) -> str:
     verdict = claim.decide(RESULTS)
     parts = [f"{claim.source}.", text, f"**Held if** {claim.held_if}."]
     parts.append(f"**{shown(claim).capitalize()}.**" + (f" {machine(claim)}" if verdict else ""))
+    if claim.no_power and verdict is not None and verdict.held is None:
+        parts.append(f"**No power.** {claim.no_power}")
     parts.append(f"**Left open.** {claim.beyond}")
-    lines = [f"### {claim.says}", ""]
+    files = [f"{name}.json" for name in (f"claims/{claim.name}", *claim.also)]
+    command = f"benchmarks/claims/{claim.name}.py --report"
+    lines = [f"### {claim.says}", "", source(files, command, given=claim.given, worked_out=claim.worked_out), ""]
     for part in parts:
         lines += [textwrap.fill(part, 130, break_long_words=False, break_on_hyphens=False), ""]
-    if verdict is not None:
+    if verdict is not None and claim.draw is not None:
         lines += [f"![{claim.says}](../benchmarks/results/claims/{claim.name}.png)", ""]
     return "\n".join(lines)
 
@@ -70,6 +82,8 @@ def page() -> str:
     """The page, with this part of it written anew."""
     found = claims()
     lines = [
+        source(["claims"], "benchmarks/claims/write_claims.py", given="0.001 0.003 0.01 0.03 0.1", worked_out="1013"),
+        "",
         "| claim | | numbers | seeds | `python benchmarks/claims/...` |",
         "|---|---|---|---:|---|",
         *(row(claim) for claim, _ in found.values()),

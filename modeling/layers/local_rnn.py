@@ -49,10 +49,4 @@ class LocalRNN(nn.Module):
         outputs, _ = call_with_weight_dropout(self.rnn, self.weight_dropout, windows.flatten(0, 1))
         local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
 
-        kept = segment.newest(inputs, self.window - 1)
-        if segment.document_ids is not None:
-            is_own = (
-                torch.arange(1 - self.window, 0, device=kept.device) >= -segment.remembered(self.window - 1)[:, None]
-            )
-            kept = kept * is_own[..., None]
-        return self.norm.after(hidden_states + local), kept
+        return self.norm.after(hidden_states + local), segment.tail(inputs, self.window - 1)

@@ -29,6 +29,7 @@ class Call(NamedTuple):
             row's last token. None: no document begins inside.
         pack, unpack: `(B, T)`, the order in which layers read tokens, and the order that undoes it; None: it is the same.
         closed: `(B,)` bool, rows in which a document begins after the last token: the next call continues it. None: none.
+        input_ids: `(B, T)`, the ids of the tokens; None: they were given as vectors.
     """
 
     num: torch.Tensor | None = None
@@ -36,6 +37,7 @@ class Call(NamedTuple):
     pack: torch.Tensor | None = None
     unpack: torch.Tensor | None = None
     closed: torch.Tensor | None = None
+    input_ids: torch.Tensor | None = None
 
     @classmethod
     def of(cls, mask: torch.Tensor | None, reset: torch.Tensor | None, position_ids: torch.Tensor | None) -> Self:
@@ -63,6 +65,10 @@ class Call(NamedTuple):
         if is_true((pack[:, 1:] > pack[:, :-1]).all(), unless=False):
             return cls(num, document_ids, closed=closed)
         return cls(num, document_ids, pack, inverse(pack), closed)
+
+    def reading(self, input_ids: torch.Tensor | None) -> Self:
+        """The same of tokens with these ids `(B, T)`, in the order of the caller."""
+        return self if input_ids is None else self._replace(input_ids=gather_columns(input_ids, self.pack))
 
 
 def is_true(condition: torch.Tensor, unless: bool) -> bool:
@@ -109,7 +115,7 @@ class Segment(NamedTuple):
         first: `(B or 1, T)`, the first column that it sees.
         lengths: `(B,)`, how many columns of the memory are real.
         tokens_read: `(B,)`, how many tokens of its text each row has read before.
-        num, document_ids: as in [`Call`].
+        num, document_ids, input_ids: as in [`Call`].
         is_plain: whether all rows are alike: all of their columns are real, and of one document.
     """
 
@@ -122,6 +128,7 @@ class Segment(NamedTuple):
     num: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
     is_plain: bool = False
+    input_ids: torch.Tensor | None = None
 
     @classmethod
     def of(cls, num_before: int, lengths: torch.Tensor, tokens_read: torch.Tensor, length: int, call: Call) -> Self:
@@ -133,7 +140,8 @@ class Segment(NamedTuple):
             begins = call.document_ids != F.pad(call.document_ids, (1, 0))[:, :-1]
             columns = num_before + torch.arange(length, device=lengths.device)
             start = torch.where(call.document_ids > 0, columns.where(begins, 0).cummax(1).values, start)
-        return cls(num_before, length, start, start, lengths, tokens_read, call.num, call.document_ids, is_plain)
+        numbers = (lengths, tokens_read, call.num, call.document_ids)
+        return cls(num_before, length, start, start, *numbers, is_plain, call.input_ids)
 
     def following(self, num_before: int) -> Self:
         """The same tokens, following `num_before` columns of another kind, all of them real."""
@@ -221,6 +229,27 @@ class Segment(NamedTuple):
             return torch.stack([_newest(row, end, count) for row, end in zip(columns, self.end.tolist(), strict=True)])
         order = self.end[:, None] - count + torch.arange(count, device=columns.device)
         return gather_columns(columns, order.clamp(min=0), dim=-2)
+
+    def earlier(self, inputs: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """The `count` inputs before each token, the oldest first, each `(B, T, D)`: zeros where another document stands.
+        `inputs` `(B, count + T, D)` begin with a [`tail`]."""
+        shifted = [inputs.narrow(1, start, self.length) for start in range(count)]
+        if self.document_ids is None:
+            return shifted
+        known = (self.columns - self.start).where(self.document_ids > 0, count)[..., None]
+        return [each.where(known >= count - start, 0) for start, each in enumerate(shifted)]
+
+    def tail(self, inputs: torch.Tensor, count: int) -> torch.Tensor:
+        """The newest `count` inputs of each row's last document, `(B, count, D)`, zeros before it: what [`earlier`] reads
+        with the next call. `inputs` `(B, count + T, D)` begin with that of the call before."""
+        if self.num is None and self.document_ids is None:
+            return inputs.narrow(1, self.length, count)
+        kept = self._replace(num_before=count).newest(inputs, count)
+        if self.document_ids is None:
+            return kept
+        known = (self.end - self.start[:, -1]).where(self.document_ids[:, -1] > 0, count)
+        ages = torch.arange(count, 0, -1, device=inputs.device)
+        return kept.where((ages <= known[:, None])[..., None], 0)
 
 
 def _newest(row: torch.Tensor, end: int, count: int) -> torch.Tensor:

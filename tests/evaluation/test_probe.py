@@ -24,6 +24,7 @@ from transformers_xl.evaluation.probe import (
     wilson_interval,
 )
 from transformers_xl.evaluation.probe_options import ProbeOptions
+from transformers_xl.evaluation.probe_plots import draw_probe
 from transformers_xl.evaluation.probe_tasks import NO_ANSWER, TASKS, generate_text
 from transformers_xl.modeling.modeling_lstm import LSTMForCausalLM
 
@@ -180,3 +181,30 @@ def test_the_module_of_evaluate_equals_the_function():
     assert [list(each) for each in found["intervals"]] == [pytest.approx(each) for each in expected.intervals]
     assert found["half"] == expected.half
     assert math.isclose(sum(found["asked"]), np.sum(columns["distances"] <= 16))
+
+
+def test_the_picture_is_a_map_of_means():
+    """A row for each model, means of its seeds; bold where each seed is above chance; a line where its reach ends."""
+    bins = [[1, 8], [9, 16], [17, 32]]
+
+    def seed(accuracy: list, low: float, direct: int | None) -> dict:
+        intervals = [None if value is None else [low, 1.0] for value in accuracy]
+        return {
+            "accuracy": accuracy,
+            "intervals": intervals,
+            "bins": bins,
+            "reach": {"direct": direct, "layers": None},
+        }
+
+    rows = {
+        "near": [seed([1.0, 0.2, None], 0.1, 12), seed([0.8, 0.1, None], 0.3, 12)],
+        "far": [seed([0.9] * 3, 0.5, None)],
+    }
+    axes = draw_probe(rows, "copy", 0.125).axes[0]
+    texts = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
+    assert texts[0, 0] == ("0.90", "normal")
+    assert texts[1, 0] == ("0.15", "normal")
+    assert (2, 0) not in texts  # nothing was asked
+    assert texts[2, 1] == ("0.90", "bold")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["near", "far"]
+    assert [line.get_xdata()[0] for line in axes.lines] == [1.0]  # half of the second bin

@@ -31,6 +31,8 @@ AROUND_BASES = {
 # read segment by segment between memory tokens: a call has no one row of keys that weights could belong to
 SEGMENT_BY_SEGMENT = ("recurrent_memory_transformer", "segment_memory/tokens")
 TOKENS_ROW = {"memory": "own", "croppable": False, "recurrent": True}  # what a row of the table promises for windows
+# they remember keys and values alone, and none that is not seen again
+WITHOUT_OWN_KEYS = ("segment_memory", "streaming_transformer")
 # what a call does depends on where its tokens stand in their blocks: there is no one graph of it
 NOT_ONE_GRAPH = (*AROUND_BASES, *SEGMENT_BY_SEGMENT, "memorizing_transformer")
 # the rows of the table, and one for each further base
@@ -273,7 +275,13 @@ def has_states(model_type: str) -> bool:
 
 def reach_of_states(model) -> int:
     """How many positions further back than its attention a layer sees by the windows that it remembers as states."""
-    return getattr(model.config, "num_local_rnns", 0) * (getattr(model.config, "local_window", 1) - 1)
+    convolutions = 2 * (getattr(model.config, "conv_kernel_size", 1) - 1)
+    return convolutions + getattr(model.config, "num_local_rnns", 0) * (getattr(model.config, "local_window", 1) - 1)
+
+
+def reach_of_ngrams(model) -> int:
+    """How many positions further back the embedding of a token looks."""
+    return max([1, *getattr(model.config, "ngram_orders", [])]) - 1
 
 
 def keeps_blocks(model_type: str) -> bool:
@@ -290,7 +298,7 @@ def num_remembered(model, read: int, length: int | None = None) -> int:
         return read % model.config.segment_length  # of whole segments nothing stays but what they wrote
     if not any(model.config.layer_mem_lens):
         return 0  # a state alone
-    if model.config.model_type == "segment_memory":
+    if model.config.model_type in WITHOUT_OWN_KEYS:
         return min(read, model.config.mem_len - 1 if length is None else length)  # no token needs its own keys again
     if hasattr(model.config, "block_length"):  # a state is to read an open block
         return min(read, max(model.config.layer_mem_lens) if length is None else length)

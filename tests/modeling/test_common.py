@@ -9,16 +9,19 @@ from tiny import (
     EXACT,
     MEM_LEN,
     SEGMENT_BY_SEGMENT,
+    WITHOUT_OWN_KEYS,
     allows,
     assert_same_memory,
     follows_same_length,
     in_turn,
+    lacks,
     memory_of,
     memory_value,
     models,
     newest,
     num_remembered,
     pairwise,
+    reach_of_ngrams,
     reach_of_states,
     read,
     read_row_alone,
@@ -36,7 +39,8 @@ CARRYING = models(memory=("exact", "own"))
 WINDOWED = models(memory=("exact",))
 # without one that looks up keys far outside its window; those that hold inputs, not keys and values or memory tokens
 BOUNDED = [each for each in models(memory=("exact",), recurrent=False) if each != "memorizing_transformer"]
-HOLDING_INPUTS = [each for each in WINDOWED if each not in (*AROUND_BASES, *SEGMENT_BY_SEGMENT)]
+NO_INPUTS = (*AROUND_BASES, *SEGMENT_BY_SEGMENT, *WITHOUT_OWN_KEYS)
+HOLDING_INPUTS = [each for each in WINDOWED if each not in NO_INPUTS]
 HOLDING_INPUTS.remove("memorizing_transformer")  # it also extends what it looks up
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
 
@@ -278,7 +282,7 @@ def test_window_is_exactly_the_one_of_the_config(model_type):
     model = tiny_model(model_type, num_hidden_layers=1)
     ids = tokens(1, 20)
     here = result_of(model(ids))[0, -1]
-    reach = model.config.sliding_window + reach_of_states(model)
+    reach = model.config.sliding_window + reach_of_states(model) + reach_of_ngrams(model)
     for distance, is_seen in ((reach - 1, True), (reach, False)):
         changed = ids.clone()
         changed[0, 19 - distance] = (ids[0, 19 - distance] + 1) % 37
@@ -290,10 +294,12 @@ def test_window_is_exactly_the_one_of_the_config(model_type):
 @use_cache
 def test_one_call_is_one_segment_without_same_length(model_type, use_cache, mem_len):
     """A token sees all of its call, and of what came before it exactly `mem_len` positions."""
-    model = tiny_model(model_type, num_hidden_layers=1, same_length=False, mem_len=mem_len)
+    # a convolution of what was attended to sees what its last inputs saw: all of their call
+    no_state = {} if lacks(model_type, "conv_kernel_size") else {"conv_kernel_size": 1}
+    model = tiny_model(model_type, num_hidden_layers=1, same_length=False, mem_len=mem_len, **no_state)
     ids = tokens(1, 32)
     here = read(model, ids, [16, 16], use_cache=use_cache)[0]
-    reach = mem_len + reach_of_states(model)
+    reach = mem_len + reach_of_states(model) + reach_of_ngrams(model)
     for position, is_seen in ((16, True), (16 - reach, True), (16 - reach - 1, False)):
         changed = ids.clone()
         changed[0, position] = (ids[0, position] + 1) % 37

@@ -40,6 +40,7 @@ def card_text(
     adapter: Adapter | None = None,
 ) -> str:
     paper = f"[{variant.paper}]({variant.url}), {variant.authors}, {variant.year}"
+    paper = paper if variant.paper else f"none, it is the own model of {variant.authors}"
     architecture = architecture_of(config) or variant.model_class.__name__
     what = f"A {as_code(architecture)}." if adapter is None else _adapter(adapter, architecture)
     use = _use(name, task_of(config), "auto_map" in config, variant) if adapter is None else _use_adapter(name)

@@ -65,7 +65,7 @@ def _facts(model: PreTrainedModel, text: list[Path], ids: np.ndarray) -> dict[st
     row = VARIANTS[config.model_type]
     return {
         "model": f"{type(model).__name__}, {model.num_parameters():,} parameters",
-        "paper": f"{row.authors} {row.year}: {row.paper}",
+        "paper": f"{row.authors} {row.year}: {row.paper or 'its own model, of no paper'}",
         "layers, heads, width": f"{config.num_hidden_layers}, {config.num_attention_heads}, {config.hidden_size}",
         "memory (tokens)": f"{config.mem_len:,}" if config.mem_len else "none",
         "segment (tokens)": f"{config.segment_length:,}",

@@ -35,8 +35,8 @@ class MemoryTrainingArguments(TrainingArguments):
     state of its callbacks.
 
     Args:
-        optimizer: `"lamb"`, an optimizer that `optim` does not offer, instead of `optim`. It reads `adam_beta1`,
-            `adam_beta2` and `adam_epsilon`.
+        optimizer: an optimizer that `optim` does not offer, instead of `optim`: `"lamb"`, or `"muon"` for the matrices of
+            layers beside AdamW for the rest. They read `adam_beta1`, `adam_beta2` and `adam_epsilon`.
         group_learning_rates: peak learning rates of groups of parameters that the model names, such as `{"values": 1e-3}`;
             `learning_rate` for the rest. Product-key memories have `"keys"` and `"values"`, adaptive spans `"spans"`, the
             halting unit of the Universal Transformer `"ponder"`, the halting networks of the Depth-adaptive one

@@ -41,7 +41,7 @@ def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
     stored, ours = json.loads((folder / ARGUMENTS).read_text()), json.loads(args.to_json_string())
     follows = any(values.get("lr_scheduler_type") in FOLLOW_THE_LOSS for values in (stored, ours))
     same_state = {stored.get("optim"), ours.get("optim")} <= {*SAME_STATE}
-    for name, goes_on in (("optim", same_state), ("lr_scheduler_type", not follows)):
+    for name, goes_on in (("optim", same_state), ("optimizer", False), ("lr_scheduler_type", not follows)):
         if stored.get(name) != ours.get(name) and not goes_on:
             raise ValueError(
                 f"`{name}`={ours.get(name)!r} cannot resume where the {stored.get(name)!r} of the checkpoint "

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from transformers_xl.hub.installing import pip_install
+from transformers_xl.training.muon import MuonAndAdamW
 
 
 def check_optimizer(args: TrainingArguments) -> None:
@@ -14,9 +15,17 @@ def check_optimizer(args: TrainingArguments) -> None:
     name = getattr(args, "optimizer", None)
     if name is None:
         return
-    if name != "lamb":
-        raise ValueError(f"`optimizer`={name!r} is not known: 'lamb' is; others are chosen by `optim`.")
-    _lamb()
+    if name not in ("lamb", "muon"):
+        raise ValueError(f"`optimizer`={name!r} is not known: 'lamb' and 'muon' are; others are chosen by `optim`.")
+    if name == "lamb":
+        _lamb()
+    elif not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"`optimizer`='muon' needs torch 2.9, and this is {torch.__version__}: install a newer one.")
+    elif args.fsdp:
+        raise ValueError(
+            f"`optimizer`='muon' needs whole matrices, which `fsdp`={args.fsdp!r} shards: leave `fsdp` out (DDP), or "
+            "choose another optimizer."
+        )
 
 
 def check_precision(model: nn.Module | None) -> None:
@@ -36,6 +45,14 @@ def check_precision(model: nn.Module | None) -> None:
             "call `model.float()`. `bf16=True` computes in bfloat16 with these weights. To keep a large base in half "
             "precision, train adapters (LoRA), whose weights are float32."
         )
+
+
+def optimizer_and_kwargs(args: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class that `args.optimizer` names, and what it is made with."""
+    if getattr(args, "optimizer", None) == "lamb":
+        return lamb_and_kwargs(args)
+    betas = args.adam_beta1, args.adam_beta2
+    return MuonAndAdamW, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
 
 
 def lamb_and_kwargs(args: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -58,4 +75,4 @@ def _lamb() -> type[torch.optim.Optimizer]:
     return Lamb
 
 
-__all__ = ["check_optimizer", "check_precision", "lamb_and_kwargs"]
+__all__ = ["check_optimizer", "check_precision", "optimizer_and_kwargs"]

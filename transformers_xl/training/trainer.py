@@ -20,7 +20,8 @@ from transformers_xl.training.callbacks import SavingAfterEpoch, SpanTrimming, T
 from transformers_xl.training.label_smoothing import check_smoothing, smoothed_labels
 from transformers_xl.training.memory_state import match_rows
 from transformers_xl.training.memory_warmup import check_warmups, warmups_of
-from transformers_xl.training.optimizers import check_optimizer, check_precision, lamb_and_kwargs
+from transformers_xl.training.muon import MuonAndAdamW, matrices_of_layers
+from transformers_xl.training.optimizers import check_optimizer, check_precision, optimizer_and_kwargs
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
 from transformers_xl.training.pushing import CheckpointPushes, HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
@@ -92,14 +93,17 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
         if getattr(args, "optimizer", None) is None:
             return ResumableTrainer.get_optimizer_cls_and_kwargs(args, model)
-        return lamb_and_kwargs(args)
+        return optimizer_and_kwargs(args)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is not None:
             return self.optimizer
         check_precision(self.model if model is None else model)  # again: `bf16_full_eval` casts what it evaluates
         optimizer = super().create_optimizer(model)
-        move_groups(optimizer, self.model if model is None else model, self.args)
+        model = self.model if model is None else model
+        if isinstance(optimizer, MuonAndAdamW):
+            optimizer.use_muon(matrices_of_layers(self.accelerator.unwrap_model(model, keep_torch_compile=False)))
+        move_groups(optimizer, model, self.args)
         return optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
