@@ -14,7 +14,7 @@ import pytest
 from measured_numbers import NOT_MEASURED, ROOT, Block, Known, Source, blocks_of, known_of, numbers_of
 
 from transformers_xl.cli.main import app
-from transformers_xl.runs.comparison import read_runs, read_speeds, summary, table
+from transformers_xl.runs.comparison import read_comparison, table
 
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers")]
@@ -26,8 +26,6 @@ PAGES = [
         for path in sorted((ROOT / folder).rglob("*.md"))
     ),
 ]
-SIX = ["transformer_xl", "compressive_transformer", "memorizing_transformer", "block_recurrent",
-       "recurrent_memory_transformer", "lstm"]  # fmt: skip
 
 
 @functools.cache
@@ -53,9 +51,8 @@ def written_rows() -> frozenset[str]:
     for name in ("cpu_intel_1_thread.json", "cpu_amd_1_thread.json"):
         (run,) = result(name)["runs"]
         tables += [bench_cpu.product_table(run["products"]), bench_cpu.step_table(run["steps"], list(bench_cpu.FORMS))]
-    for folder, models in (("comparison", None), ("comparison_library", SIX), ("comparison_mamba2", None)):
-        runs = read_runs(RESULTS / folder, models=models)
-        tables.append(table(summary(runs, read_speeds(RESULTS / folder, runs[0]["settings"]))))
+    if (RESULTS / "comparison_short/speeds.json").exists():
+        tables.append(table(read_comparison(RESULTS / "comparison_short")))
     return frozenset(line for each in tables for line in each.splitlines())
 
 
