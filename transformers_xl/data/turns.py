@@ -1,0 +1,67 @@
+"""What a model reads of the turns of a conversation: text by a chat template, a program of whoever made the tokenizer."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from transformers_xl.data.text_beginning import beginning_of, begun
+from transformers_xl.files.bounded_calls import bounded
+
+ANSWER = "[[answer]]"  # stands where the template puts an earlier answer
+MAX_RENDERED = 1 << 18  # bytes that a template may add to the messages
+
+
+class TemplateError(ValueError):
+    """A chat template that fails, or refuses the messages."""
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, begins: bool) -> list[int]:
+    """The ids of a text as it stands; one that `begins` has before it what the tokenizer begins texts with."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return begun(ids, beginning_of(tokenizer)) if begins else ids
+
+
+def turn_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], unread: Sequence[int] | None
+) -> list[int]:
+    """The ids that stand between the answer before and the next answer, by the tokenizer's chat template.
+
+    Only the new messages are rendered, between the end of the last answer and the beginning of the next: the model reads
+    token for token what it would read of the whole conversation.
+
+    Args:
+        tokenizer: it has a chat template.
+        messages: a `role` and a `content` each.
+        unread: the last token of the answer before, which the memory does not hold yet; None: nothing was read before.
+
+    Raises:
+        TemplateError: the template fails, or takes more time or memory than a template can need.
+    """
+    if unread is None:
+        return text_ids(tokenizer, rendered(tokenizer, messages), begins=False)
+    before = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}]
+    ids = text_ids(tokenizer, rendered(tokenizer, [*before, *messages]).partition(ANSWER)[2], begins=False)
+    # the model may have written the end of its answer itself
+    return ids[1:] if ids[:1] == list(unread) else ids
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> str:
+    """What the chat template writes of `messages`.
+
+    Raises:
+        TemplateError: it fails, or takes more time or memory than a template can need.
+    """
+
+    def render() -> str:
+        return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+
+    read = sum(len(message["content"]) for message in messages)
+    try:
+        return bounded(render, most=MAX_RENDERED + 16 * read)
+    except ValueError as error:
+        where = tokenizer.name_or_path
+        raise TemplateError(f"the chat template of {where!r} fails: {textwrap.shorten(str(error), 300)}.") from error
+
+
+__all__ = ["ANSWER", "MAX_RENDERED", "TemplateError", "rendered", "text_ids", "turn_ids"]
