@@ -12,12 +12,11 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 
 from transformers_xl.modeling.memory.memory_value import Memory
-from transformers_xl.serve.bounds import RequestError
+from transformers_xl.serve.bounds import RequestError, failed
 from transformers_xl.serve.engine import Job
 from transformers_xl.serve.text_request import Progress, TokenLogprob
 
 logger = logging.getLogger("uvicorn.error")
-LEFT = RequestError("The client has left.", status=499)
 
 
 @dataclass
@@ -81,7 +80,7 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, Any], close: C
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            raise LEFT
+            raise RequestError("The client has left.", status=499)
         return tasks[0].result()
     finally:
         for task in tasks:
@@ -122,9 +121,9 @@ async def written(events: AsyncIterator[dict[str, Any] | str], named: bool) -> A
     except Exception as error:
         if not isinstance(error, RequestError):
             logger.exception("an answer failed")
-            error = RequestError("The server failed while it wrote this: see its log.", status=500)
+            error = failed()
         body = error.body()
         yield of({"type": "error", "sequence_number": count, **body["error"]} if named else body)
 
 
-__all__ = ["LEFT", "Choice", "EventStream", "collected", "unless_left"]
+__all__ = ["Choice", "EventStream", "collected", "unless_left"]

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from transformers_xl.serve.bounds import RequestError
+from transformers_xl.serve.bounds import RequestError, failed
 from transformers_xl.serve.chat_endpoint import ChatCompletions
 from transformers_xl.serve.completion_endpoint import Completions
 from transformers_xl.serve.conversation_endpoint import Conversations
@@ -86,7 +86,7 @@ def add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def fail(_: Request, error: Exception) -> Response:
-        return JSONResponse(RequestError("The server failed: see its log.", status=500).body(), 500)
+        return JSONResponse(failed().body(), 500)
 
 
 __all__ = ["build_app"]

@@ -41,4 +41,9 @@ class RequestError(ValueError):
         return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code}}
 
 
-__all__ = ["Bounds", "RequestError"]
+def failed() -> RequestError:
+    """What a client is told of an error that is ours."""
+    return RequestError("The server failed while it wrote this: see its log.", status=500)
+
+
+__all__ = ["Bounds", "RequestError", "failed"]

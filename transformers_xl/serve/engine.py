@@ -6,9 +6,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
 
-from transformers_xl.serve.bounds import RequestError
+from transformers_xl.serve.bounds import RequestError, failed
 from transformers_xl.serve.scheduler import Scheduler
 from transformers_xl.serve.text_request import Progress, TextRequest
 
@@ -61,7 +60,7 @@ class Job:
 class Engine:
     """
     Args:
-        make_scheduler: makes a scheduler; called again where a step has failed, which loses what it was writing.
+        make_scheduler: makes a scheduler; called again when a step has failed, which loses what it was writing.
         most: texts that are written or wait, of all requests together.
 
     Attributes:
@@ -70,7 +69,7 @@ class Engine:
 
     def __init__(self, make_scheduler: Callable[[], Scheduler], most: int):
         self.make_scheduler, self.most = make_scheduler, most
-        self.scheduler = make_scheduler()
+        self.scheduler: Scheduler | None = make_scheduler()
         self.commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.owners: dict[int, tuple[Job, int]] = {}
         self.num_open = self.num_running = self.num_waiting = 0  # of which the first is counted by asyncio's thread
@@ -118,23 +117,31 @@ class Engine:
         if not added.set_running_or_notify_cancel():  # its client has left
             return
         try:
+            self.scheduler = self.scheduler or self.make_scheduler()
             for number, request in enumerate(requests):
                 request_id = self.scheduler.add(request)
                 job.ids.append(request_id)
                 self.owners[request_id] = job, number
-        except Exception as error:  # `close` of the job takes the others away
+        except ValueError as error:  # `close` of the job takes the others away
             added.set_exception(error)
+        except Exception:
+            logger.exception("a request could not be taken")
+            added.set_exception(failed())
         else:
             added.set_result(None)
 
     def _cut(self) -> None:
         for request_id in list(self.owners):
-            self.scheduler.cancel(request_id)
+            self._end(request_id)
 
     def _cancel(self, job: Job) -> None:
         for request_id in job.ids:
             if self.owners.pop(request_id, None) is not None:
-                self.scheduler.cancel(request_id)
+                self._end(request_id)
+
+    def _end(self, request_id: int) -> None:
+        if self.scheduler is not None:
+            self.scheduler.cancel(request_id)
 
     def _run(self) -> None:
         while True:
@@ -158,6 +165,8 @@ class Engine:
         return True
 
     def _step(self) -> None:
+        if self.scheduler is None:
+            return
         for progress in self.scheduler.step():
             owner = self.owners.get(progress.request_id)
             if owner is None:  # its client has left
@@ -168,12 +177,12 @@ class Engine:
         self.num_running, self.num_waiting = self.scheduler.num_running, self.scheduler.num_waiting
 
     def _fail(self) -> None:
-        jobs: dict[int, Any] = {id(job): job for job, _ in self.owners.values()}
+        """Tell all who wait; the next request gets a new scheduler, for nobody knows what this one holds."""
+        jobs = {id(job): job for job, _ in self.owners.values()}
         self.owners.clear()
-        self.scheduler = self.make_scheduler()
-        self.num_running = self.num_waiting = 0
+        self.scheduler, self.num_running, self.num_waiting = None, 0, 0
         for job in jobs.values():
-            job.tell(RequestError("The server failed while it wrote this: see its log.", status=500))
+            job.tell(failed())
 
 
 __all__ = ["Engine", "Job"]

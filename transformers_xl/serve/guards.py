@@ -44,7 +44,8 @@ class Guard(NamedTuple):
             return RequestError(said, "Origin", 403)
         if self.api_key is not None and scope["path"] != "/health":
             kind, _, key = headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(key.encode(), self.api_key.encode()):
+            is_right = hmac.compare_digest(key.encode("latin-1"), self.api_key.encode())  # bytes, as they came
+            if kind.lower() != "bearer" or not is_right:
                 said = "`Authorization` must be Bearer and the key that this server was started with (--api-key)."
                 return RequestError(said, "Authorization", 401, "invalid_api_key")
         return None

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -73,7 +73,7 @@ class Service:
         choices = getattr(body, "n", 1) * len(getattr(body, "prompt", "1"))
         if choices > self.bounds.choices:
             name = "n" if getattr(body, "n", 1) > 1 else "prompt"
-            raise RequestError(f"`{name}` asks for {choices} texts: at most {self.bounds.choices}.", name)
+            raise RequestError(f"`{name}` asks for {shown(choices)} texts: at most {self.bounds.choices}.", name)
         if not body.stream and getattr(body, "stream_options", None) is not None:
             raise RequestError("`stream_options` is for `stream`=true: leave it out.", "stream_options")
 
@@ -145,8 +145,5 @@ class Service:
         if self.store is None:
             raise RequestError(f"`{field}`: this server keeps no sessions: start it with --sessions DIR.", field)
         return self.store
-
-
-Endpoint = Callable[[Request], Any]
 
 __all__ = ["Service"]
