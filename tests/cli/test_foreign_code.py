@@ -48,13 +48,15 @@ COMMANDS = {
     "config": "config --model.base {0} --memory.kind window",
 }
 READ_NO_CONFIG = {"train, tokenizer", "push"}
-READ_NO_TOKENIZER = {"card", "push", "config", "convert", "probe", "serve"}
+READ_NO_TOKENIZER = {"card", "push", "config", "convert", "probe"}
 
 
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `serve` should have refused must not be served."""
-    monkeypatch.setattr("transformers_xl.runs.serving.run_server", lambda *_: pytest.fail("the server was started"))
+    monkeypatch.setattr(
+        "transformers_xl.serve.server_process.run_server", lambda *_: pytest.fail("the server was started")
+    )
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def serving(
         service.engine.cut()
         server.should_exit = True
         thread.join(PATIENCE)
-        service.engine.close()
+        service.close()
 
 
 class Process:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
+import httpx2
 import pytest
 import torch
 from optional_packages import needs
@@ -30,7 +31,9 @@ def test_completions(server: Here):
     chunks = list(server.client.completions.create(**settings, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 11 + ["length"]
-    assert len(server.client.completions.create(model=NAME, prompt="a").choices[0].text) == 16  # the protocol's default
+    assert (
+        len(server.client.completions.create(model=NAME, prompt="a").choices[0].text) == 16
+    )  # the protocol's default
 
 
 def test_prompts_of_a_completion(server: Here):
@@ -299,6 +302,6 @@ def test_what_the_server_of_transformers_had_besides_is_not_there(server: Here):
     """It loaded what a request named (`/load_model`, `/v1/audio/transcriptions`), and threw the model away (`/reset`)."""
     for path in ("load_model", "reset", "v1/audio/transcriptions", "v1/systemone", "docs", "openapi.json"):
         for method in ("GET", "POST"):
-            answer = needs("httpx2").request(method, f"{server.url}/{path}", timeout=60)
+            answer = httpx2.request(method, f"{server.url}/{path}", timeout=60)
             assert answer.status_code == 404, (path, answer.text)
             assert answer.json()["error"]["message"]

@@ -146,7 +146,10 @@ def test_wrong_requests_are_answered_in_one_sentence(server: Here, path: str, ca
         assert "\n" not in error["message"]
         assert len(error["message"]) < 400
         if message != "no JSON":
-            assert error["param"] == (field if len(field) < 60 and field.isprintable() else error["param"]), (wrong, error)
+            assert error["param"] == (field if len(field) < 60 and field.isprintable() else error["param"]), (
+                wrong,
+                error,
+            )
             assert error["param"].split(".")[0] in error["message"], (wrong, error)
     if path != "conversations":
         assert server.post(path, json=right).status_code == 200  # it goes on
@@ -260,9 +263,9 @@ def test_a_queue_that_is_full_says_so():
         assert answer.json()["error"]["code"] == "overloaded"
         first.close()
         patient = client_of(here.url).with_options(max_retries=20)
-        assert patient.completions.create(model=NAME, prompt="a", temperature=0, max_tokens=2).choices[0].text == greedy(
-            "a", 2
-        )
+        assert patient.completions.create(model=NAME, prompt="a", temperature=0, max_tokens=2).choices[
+            0
+        ].text == greedy("a", 2)
         second.close()
 
 

@@ -15,8 +15,8 @@ from optional_packages import needs
 from served import NAME, Here, Process, greedy, letters_model, save_letters, serving, wait_until
 from tiny import tiny_model
 
-for _name in ("fastapi", "uvicorn", "prometheus_client"):
-    needs(_name)
+for name in ("fastapi", "uvicorn", "prometheus_client"):
+    needs(name)
 
 from transformers_xl import Memory  # noqa: E402
 from transformers_xl.serve.bounds import Bounds, RequestError  # noqa: E402
@@ -153,9 +153,7 @@ def test_what_belongs_to_the_beginning_is_refused_later(server: Here):
         server.client.responses.create(**SETTINGS, input="a", previous_response_id=first.id, instructions="Be long.")
     conversation = server.client.conversations.create().id
     with pytest.raises(bad, match="give one"):
-        server.client.responses.create(
-            **SETTINGS, input="a", previous_response_id=first.id, conversation=conversation
-        )
+        server.client.responses.create(**SETTINGS, input="a", previous_response_id=first.id, conversation=conversation)
     with pytest.raises(bad, match="`store`=false"):
         server.client.responses.create(**SETTINGS, input="a", conversation=conversation, store=False)
     second = server.client.responses.create(

@@ -45,11 +45,11 @@ def serve(
     With --sessions a response can be continued (`previous_response_id`, `conversation`), also after a restart.
     Ctrl-C or SIGTERM stops the server within 5 seconds.
     """
+    from transformers_xl.hub.installing import check_installed
     from transformers_xl.runs.loading import load_anywhere
     from transformers_xl.serve.bounds import Bounds
-    from transformers_xl.serve.extra import check_installed
 
-    check_installed()
+    check_installed("serve", ("fastapi", "prometheus_client", "uvicorn"))
     loaded, tokenizer = load_anywhere(model, device, dtype)
     from transformers_xl.serve.server_process import Address, Sessions, make_service, run_server
 

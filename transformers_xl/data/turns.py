@@ -1,15 +1,17 @@
 """What a model reads of the turns of a conversation: text by a chat template, a program of whoever made the tokenizer."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
 from transformers_xl.data.text_beginning import beginning_of, begun
-from transformers_xl.files.bounded_calls import bounded
+from transformers_xl.files.bounded_calls import BoundedCalls, bounded
 
 ANSWER = "[[answer]]"  # stands where the template puts an earlier answer
 MAX_RENDERED = 1 << 18  # bytes that a template may add to the messages
+Message = Mapping[str, str]
 
 
 class TemplateError(ValueError):
@@ -23,7 +25,10 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, begins: bool) -> lis
 
 
 def turn_ids(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], unread: Sequence[int] | None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    unread: Sequence[int] | None,
+    render: Callable[[Sequence[Message]], str] | None = None,
 ) -> list[int]:
     """The ids that stand between the answer before and the next answer, by the tokenizer's chat template.
 
@@ -34,34 +39,54 @@ def turn_ids(
         tokenizer: it has a chat template.
         messages: a `role` and a `content` each.
         unread: the last token of the answer before, which the memory does not hold yet; None: nothing was read before.
+        render: a [`Template`] of the tokenizer; None: one for this call.
 
     Raises:
         TemplateError: the template fails, or takes more time or memory than a template can need.
     """
+    render = render or Template(tokenizer, is_kept=False)
     if unread is None:
-        return text_ids(tokenizer, rendered(tokenizer, messages), begins=False)
+        return text_ids(tokenizer, render(messages), begins=False)
     before = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}]
-    ids = text_ids(tokenizer, rendered(tokenizer, [*before, *messages]).partition(ANSWER)[2], begins=False)
+    ids = text_ids(tokenizer, render([*before, *messages]).partition(ANSWER)[2], begins=False)
     # the model may have written the end of its answer itself
     return ids[1:] if ids[:1] == list(unread) else ids
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> str:
-    """What the chat template writes of `messages`.
+class Template:
+    """The chat template of a tokenizer, in a process that has bounds.
 
-    Raises:
-        TemplateError: it fails, or takes more time or memory than a template can need.
+    Args:
+        tokenizer: it has one.
+        is_kept: whether the process is kept from call to call; until `end`.
     """
 
-    def render() -> str:
-        return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, is_kept: bool = True):
+        def render(messages: Sequence[Message]) -> str:
+            return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
 
-    read = sum(len(message["content"]) for message in messages)
-    try:
-        return bounded(render, most=MAX_RENDERED + 16 * read)
-    except ValueError as error:
-        where = tokenizer.name_or_path
-        raise TemplateError(f"the chat template of {where!r} fails: {textwrap.shorten(str(error), 300)}.") from error
+        self.name = tokenizer.name_or_path
+        self.calls = BoundedCalls(render)
+        self.call = self.calls if is_kept else partial(bounded, render)
+        if is_kept:
+            self.calls.start()
+
+    def __call__(self, messages: Sequence[Message]) -> str:
+        """What the template writes of `messages`.
+
+        Raises:
+            TemplateError: it fails, or takes more time or memory than a template can need.
+        """
+        read = sum(len(message["content"]) for message in messages)
+        try:
+            return self.call(list(messages), most=MAX_RENDERED + 16 * read)
+        except ValueError as error:
+            said = textwrap.shorten(str(error), 300)
+            raise TemplateError(f"the chat template of {self.name!r} fails: {said}.") from error
+
+    def end(self) -> None:
+        """End its process."""
+        self.calls.end()
 
 
-__all__ = ["ANSWER", "MAX_RENDERED", "TemplateError", "rendered", "text_ids", "turn_ids"]
+__all__ = ["ANSWER", "MAX_RENDERED", "Template", "TemplateError", "text_ids", "turn_ids"]

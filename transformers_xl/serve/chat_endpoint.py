@@ -26,9 +26,7 @@ class ChatCompletions:
         body = await self.service.body(request, ChatRequest)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("`top_logprobs` is for `logprobs`=true: leave it out.", "top_logprobs")
-        count = self.service.new_tokens(
-            max_tokens=body.max_tokens, max_completion_tokens=body.max_completion_tokens
-        )
+        count = self.service.new_tokens(max_tokens=body.max_tokens, max_completion_tokens=body.max_completion_tokens)
         ids = await self.service.turn(body.messages, None, "messages")
         top = (body.top_logprobs or 0) if body.logprobs else None
         wanted = [self.service.wanted(body, ids, count, number, top_logprobs=top) for number in range(body.n)]

@@ -7,7 +7,12 @@ from typing import Any
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 PARTS = ("text", "input_text", "output_text")
-LABELS = {"type", "id", "status", "phase"}  # of an item of an answer, which a client may send back: they say nothing new
+LABELS = {
+    "type",
+    "id",
+    "status",
+    "phase",
+}  # of an item of an answer, which a client may send back: they say nothing new
 MOST_STOPS = 4
 Message = dict[str, str]  # `role` and `content`, as chat templates read them
 

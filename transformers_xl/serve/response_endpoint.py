@@ -1,7 +1,7 @@
 """`/v1/responses`: turns of sessions that the server remembers, each read once.
 
-A turn continues an answer (`previous_response_id`) or a conversation (`conversation`): the model reads its own tokens alone,
-however long the session is. Every answer is kept, so that any of them can be continued again, in another way.
+A turn continues an answer (`previous_response_id`) or a conversation (`conversation`): the model reads its own tokens
+alone, however long the session is. Every answer is kept, so that any of them can be continued again, in another way.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ class Responses:
         if past is not None and body.instructions is not None:
             said = "`instructions` stand at the beginning of a session, which has begun: send a message of the system."
             raise RequestError(said, "instructions")
-        if self.service.tokenizer.chat_template is None and isinstance(body.input, str):
+        if self.service.template is None and isinstance(body.input, str):
             if body.instructions is not None:
                 said = "`instructions`: this model has no chat template: write them into `input`."
                 raise RequestError(said, "instructions")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
+from transformers_xl.data.turns import Template
 from transformers_xl.serve.app import build_app
 from transformers_xl.serve.bounds import Bounds
 from transformers_xl.serve.engine import Engine
@@ -56,7 +57,7 @@ def make_service(
     tokenizer: Any,
     name: str,
     *,
-    bounds: Bounds = Bounds(),
+    bounds: Bounds | None = None,
     sessions: Sessions | None = None,
     capacity: int = 16,
     seed: int | None = None,
@@ -67,7 +68,7 @@ def make_service(
         model: a language model that remembers.
         tokenizer: its tokenizer.
         name: how requests call it.
-        bounds: what a request may ask for.
+        bounds: what a request may ask for; None: the defaults of [`~transformers_xl.serve.bounds.Bounds`].
         sessions: where they are kept; None: nowhere.
         capacity: texts that are written at the same time.
         seed: of the seeds of requests that have none; None: nobody can tell them.
@@ -82,10 +83,12 @@ def make_service(
             "memory to keep: leave it out."
         )
     store = None if sessions is None else SessionStore(sessions.folder, model, sessions.most, sessions.days)
+    template = None if getattr(tokenizer, "chat_template", None) is None else Template(tokenizer)  # before any thread
+    bounds = bounds or Bounds()
     engine = Engine(lambda: Scheduler(model, tokenizer, capacity=capacity), bounds.waiting)
     seeds = random.SystemRandom() if seed is None else random.Random(seed)
     vocab_size = model.get_input_embeddings().num_embeddings
-    return Service(name, tokenizer, vocab_size, engine, Metrics(), bounds, store, seeds)
+    return Service(name, tokenizer, vocab_size, engine, Metrics(), bounds, store, seeds, template)
 
 
 def run_server(service: Service, address: Address) -> None:
@@ -105,7 +108,7 @@ def run_server(service: Service, address: Address) -> None:
     except KeyboardInterrupt:  # uvicorn raises it again when it has ended
         pass
     finally:
-        service.engine.close()
+        service.close()
 
 
 __all__ = ["Address", "Sessions", "make_service", "run_server"]

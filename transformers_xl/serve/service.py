@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from transformers_xl.data.turns import TemplateError, text_ids, turn_ids
+from transformers_xl.data.turns import Template, TemplateError, text_ids, turn_ids
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.serve.bounds import Bounds, RequestError
 from transformers_xl.serve.engine import Engine
 from transformers_xl.serve.protocol import Fields, Sampling, parsed, shown
 from transformers_xl.serve.request_messages import Message
-from transformers_xl.serve.text_request import TextRequest
 from transformers_xl.serve.server_metrics import Metrics
 from transformers_xl.serve.session_store import SessionStore
+from transformers_xl.serve.text_request import TextRequest
 
 DEFAULT_NEW_TOKENS = 1024  # of a chat or a response that does not say
 MIN_TEMPERATURE = 1e-4  # below it logits that are divided are infinite: the most likely token alone is left
@@ -36,6 +36,7 @@ class Service:
         bounds: what a request may ask for.
         store: of the sessions; None: nothing is kept.
         seeds: of requests without a seed.
+        template: of chats; None: the tokenizer has none.
     """
 
     name: str
@@ -43,10 +44,10 @@ class Service:
     vocab_size: int
     engine: Engine
     metrics: Metrics
-    bounds: Bounds = Bounds()
+    bounds: Bounds
     store: SessionStore | None = None
     seeds: random.Random = field(default_factory=random.SystemRandom)
-    # a template is rendered in a copy of the process, one at a time: no copy finds a lock of another one
+    template: Template | None = None
     rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def body(self, request: Request, kind: type[Kind]) -> Kind:
@@ -103,11 +104,13 @@ class Service:
 
     async def turn(self, messages: Sequence[Message], unread: Sequence[int] | None, field: str) -> list[int]:
         """The ids of new messages, by the chat template."""
-        if self.tokenizer.chat_template is None:
-            raise RequestError(f"`{field}`: this model has no chat template, and reads no messages: give a text.", field)
+        if self.template is None:
+            raise RequestError(
+                f"`{field}`: this model has no chat template, and reads no messages: give a text.", field
+            )
         async with self.rendering:
             try:
-                ids = await asyncio.to_thread(turn_ids, self.tokenizer, messages, unread)
+                ids = await asyncio.to_thread(turn_ids, self.tokenizer, messages, unread, self.template)
             except TemplateError as error:
                 raise RequestError(f"`{field}`: {error}", field) from error
         return self.checked(ids, field)
@@ -122,11 +125,19 @@ class Service:
             said = f"`{field}` has {len(ids)} tokens: it must have 1 to {self.bounds.prompt}."
             raise RequestError(said, field)
         if wrong := next((each for each in ids if not 0 <= each < self.vocab_size), None):
-            raise RequestError(f"`{field}`: the model has ids from 0 to {self.vocab_size - 1}, not {shown(wrong)}.", field)
+            raise RequestError(
+                f"`{field}`: the model has ids from 0 to {self.vocab_size - 1}, not {shown(wrong)}.", field
+            )
         return ids
 
     def wanted(
-        self, body: Sampling, ids: Sequence[int], count: int, number: int = 0, memory: Memory | None = None, **more: Any
+        self,
+        body: Sampling,
+        ids: Sequence[int],
+        count: int,
+        number: int = 0,
+        memory: Memory | None = None,
+        **more: Any,
     ) -> TextRequest:
         """A text to be written, the choice `number` of those that a request wants of its prompt."""
         seed = self.seeds.getrandbits(63) if body.seed is None else (body.seed + number) % 2**63
@@ -135,6 +146,12 @@ class Service:
             ids, memory=memory, max_new_tokens=count, temperature=temperature, top_p=body.top_p, seed=seed,
             stop=getattr(body, "stop", ()), **more,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """End the processes and the thread that work for it."""
+        self.engine.close()
+        if self.template is not None:
+            self.template.end()
 
     def sessions(self, field: str) -> SessionStore:
         """Where sessions are kept.
@@ -145,5 +162,6 @@ class Service:
         if self.store is None:
             raise RequestError(f"`{field}`: this server keeps no sessions: start it with --sessions DIR.", field)
         return self.store
+
 
 __all__ = ["Service"]

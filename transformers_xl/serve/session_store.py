@@ -5,8 +5,8 @@
     conv_<id>.json          a conversation, and the id of its last answer
     conv_<id>.lock          held while a turn of it is written
 
-Several servers may share a folder. Every file is written whole or not at all, and the memory before its answer: a process that
-ends at any time loses no answer that a client was told of.
+Several servers may share a folder. Every file is written whole or not at all, and the memory before its answer: a process
+that ends at any time loses no answer that a client was told of.
 """
 
 import json
