@@ -75,7 +75,9 @@ class BoundedCalls:
 
     def __init__(self, function: Callable[..., Any], seconds: int = SECONDS, memory: int = MEMORY):
         self.function, self.seconds, self.memory = function, seconds, memory
-        self.child, self.asking, self.hearing = 0, None, None  # type: ignore[var-annotated]  # files, while there is one
+        self.child = 0
+        self.asking: Any = None  # files, while there is a child
+        self.hearing: Any = None
 
     def __call__(self, *arguments: Any, most: int = MAX_RESULT) -> Any:
         """The value of a call whose arguments JSON can say.

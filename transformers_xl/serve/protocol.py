@@ -54,7 +54,7 @@ class Sampling(Fields):
 
 
 PENALTIES = {"frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},)}
-TOOLS = {"tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False)}
+TOOLS: dict[str, tuple] = {"tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False)}
 TIER = {"service_tier": ("auto", "default")}
 
 
