@@ -108,7 +108,7 @@ def measure_turns(url: str, process: psutil.Process, model: str, at: list[int], 
 
 
 async def ask(client: openai.AsyncOpenAI, model: str, kind: str, last: str | None) -> tuple[int, float, str | None]:
-    """Tokens of an answer, seconds until its first text, and its id where it can be continued."""
+    """Tokens of an answer, seconds until its first event, and its id where it can be continued."""
     begun, first = time.monotonic(), 0.0
     text = f"I am {random.randrange(10**6)}. " * random.randrange(1, 8)
     sampled = {"model": model, "temperature": 1.0, "top_p": 0.95}
@@ -180,7 +180,7 @@ async def load(url: str, model: str, clients: int, seconds: float) -> dict:
         "clients": clients, "seconds": seconds, "answers": len(everything), "lost": sum(lost.values()),
         "errors": dict(lost), "tokens": tokens, "latency": described(everything),
         "kinds": {
-            kind: {"answers": len(whole[kind]), "latency": described(whole[kind]), "first": described(firsts[kind])}
+            kind: {"answers": len(whole[kind]), "latency": described(whole[kind]), "first_event": described(firsts[kind])}
             for kind in KINDS
         },
     }  # fmt: skip

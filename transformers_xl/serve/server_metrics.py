@@ -16,7 +16,7 @@ class Metrics:
     Attributes:
         requests: by endpoint and status.
         seconds: of a request until its answer has ended, by endpoint.
-        first_seconds: until its first text, by endpoint.
+        first_seconds: until its first event, by endpoint.
         prompt_tokens, new_tokens: read and written.
         finished: texts, by the reason of their end.
     """
@@ -31,7 +31,7 @@ class Metrics:
         self.requests = made(Counter, "requests", "Requests that were answered.", ("endpoint", "status"))
         self.seconds = made(Histogram, "request_seconds", "Until an answer ended.", ("endpoint",), buckets=SECONDS)
         self.first_seconds = made(
-            Histogram, "first_text_seconds", "Until an answer began.", ("endpoint",), buckets=SECONDS
+            Histogram, "first_event_seconds", "Until an answer began.", ("endpoint",), buckets=SECONDS
         )
         self.prompt_tokens = made(Counter, "prompt_tokens", "Tokens that were read.")
         self.new_tokens = made(Counter, "new_tokens", "Tokens that were written.")
