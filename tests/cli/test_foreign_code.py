@@ -96,8 +96,11 @@ def test_a_config_with_code(command: str, coded: Callable, text_file: Path, tmp_
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - READ_NO_TOKENIZER))
-def test_a_tokenizer_with_code(command: str, coded: Callable, text_file: Path, tmp_path: Path):
+def test_a_tokenizer_with_code(
+    command: str, coded: Callable, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Ours is taken where the type of the model has one, or else the command ends."""
+    monkeypatch.setattr("transformers_xl.serve.server_process.run_server", lambda service, _: service.close())
     folder, marker = coded("bytes" if command != "add-memory" else "base")
     change(folder / "tokenizer_config.json", **TOKENIZER)
     result = run(*words(command, folder, text_file, tmp_path), typed="y\n" * 2)
