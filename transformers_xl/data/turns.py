@@ -63,7 +63,11 @@ class Template:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, is_kept: bool = True):
         def render(messages: Sequence[Message]) -> str:
-            return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+            return str(
+                tokenizer.apply_chat_template(
+                    [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+                )
+            )
 
         self.name = tokenizer.name_or_path
         self.calls = BoundedCalls(render)

@@ -40,7 +40,7 @@ def build_app(service: Service, host: str, api_key: str | None = None) -> FastAP
     add_descriptions(app, service)
     add_refusals(app)
     app.add_middleware(Guard, host=host, api_key=api_key)  # type: ignore[arg-type]  # the last one is asked first
-    app.add_middleware(Measured, metrics=service.metrics)
+    app.add_middleware(Measured, metrics=service.metrics)  # type: ignore[arg-type]  # the type of `app` is any
     return app
 
 

@@ -85,6 +85,8 @@ class SessionStore:
             saved = Memory.load(file, self.model)
         except ValueError as error:
             raise RequestError(f"`{field}`={shown(response_id)} cannot be continued: {error}", field) from error
+        if saved.unread_ids is None:
+            raise RequestError(f"`{field}`={shown(response_id)}: its memory was not written by a server.", field)
         for each in (file, file.with_suffix(".json")):
             with suppress(OSError):
                 os.utime(each)
@@ -153,7 +155,9 @@ class SessionStore:
 
     def prune(self) -> None:
         """Remove what is too old, what is too much, and what processes that were killed have left."""
-        now, kept, others = time.time(), [], []
+        now = time.time()
+        kept: list[tuple[float, str]] = []
+        others: list[tuple[float, str]] = []
         for entry in os.scandir(self.folder):
             with suppress(FileNotFoundError):  # another server prunes too
                 is_kept = entry.name.endswith(".json")
