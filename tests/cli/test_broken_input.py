@@ -158,7 +158,9 @@ ONE_OF_EACH = (
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `serve` should have refused must not be served."""
-    monkeypatch.setattr("transformers_xl.runs.serving.run_server", lambda *_: pytest.fail("the server was started"))
+    monkeypatch.setattr(
+        "transformers_xl.serve.server_process.run_server", lambda *_: pytest.fail("the server was started")
+    )
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import typer
 from programs import run
 
 from transformers_xl.cli.main import app
+from transformers_xl.serve.text_request import TextRequest
 
 KINDS = ("bytes", "words", "adaptive softmax", "encoder", "old folder", "window", "tokens")
 NO_MODEL = (
@@ -50,16 +51,19 @@ REFUSED = {
     ("speed", "tokens"): "`num_memory_tokens`=2 vectors",
     ("context-curve", "tokens"): "`num_memory_tokens`=2 vectors",
     ("card", "old folder"): "transformers-xl convert",
-    ("serve", "old folder"): "transformers-xl convert",
     ("push", "old folder"): "no model.safetensors",
 }
 
 
-def started(model_id: str, *_) -> None:
-    """In the place of the server: it loads what the server would load."""
-    name = transformers.AutoConfig.from_pretrained(model_id).architectures[0]
-    model = getattr(transformers, name).from_pretrained(model_id)
-    assert model.generate(max_new_tokens=2, do_sample=False, bos_token_id=0).shape == (1, 3)
+def started(service, _) -> None:
+    """In the place of the server: it writes with what the server would write with."""
+    scheduler = service.engine.make_scheduler()
+    scheduler.add(TextRequest([1], max_new_tokens=2, stop_token_ids=()))
+    written: list[int] = []
+    while scheduler.num_running + scheduler.num_waiting:
+        written += [each for progress in scheduler.step() for each in progress.token_ids]
+    assert len(written) == 2
+    service.close()
 
 
 class Hub:
@@ -93,7 +97,7 @@ EACH = [
 def test_it_works_or_says_why_not(
     command: str, kind: str, folders: dict, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("transformers_xl.runs.serving.run_server", started)
+    monkeypatch.setattr("transformers_xl.serve.server_process.run_server", started)
     monkeypatch.setattr("transformers_xl.hub.uploading.HfApi", Hub)
     # pictures take most of a report's time: tests/cli/test_report.py has them
     monkeypatch.setattr("transformers_xl.evaluation.html_report.png_bytes", lambda picture: b"a picture")

@@ -48,13 +48,15 @@ COMMANDS = {
     "config": "config --model.base {0} --memory.kind window",
 }
 READ_NO_CONFIG = {"train, tokenizer", "push"}
-READ_NO_TOKENIZER = {"card", "push", "config", "convert", "probe", "serve"}
+READ_NO_TOKENIZER = {"card", "push", "config", "convert", "probe"}
 
 
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `serve` should have refused must not be served."""
-    monkeypatch.setattr("transformers_xl.runs.serving.run_server", lambda *_: pytest.fail("the server was started"))
+    monkeypatch.setattr(
+        "transformers_xl.serve.server_process.run_server", lambda *_: pytest.fail("the server was started")
+    )
 
 
 @pytest.fixture
@@ -94,8 +96,11 @@ def test_a_config_with_code(command: str, coded: Callable, text_file: Path, tmp_
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - READ_NO_TOKENIZER))
-def test_a_tokenizer_with_code(command: str, coded: Callable, text_file: Path, tmp_path: Path):
+def test_a_tokenizer_with_code(
+    command: str, coded: Callable, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Ours is taken where the type of the model has one, or else the command ends."""
+    monkeypatch.setattr("transformers_xl.serve.server_process.run_server", lambda service, _: service.close())
     folder, marker = coded("bytes" if command != "add-memory" else "base")
     change(folder / "tokenizer_config.json", **TOKENIZER)
     result = run(*words(command, folder, text_file, tmp_path), typed="y\n" * 2)

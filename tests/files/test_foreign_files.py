@@ -17,7 +17,7 @@ import pytest
 from pyarrow import parquet
 
 from transformers_xl.files import bounded_calls, json_files
-from transformers_xl.files.bounded_calls import bounded
+from transformers_xl.files.bounded_calls import BoundedCalls, bounded
 from transformers_xl.files.bounded_reading import bounded_stream, check_parquet, open_unpacked
 from transformers_xl.files.json_files import MAX_DEPTH, MAX_TEXT_DEPTH, check_stream, read_json
 from transformers_xl.files.plain_files import check_folder, read_plain
@@ -128,19 +128,19 @@ def doubled() -> int:
         items += items
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (catastrophic, "more than 1 s of processor time"),
-        (lambda: len("a" * 10**12), "more than 64 MiB of memory"),
-        (doubled, "more than 64 MiB of memory"),
-        (lambda: "a" * 1001, "makes more than 1,000 bytes"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "ends the process that reads it"),
-        (lambda: os._exit(0), "ends the process that reads it"),
-        (lambda: {}["key"], "KeyError: 'key'"),
-        (lambda: int("x"), "^invalid literal"),
-    ],
-)
+BOUNDLESS = [
+    (catastrophic, "more than 1 s of processor time"),
+    (lambda: len("a" * 10**12), "more than 64 MiB of memory"),
+    (doubled, "more than 64 MiB of memory"),
+    (lambda: "a" * 1001, "makes more than 1,000 bytes"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), "ends the process that reads it"),
+    (lambda: os._exit(0), "ends the process that reads it"),
+    (lambda: {}["key"], "KeyError: 'key'"),
+    (lambda: int("x"), "^invalid literal"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BOUNDLESS)
 def test_a_call_that_has_no_bound(call: Callable, said: str):
     before = psutil.Process().children()  # of other tests
     with pytest.raises(ValueError, match=said):
@@ -154,6 +154,44 @@ def test_a_call_in_bounds(monkeypatch: pytest.MonkeyPatch):
     assert bounded(lambda: os.read(0, 9).decode()) == ""  # nobody is asked
     monkeypatch.delattr(bounded_calls.os, "fork")
     assert bounded(lambda: "as it is") == "as it is"
+
+
+@pytest.mark.parametrize(("call", "said"), BOUNDLESS)
+def test_a_kept_process_has_the_same_bounds(call: Callable, said: str):
+    before = psutil.Process().children()
+    calls = BoundedCalls(lambda wrong: call() if wrong else "right", seconds=1, memory=1 << 26)
+    for wrong in (False, True, False, True):
+        if wrong:
+            with pytest.raises(ValueError, match=said):
+                calls(wrong, most=1000)
+        else:
+            assert calls(wrong, most=1000) == "right"
+    calls.end()
+    assert psutil.Process().children() == before
+
+
+def test_a_process_is_kept_and_has_nothing_of_this_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with (tmp_path / "open").open("w") as file:
+        calls = BoundedCalls(
+            lambda number: [
+                os.getpid(),
+                os.path.exists(f"/proc/self/fd/{number}"),
+                os.readlink("/proc/self/fd/0") == os.devnull,
+            ]
+        )
+        first, other = calls(file.fileno()), calls(1)
+        assert first == [other[0], False, True]
+        assert first[0] != os.getpid()
+    os.kill(first[0], signal.SIGKILL)
+    with pytest.raises(ValueError, match="ends the process"):
+        calls(1)
+    assert calls(1)[0] != first[0]
+    os.kill(calls(1)[0], signal.SIGINT)  # Ctrl-C is for this process
+    assert calls(1)[1:] == [True, True]
+    calls.end()
+    calls.end()
+    monkeypatch.delattr(bounded_calls.os, "fork")
+    assert calls(1)[0] == os.getpid()
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])

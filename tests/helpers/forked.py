@@ -27,6 +27,7 @@ IMPORTED = [
     "transformers_xl.cli.main",
     "transformers_xl.runs.training_run",
     "transformers_xl.modeling.auto",
+    "transformers_xl.serve.server_process",
     "peft",
 ]
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,12 +9,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from transformers_xl.data.text_beginning import beginning_of, begun
-from transformers_xl.files.bounded_calls import bounded
+from transformers_xl.data.turns import text_ids, turn_ids
 from transformers_xl.modeling.memory.memory_value import Memory
-
-ANSWER = "[[answer]]"  # stands where the template puts an earlier answer
-MAX_RENDERED = 1 << 18  # bytes that a template may add to the messages
 
 
 class Interrupted(StoppingCriteria):
@@ -106,36 +101,10 @@ class Conversation:
 
     def turn(self, text: str) -> list[int]:
         """The ids that stand between the last token of the answer before, which is `unread`, and the next answer."""
-        tokenizer, message = self.tokenizer, {"role": "user", "content": text}
-        if tokenizer.chat_template is None:
-            ids = self.ids_of(f"{text}\n")
-            return begun(ids, beginning_of(tokenizer)) if self.mems is None else ids
-        if self.mems is None:
-            return self.ids_of(self.rendered([message]))
-        before = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}]
-        ids = self.ids_of(self.rendered([*before, message]).partition(ANSWER)[2])
-        # the model may have written the end of its answer itself
-        return ids[1:] if ids[:1] == self.unread else ids
-
-    def rendered(self, messages: list[dict]) -> str:
-        """What the chat template, a program of whoever made the tokenizer, writes of `messages`.
-
-        Raises:
-            ValueError: it fails, or takes more time or memory than a template can need.
-        """
-
-        def render() -> str:
-            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-
-        read = sum(len(message["content"]) for message in messages)
-        try:
-            return bounded(render, most=MAX_RENDERED + 16 * read)
-        except ValueError as error:
-            where = self.tokenizer.name_or_path
-            raise ValueError(f"the chat template of {where!r} fails: {textwrap.shorten(str(error), 300)}.") from error
-
-    def ids_of(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if self.tokenizer.chat_template is None:
+            return text_ids(self.tokenizer, f"{text}\n", begins=self.mems is None)
+        message = {"role": "user", "content": text}
+        return turn_ids(self.tokenizer, [message], None if self.mems is None else self.unread)
 
     def say(self, text: str, streamer: BaseStreamer | None = None) -> str:
         """Read a turn and answer it; `streamer` hears the answer while it is written. Ctrl-C ends the answer."""

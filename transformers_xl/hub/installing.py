@@ -1,5 +1,8 @@
 """How to install this package, for messages and cards."""
 
+from collections.abc import Sequence
+from importlib.util import find_spec
+
 SOURCE = (
     "."  # "transformers-xl" from the day on which a package index has it: tests/hub/test_installing.py finds the rest
 )
@@ -11,4 +14,10 @@ def pip_install(extra: str = "") -> str:
     return f"{command} in a checkout of transformers-xl" if SOURCE == "." else command
 
 
-__all__ = ["SOURCE", "pip_install"]
+def check_installed(extra: str, packages: Sequence[str]) -> None:
+    """Raise a `ValueError` where one of the packages of an extra is missing."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ValueError(f"`{extra}` needs {' and '.join(missing)}: {pip_install(extra)}.")
+
+
+__all__ = ["SOURCE", "check_installed", "pip_install"]

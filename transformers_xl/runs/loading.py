@@ -46,6 +46,40 @@ def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> 
     return load_weights(folder, any_kind, encoders), load_tokenizer(folder)
 
 
+def load_anywhere(model: str, device: str, dtype: str) -> tuple:
+    """The language model in a folder or a repository of the Hub, and its tokenizer.
+
+    Args:
+        model: a folder, or the name of a repository.
+        device: of torch; "auto": the GPU where there is one.
+        dtype: of torch, such as "bfloat16"; "auto": as it was saved.
+
+    Raises:
+        ValueError: it is no such model, a file is damaged, or there is no such device or type.
+        OSError: there is no such folder or repository, or a file is missing in it.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    from transformers_xl.runs.onednn_linear import accelerate_linear_layers
+
+    kind = None if dtype == "auto" else getattr(torch, dtype, None)
+    if dtype != "auto" and (not isinstance(kind, torch.dtype) or not kind.is_floating_point):
+        raise ValueError(f"`dtype`={dtype!r} must be auto, or a type of torch such as float32 or bfloat16.")
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "auto":
+        try:
+            place = str(torch.empty(0, device=device).device)
+        except (RuntimeError, AssertionError) as error:  # the latter: torch was built without CUDA
+            raise ValueError(f"`device`={device!r} is not to be had: {sentence(error)}.") from error
+    if Path(model).is_dir():
+        loaded, tokenizer = load_model(Path(model))
+    else:
+        with without_code(model):
+            loaded, tokenizer = _of_hub(model), AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    return accelerate_linear_layers(loaded.to(device=place, dtype=kind or loaded.dtype).eval()), tokenizer
+
+
 def load_weights(folder: Path, any_kind: bool = False, encoders: bool = False):
     """The language model in a folder, on the GPU where there is one.
 
@@ -416,6 +450,7 @@ __all__ = [
     "check_weights",
     "config_of",
     "import_models",
+    "load_anywhere",
     "load_model",
     "load_tokenizer",
     "load_weights",

@@ -1,0 +1,70 @@
+"""Log-probabilities in the three forms of OpenAI's protocol."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers_xl.serve.text_request import TokenLogprob
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a part of a character
+
+
+def text_of(tokenizer: Any, token_id: int) -> str:
+    """The text of a token alone."""
+    return str(tokenizer.decode([token_id]))
+
+
+def entries(tokenizer: Any, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """As chats and responses have them: every token with the most likely ones."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        text = text_of(tokenizer, token_id)
+        return {"token": text, "logprob": logprob, "bytes": bytes_of(tokenizer, token_id, text)}
+
+    return [
+        entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*one) for one in each.top]} for each in logprobs
+    ]
+
+
+def bytes_of(tokenizer: Any, token_id: int, text: str) -> list[int]:
+    """The bytes of a token; of a part of a character only a tokenizer of bytes can tell them."""
+    if hasattr(tokenizer, "decode_bytes"):
+        return list(tokenizer.decode_bytes([token_id]))
+    return [] if INCOMPLETE in text else list(text.encode())
+
+
+class Offsets:
+    """Where tokens begin in a text: the number of characters before each."""
+
+    def __init__(self, tokenizer: Any, start: int = 0):
+        self.tokenizer, self.length = tokenizer, start
+        self.before: list[int] = []  # the last tokens whose text is whole
+        self.open: list[int] = []
+
+    def of(self, token_id: int) -> int:
+        """Of the next token. The tokens of one character all have the place where it begins."""
+        place = self.length
+        self.open.append(token_id)
+        known, text = (
+            self.tokenizer.decode(ids, skip_special_tokens=True) for ids in (self.before, self.before + self.open)
+        )
+        if not text.endswith(INCOMPLETE):
+            self.length += len(text) - len(known)
+            self.before, self.open = self.open, []
+        return place
+
+
+def lists(
+    tokenizer: Any, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], offsets: Offsets
+) -> dict[str, list]:
+    """As completions have them: lists side by side. The first token of a text has no probability."""
+    return {
+        "tokens": [text_of(tokenizer, each) for each in ids],
+        "token_logprobs": [None if each is None else each.logprob for each in logprobs],
+        "top_logprobs": [
+            None if each is None else {text_of(tokenizer, one): value for one, value in each.top} for each in logprobs
+        ],
+        "text_offset": [offsets.of(each) for each in ids],
+    }
+
+
+__all__ = ["Offsets", "entries", "lists"]
