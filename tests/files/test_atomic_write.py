@@ -59,6 +59,14 @@ def test_a_file_does_not_take_the_place_of_a_folder(tmp_path: Path):
     assert os.listdir(tmp_path) == ["result.out"]
 
 
+def test_a_file_does_not_take_the_place_of_a_device(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="something else than a file"), atomic_write(tmp_path / "pipe"):
+        raise AssertionError("before any work")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert not (tmp_path / "pipe").is_file()
+
+
 def test_a_folder_that_cannot_be_replaced_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     new, path, real = tmp_path / "new", tmp_path / "old", os.replace
     for folder in (new, path):

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all: a failed write leaves what was there before, and nothing else."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -16,9 +17,11 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     when it fails. The folder of `path` is made if need be. Folders: `files/output_folder.py`.
 
     Raises:
-        OSError: a folder is there, or the disk refuses.
+        OSError: a folder or a device is there, or the disk refuses.
     """
     path = Path(path).absolute()
+    if path.exists() and not path.is_file():  # root could put a file in the place of /dev/null
+        raise FileExistsError(errno.EEXIST, "there is something else than a file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-", suffix=WORKSPACE) as workspace:
         new = Path(workspace, path.name)
