@@ -91,9 +91,7 @@ class MemoryForActorCritic(MemoryHead):
         and `entropy()`, the last two `(batch, steps)`."""
         return self.policy_head.distribution(logits)
 
-    def inputs_of(
-        self, inputs: dict[str, Any], last: dict[str, Any], reset: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def inputs_of(self, inputs: dict[str, Any], last: dict[str, Any], reset: Any) -> torch.Tensor | None:
         """`inputs_embeds` of what was given: observations, and the step before. None: token ids alone are read."""
         given = [name for name, value in inputs.items() if value is not None]
         if len(given) != 1:
@@ -112,7 +110,7 @@ class MemoryForActorCritic(MemoryHead):
             )
         self.check_last_step(last, inputs)
         embeds = inputs["inputs_embeds"]
-        if inputs["observations"] is not None:
+        if inputs["observations"] is not None and self.observation_proj is not None:
             embeds = self.observation_proj(inputs["observations"])
         if self.last_step is None:
             return embeds

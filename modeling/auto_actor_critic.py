@@ -12,7 +12,7 @@ class AutoModelForActorCritic(_BaseAutoModelClass):
     `from_config(config)` makes a new agent, `from_pretrained(folder)` loads one.
     """
 
-    _model_mapping = _LazyAutoMapping(CONFIG_MAPPING_NAMES, OrderedDict())
+    _model_mapping = _LazyAutoMapping(CONFIG_MAPPING_NAMES, OrderedDict())  # type: ignore[assignment]  # None in the base
 
 
 __all__ = ["AutoModelForActorCritic"]

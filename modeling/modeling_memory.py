@@ -421,8 +421,8 @@ class MemoryModel(MemoryPreTrainedModel):
             and not memory.state
             and not any(each.state for each in memory.layers)
         ):
-            numbers = (each.masked_fill(rows, 0) for each in (memory.lengths, memory.tokens_read))
-            return Memory(memory.layers, *numbers)  # an agent forgets at every step
+            # an agent forgets at every step
+            return Memory(memory.layers, memory.lengths.masked_fill(rows, 0), memory.tokens_read.masked_fill(rows, 0))
         fresh = self.new_memory(len(rows), memory_like(memory))
         layers = tuple(
             forget_rows(layer, new, old, rows)

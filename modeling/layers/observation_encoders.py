@@ -1,6 +1,8 @@
 """What turns observations into the inputs of a model: a linear layer for numbers, a convolutional network for images."""
 
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import nn
@@ -39,7 +41,7 @@ class ImageEncoder(nn.Module):
 
     def init_weights(self, config: AgentConfig) -> None:
         """As torch does: a model's own range is for inputs as wide as it is, and images have few channels."""
-        for convolution in self.convolutions:
+        for convolution in cast(Iterable[nn.Conv2d], self.convolutions):
             bound = convolution.weight[0].numel() ** -0.5
             for parameter in convolution.parameters():
                 init.uniform_(parameter, -bound, bound)
