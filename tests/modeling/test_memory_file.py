@@ -13,7 +13,7 @@ from forked import run_processes
 from going_on import going_on, loaded
 from killed import killed_at_each_write
 from memories import CARRYING, FEW, FORMS, GENERATING, LENGTHS, memory_of_rows, model_of
-from peft import LoraConfig, get_peft_model
+from optional_packages import needs
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import (
@@ -222,7 +222,8 @@ def test_the_same_model_elsewhere(tmp_path):
         Memory.load(tmp_path / "of the backbone", same)
     other.config.pad_token_id, other.config.dropout = 0, 0.5  # change no result
     Memory.load(path, other)
-    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights=False))
+    peft = needs("peft")
+    adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(init_lora_weights=False))
     with pytest.raises(ValueError, match="made with other weights"):
         Memory.load(path, adapted)
     path = made(tmp_path / "adapted", adapted, memory_of_rows(adapted))
