@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # before torch is imported
 
@@ -41,7 +40,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 KINDS = ("completion", "chat", "chat, streamed", "turn", "turn, streamed")
-AROUND = 10  # turns before and after the one that is named
+AFTER = 50  # turns that are measured after the one that is named
 
 
 def save_model(folder: Path) -> None:
@@ -83,16 +82,16 @@ def processor_seconds(process: psutil.Process) -> float:
 
 
 def measure_turns(url: str, process: psutil.Process, model: str, at: list[int], sessions: Path) -> dict:
-    """Milliseconds of processor time of the server for a turn, the median of the turns around each of `at`."""
+    """Milliseconds of processor time of the server for a turn, the mean of the turns after each of `at`: the clock of
+    another process counts hundredths of a second."""
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=600)
     asked = {"model": model, "max_output_tokens": 4, "temperature": 1.0}
-    name, costs = client.conversations.create().id, {number: [] for number in at}
-    for number in range(1, max(at) + AROUND + 1):
-        near = next((each for each in at if abs(number - each) < AROUND), None)
-        before = processor_seconds(process)
+    name, spent = client.conversations.create().id, {}
+    for number in range(1, max(at) + AFTER + 1):
         answer = client.responses.create(**asked, input=f"This is {number:6}", conversation=name)
-        if near is not None:
-            costs[near].append(1000 * (processor_seconds(process) - before))
+        for each in at:
+            if number - each in (0, AFTER):
+                spent[each] = processor_seconds(process) - spent.get(each, 0.0)
         if number == 3:  # tokens of the first turns are others
             tokens = answer.usage.input_tokens
     assert answer.usage.input_tokens == tokens
@@ -100,7 +99,7 @@ def measure_turns(url: str, process: psutil.Process, model: str, at: list[int], 
     return {
         "input_tokens": tokens,
         "output_tokens": asked["max_output_tokens"],
-        "milliseconds": {str(number): {"median": median(each), "turns": len(each)} for number, each in costs.items()},
+        "milliseconds": {str(number): 1000 * seconds / AFTER for number, seconds in spent.items()},
         "bytes_on_disk": sizes,
         "answers_on_disk": len([*sessions.glob("resp_*.json")]),
         "resident_bytes": process.memory_info().rss,
