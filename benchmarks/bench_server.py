@@ -3,9 +3,10 @@
 `turns`: processor time of the server for a turn of a conversation at its 10th, 1,000th and 10,000th turn.
 `load`: many clients for minutes, each of which waits for its answer and asks again: what was lost, and percentiles of
 the wall clock, which depend on what else the machine does.
+`clients`: tokens that the server writes per second of its processor time, for one client and for sixteen.
 
-The model has 3 layers of width 128, a memory of 64 tokens and random weights, and reads bytes. Writes
-`results/server_turns.json` or `results/server_load.json`.
+The model has 3 layers of width 128, a memory of 64 tokens and random weights, and reads bytes; `clients` also has one
+of 6 layers of width 256 and a memory of 256. Writes `results/server_turns.json`, `server_load.json` or `server_clients.json`.
 """
 
 import argparse
@@ -40,14 +41,16 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 KINDS = ("completion", "chat", "chat, streamed", "turn", "turn, streamed")
+SIZES = {"3 x 128": (3, 128, 64), "6 x 256": (6, 256, 256)}  # layers, width, memory
+ANSWERS, LENGTH = 32, 128
 AFTER = 50  # turns that are measured after the one that is named
 
 
-def save_model(folder: Path) -> None:
+def save_model(folder: Path, layers: int = 3, width: int = 128, mem_len: int = 64) -> None:
     torch.manual_seed(0)
     config = TransformerXLConfig(
-        vocab_size=259, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=512, mem_len=64,
-        segment_length=64, eos_token_id=None, bos_token_id=None, pad_token_id=256,
+        vocab_size=259, hidden_size=width, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=4 * width,
+        mem_len=mem_len, segment_length=64, eos_token_id=None, bos_token_id=None, pad_token_id=256,
     )  # fmt: skip
     TransformerXLForCausalLM(config).save_pretrained(folder, include_code=False)
     ByteTokenizer(chat_template=TEMPLATE).save_pretrained(folder, include_code=False)
@@ -185,30 +188,64 @@ async def load(url: str, model: str, clients: int, seconds: float) -> dict:
     }  # fmt: skip
 
 
+async def tokens_per_second(url: str, process: psutil.Process, model: str, clients: int) -> float:
+    """Tokens that the server writes in a second of its processor time, for so many clients that ask one after another."""
+    waiting = list(range(ANSWERS))
+
+    async def talk() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as client:
+            while waiting:
+                prompt = "A text of its own. " * (1 + waiting.pop() % 4)
+                answer = await client.completions.create(
+                    model=model, prompt=prompt, max_tokens=LENGTH, temperature=1.0
+                )
+                assert answer.usage.completion_tokens == LENGTH
+
+    begun = processor_seconds(process)
+    await asyncio.gather(*(talk() for _ in range(clients)))
+    return ANSWERS * LENGTH / (processor_seconds(process) - begun)
+
+
+def measure_clients(work: Path) -> dict:
+    """One client and sixteen, for two sizes of a model."""
+    found = {}
+    for name, (layers, width, mem_len) in SIZES.items():
+        model = work / name.replace(" ", "")
+        save_model(model, layers, width, mem_len)
+        with server(model) as (url, process):
+            asyncio.run(tokens_per_second(url, process, str(model), 16))  # what is imported and made once
+            rates = {count: asyncio.run(tokens_per_second(url, process, str(model), count)) for count in (1, 16)}
+        found[name] = {"one client": rates[1], "sixteen clients": rates[16], "times": rates[16] / rates[1]}
+    return {"answers": ANSWERS, "tokens_each": LENGTH, "tokens_per_processor_second": found}
+
+
+def measure(work: Path, arguments: argparse.Namespace) -> dict:
+    """Turns, or a load, of one server."""
+    model, sessions = work / "model", work / "sessions"
+    save_model(model)
+    with server(model, "--sessions", sessions, "--max-sessions", 1000) as (url, process):
+        if arguments.what == "turns":
+            measure_turns(url, process, str(model), [20], sessions)  # what is imported and made once
+            return measure_turns(url, process, str(model), arguments.at, sessions)
+        begun, resident = processor_seconds(process), process.memory_info().rss
+        result = asyncio.run(load(url, str(model), arguments.clients, arguments.seconds))
+        return result | {
+            "server_processor_seconds": round(processor_seconds(process) - begun, 1),
+            "resident_bytes": [resident, process.memory_info().rss],
+            "load_average": os.getloadavg(),
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["turns", "load"])
+    parser.add_argument("what", choices=["turns", "load", "clients"])
     parser.add_argument("--at", nargs="+", type=int, default=[10, 1000, 10_000], help="turns whose cost is measured")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--out", type=Path, help="file of the result")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        model, sessions = Path(work, "model"), Path(work, "sessions")
-        save_model(model)
-        with server(model, "--sessions", sessions, "--max-sessions", 1000) as (url, process):
-            begun = processor_seconds(process)
-            if arguments.what == "turns":
-                measure_turns(url, process, str(model), [20], sessions)  # what is imported and made once
-                result = measure_turns(url, process, str(model), arguments.at, sessions)
-            else:
-                resident = process.memory_info().rss
-                result = asyncio.run(load(url, str(model), arguments.clients, arguments.seconds))
-                result |= {
-                    "server_processor_seconds": round(processor_seconds(process) - begun, 1),
-                    "resident_bytes": [resident, process.memory_info().rss],
-                    "load_average": os.getloadavg(),
-                }
+        result = measure_clients(Path(work)) if arguments.what == "clients" else measure(Path(work), arguments)
     result = {
         "command": " ".join(["python", "benchmarks/bench_server.py", *sys.argv[1:]]),
         "processor": processor(),
