@@ -6,7 +6,7 @@ the wall clock, which depend on what else the machine does.
 `clients`: tokens that the server writes per second of its processor time, for one client and for sixteen.
 
 The model has 3 layers of width 128, a memory of 64 tokens and random weights, and reads bytes; `clients` also has one
-of 6 layers of width 256 and a memory of 256. Writes `results/server_turns.json`, `server_load.json` or `server_clients.json`.
+of 6 layers of width 256 and a memory of 256. Writes `results/server_{turns,load,clients}.json`.
 """
 
 import argparse
