@@ -75,6 +75,7 @@ class Settings(ppo.Settings):
     """Lengths in steps of one environment. The corridor is longer than the window: the cue is seen in memory only."""
 
     updates: int = 120
+    minibatches: int = 1
     environments: int = 64
     shortest: int = 32
     longest: int = 40
