@@ -14,7 +14,15 @@ from typing import Any
 
 from transformers_xl.evaluation.plots import save
 from transformers_xl.files.atomic_write import write_text
-from transformers_xl.runs.comparison import ComparisonResults, ModelRuns, read_comparison, table, told
+from transformers_xl.runs.comparison import (
+    ComparisonResults,
+    ModelRuns,
+    read_comparison,
+    table,
+    told,
+    values,
+    write_json,
+)
 from transformers_xl.runs.comparison_plots import draw_comparison
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +54,14 @@ def section(folder: Path) -> str:
     )
     verdicts = "\n".join(_verdict(found, model) for model in found.models if model is not found.reference)
     picture = "![Bits per byte against seconds of training](images/comparison.png)\n"
-    return f"\n{told_terms}\n\n{table(found)}\n{picture}\n{verdicts}\n\n{_trials(folder, found)}\n"
+    source = f"<!-- source: {name}\n     command: {command(folder)} -->"
+    return f"\n{source}\n\n{told_terms}\n\n{table(found)}\n{picture}\n{verdicts}\n\n{_trials(folder, found)}\n"
+
+
+def command(folder: Path) -> str:
+    """What made the folder."""
+    name = folder.relative_to(ROOT).as_posix()
+    return f"transformers-xl compare benchmarks/{folder.name}.yaml -o {name}"
 
 
 def _verdict(found: ComparisonResults, model: ModelRuns) -> str:
@@ -90,7 +105,9 @@ def folder_of(text: str) -> Path:
 def main(folder: Path) -> None:
     write_text(PAGE, page(PAGE.read_text(encoding="utf-8"), folder))
     if is_finished(folder):
-        save(draw_comparison(read_comparison(folder)), PICTURE)
+        found = read_comparison(folder)
+        write_json(folder / "summary.json", {"equal_seconds": found.equal_seconds, "models": values(found)})
+        save(draw_comparison(found), PICTURE)
     print(f"wrote {PAGE}" + ("" if is_finished(folder) else f"; {folder} is not finished"))
 
 
