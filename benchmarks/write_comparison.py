@@ -50,7 +50,7 @@ def section(folder: Path) -> str:
     documents = f"{len(found.reference.num_bytes)} documents, {found.reference.num_bytes.sum():,} bytes scored"
     told_terms = (
         f"{found.seeds} seeds, {settings['steps']:,} steps, {read:,} bytes each; {documents}. Seconds of "
-        f"{found.speeds['clock']} on {where['machine']}, torch {where['torch']}, one thread. Results: [{name}](../{name})."
+        f"{found.speeds['clock']} on {where['machine']}, torch {where['torch']}. Results: [{name}](../{name})."
     )
     verdicts = "\n".join(_verdict(found, model) for model in found.models if model is not found.reference)
     picture = "![Bits per byte against seconds of training](images/comparison.png)\n"

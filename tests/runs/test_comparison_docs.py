@@ -68,7 +68,7 @@ def test_what_the_section_says(finished: Path):
     assert page.endswith("<!-- end of comparison -->\nafter\n")
     assert "old" not in page
     assert "2 seeds, 2 steps, 16 bytes each; 2 documents, 1,100 bytes scored." in page
-    assert "on a machine, torch 2.13, one thread. Results: [found](../found)." in page
+    assert "on a machine, torch 2.13. Results: [found](../found)." in page
     assert "- **`other` minus `ours`**: after all steps +0.500 (+0.49" in page
     assert "worse; after 2 s +" in page
     assert "| `ours` | 0.05, 0.002, constant: 3.250 |" in page
