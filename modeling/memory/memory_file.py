@@ -9,7 +9,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -209,21 +209,23 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
         ValueError: a weight is not in memory.
     """
     tensors: dict[str, torch.Tensor] = {}
-
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, tuple | list):  # of a layer that torch itself has quantized
-            for index, inner in enumerate(value):
-                visit(f"{name}.{index}", inner)
-        elif isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
-            for inner in value.__tensor_flatten__()[0]:
-                visit(f"{name}.{inner}", getattr(value, inner))
-        elif isinstance(value, torch.Tensor):
-            value = offloaded(model, name) if value.is_meta else value.detach()
-            tensors[name] = value.dequantize() if value.is_quantized else value
-
     for name, value in model.state_dict().items():
-        visit(name, value)
+        for inner, tensor in parts_of(name, value):
+            tensor = offloaded(model, inner) if tensor.is_meta else tensor.detach()
+            tensors[inner] = tensor.dequantize() if tensor.is_quantized else tensor
     return tensors
+
+
+def parts_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors that an entry of a `state_dict` consists of, and their names."""
+    if isinstance(value, tuple | list):  # of a layer that torch itself has quantized
+        for index, inner in enumerate(value):
+            yield from parts_of(f"{name}.{index}", inner)
+    elif isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
+        for inner in value.__tensor_flatten__()[0]:
+            yield from parts_of(f"{name}.{inner}", getattr(value, inner))
+    elif isinstance(value, torch.Tensor):
+        yield name, value
 
 
 def offloaded(model: nn.Module, name: str) -> torch.Tensor:
