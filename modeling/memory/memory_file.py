@@ -191,15 +191,22 @@ def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
     They are computed once for a model, and again when its weights have changed: when one lies elsewhere, was written to (by
     torch's own count, which does not see `.data`), or has other numbers in some places, all over the tensor.
     """
-    tensors = weights_of(whole)
-    looks = [(name, *look_of(each)) for name, each in tensors.items()]
+    tensors, adapters = weights_of(whole), active_adapters(whole)
+    looks = [*adapters.items(), *((name, *look_of(each)) for name, each in tensors.items())]
     if whole not in _known or _known[whole][0] != looks:
         start = next(name for name, part in whole.named_modules() if part is backbone)
         start = f"{start}." if start else ""
         inside = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
         outside = {name: each for name, each in tensors.items() if not name.startswith(start)}
-        _known[whole] = looks, {"weights": hash_of(inside), "head": hash_of(outside) if outside else ""}
+        _known[whole] = looks, {"weights": hash_of(inside, adapters), "head": hash_of(outside) if outside else ""}
     return _known[whole][1]
+
+
+def active_adapters(model: nn.Module) -> dict[str, str]:
+    """Which of the adapters that PEFT has loaded change results; nothing where there are none."""
+    layers = [part for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
+    states = {json.dumps([*part.active_adapters, part.disable_adapters]) for part in layers}
+    return {"adapters": ", ".join(sorted(states))} if states else {}
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:

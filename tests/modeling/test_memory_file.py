@@ -244,6 +244,15 @@ def test_the_same_model_elsewhere(tmp_path):
         Memory.load(path, adapted)
     path = made(tmp_path / "adapted", adapted, memory_of_rows(adapted))
     assert_equal(Memory.load(path, adapted).memory, memory_of_rows(adapted))
+    adapted.add_adapter("second", peft.LoraConfig(init_lora_weights=False))
+    path = made(tmp_path / "with the first", adapted, memory_of_rows(adapted))
+    adapted.set_adapter("second")
+    with pytest.raises(ValueError, match="made with other weights"):
+        Memory.load(path, adapted)
+    adapted.set_adapter("default")
+    Memory.load(path, adapted)
+    with adapted.disable_adapter(), pytest.raises(ValueError, match="made with other weights"):
+        Memory.load(path, adapted)
 
 
 def test_weights_that_lie_on_disk(tmp_path):
