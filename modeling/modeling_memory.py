@@ -22,7 +22,6 @@ from transformers_xl.modeling.checks import (
     check_memory,
     check_saved_memory,
     check_starts,
-    without_packing,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
@@ -221,7 +220,7 @@ class MemoryModel(MemoryPreTrainedModel):
             Whether to remember keys and values, for calls without gradients: `mems` hold them, and a [`MemoryCache`]
             (`past_key_values`) that writes those of the next call beside them.
         """
-        check_keywords(kwargs := without_packing(kwargs, position_ids), self.extra_arguments)
+        kwargs = check_keywords(kwargs, self.extra_arguments, position_ids)
         given = (input_ids, inputs_embeds, attention_mask, reset, position_ids)
         batch, length = check_inputs(self.config, *given, has_cache=past_key_values is not None)
         check_memory(self, batch, past_key_values, mems)
@@ -238,7 +237,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if position_ids is not None:
             check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
         call = Call.of(mask, tokens, position_ids).reading(input_ids)
-        check_starts(self.config, call.document_ids)
+        check_starts(self.config, reset, call.document_ids)
         inputs = gather_columns(inputs_embeds, call.pack)
         output = self.read(inputs, memory, call, cache, **(kwargs | {"return_dict": True}))
         return self.in_order(self.remember(output, call, cache, length), call)
