@@ -234,11 +234,10 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
         raise ValueError("`memories` is empty: give at least one.")
 
     def joined(*tensors: torch.Tensor) -> torch.Tensor:
-        longest = max(each.shape[-2] for each in tensors) if tensors[0].dim() > 2 else 0
-        if any(each.dim() > 2 and each.shape[-2] < longest for each in tensors):
-            pads = [(0, 0, longest - each.shape[-2], 0) for each in tensors]
-            tensors = tuple(torch.nn.functional.pad(each, pad) for each, pad in zip(tensors, pads, strict=True))
-        return torch.cat(tensors)
+        if tensors[0].dim() <= 2:
+            return torch.cat(tensors)
+        longest = max(each.shape[-2] for each in tensors)
+        return torch.cat([with_count(each, longest) for each in tensors])
 
     names = [each.named_tensors() for each in memories]
     for number, other in enumerate(names):
@@ -252,18 +251,17 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
 
 def with_columns_of(memory: Memory, other: Memory) -> Memory:
     """The memory with as many columns in each window as the `other` one: the newest ones, or unused ones on their left."""
-
-    def widened(columns: torch.Tensor, count: int) -> torch.Tensor:
-        missing = count - columns.shape[-2]
-        return columns if missing <= 0 else torch.nn.functional.pad(columns, (0, 0, missing, 0))
-
-    counts = [layer.num_columns for layer in other.layers]
-    memory = memory.newest(counts)
     layers = tuple(
-        layer._replace(columns=tuple(widened(each, count) for each in layer.columns))
-        for layer, count in zip(memory.layers, counts, strict=True)
+        layer._replace(columns=tuple(with_count(each, wanted.num_columns) for each in layer.columns))
+        for layer, wanted in zip(memory.layers, other.layers, strict=True)
     )
-    return memory._replace(layers=layers)
+    return memory._replace(layers=layers, lengths=memory.lengths.clamp(max=other.num_columns))
+
+
+def with_count(columns: torch.Tensor, count: int) -> torch.Tensor:
+    """The newest `count` columns of `(.., C, D)`; zeros on their left, where there are fewer."""
+    missing = count - columns.shape[-2]
+    return columns if missing == 0 else nn.functional.pad(columns, (0, 0, missing, 0))  # a negative number cuts
 
 
 def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -280,4 +278,4 @@ def _named(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
     return [pair for key, each in zip(keys, value, strict=True) for pair in _named(each, f"{name}.{key}".lstrip("."))]
 
 
-__all__ = ["LayerMemory", "Memory", "SavedMemory", "cat_memories", "with_columns_of"]
+__all__ = ["LayerMemory", "Memory", "SavedMemory", "cat_memories", "with_columns_of", "with_count"]

@@ -66,10 +66,6 @@ class Call(NamedTuple):
             return cls(num, document_ids, closed=closed)
         return cls(num, document_ids, pack, inverse(pack), closed)
 
-    def reading(self, input_ids: torch.Tensor | None) -> Self:
-        """The same of tokens with these ids `(B, T)`, in the order of the caller."""
-        return self if input_ids is None else self._replace(input_ids=gather_columns(input_ids, self.pack))
-
 
 def is_true(condition: torch.Tensor, unless: bool) -> bool:
     """A `condition` (one bool), or `unless` in a compiled graph, which cannot ask."""
