@@ -13,8 +13,6 @@ from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
 PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
-MEMORY_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-MAX_TOKENS = 2**53  # that a row has read
 REMEDIES = {
     **dict.fromkeys(PACKING_ARGUMENTS, PACKING),
     "token_type_ids": "this model has no token types, call the tokenizer with `return_token_type_ids=False`",
@@ -199,49 +197,6 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
     _check_fields(name, memory, new, batch)
 
 
-def check_saved_memory(model: Any, memory: Memory) -> None:
-    """Check all of a memory that is written to a file, or comes from one: that no call of this base `model` can fail on it.
-
-    Raises:
-        ValueError: names the tensor, what it is and what it must be.
-    """
-    if not memory.lengths.dim() == memory.tokens_read.dim() == 1:
-        raise ValueError("`lengths` and `tokens_read` of a memory must be of shape (batch,).")
-    check_memory(model, memory.batch_size, None, memory)
-    new = model.new_memory(0, torch.empty(0, dtype=model.dtype), static=True)
-    for index, (layer, held, fresh) in enumerate(zip(model.layers, memory.layers, new.layers, strict=False)):
-        for field in ("columns", "older"):
-            if (given := getattr(held, field)) and given[0].dim() == 4 != getattr(fresh, field)[0].dim():
-                device = next(layer.parameters()).device
-                inputs = fresh.columns[0].to("cpu" if device.type == "meta" else device)  # offloaded ones move them
-                made = layer.project(inputs)
-                made = made[:2] if field == "older" else made  # keys and values are all that is remembered there
-                _check_tensors(f"mems.layers[{index}].{field}", given, made, memory.batch_size, are_columns=True)
-    _check_counts(memory, model.config.layer_mem_lens)
-    for name, tensor in memory.named_tensors().items():
-        top = memory.num_columns if name == "lengths" else MAX_TOKENS
-        is_integer = tensor.dtype == torch.int64 and bool(((tensor >= 0) & (tensor <= top)).all())
-        if not is_integer and tensor.dtype not in MEMORY_TYPES:
-            raise ValueError(
-                f"`{name}` of a memory, of type {tensor.dtype}, holds what no memory does: floating-point numbers have "
-                f"one of the types {MEMORY_TYPES}, integers have int64 and lie in 0..{top}."
-            )
-
-
-def _check_counts(memory: Memory, mem_lens: list[int]) -> None:
-    """Check that all layers remember the same positions, as far back as each does."""
-    counts = [layer.num_columns for layer in memory.layers if layer.columns]
-    wanted = [
-        min(most, memory.num_columns) for layer, most in zip(memory.layers, mem_lens, strict=True) if layer.columns
-    ]
-    older = {each.shape[-2] for layer in memory.layers for each in layer.older}
-    if any(count < least for count, least in zip(counts, wanted, strict=True)) or len(older) > 1:
-        raise ValueError(
-            f"`mems.layers` have {counts} columns, and {sorted(older)} older ones: this model remembers {wanted}, and the "
-            "same number of older ones in all layers."
-        )
-
-
 def _check_fields(name: str, given: Memory | LayerMemory, new: Memory | LayerMemory, batch: int) -> None:
     """Check all tensors of a memory against those of an empty one."""
     for field, tensors in given._asdict().items():
@@ -250,12 +205,12 @@ def _check_fields(name: str, given: Memory | LayerMemory, new: Memory | LayerMem
             for index, pair in enumerate(zip(tensors, others, strict=True)):
                 _check_fields(f"{name}.layers[{index}]", *pair, batch)
         elif isinstance(tensors, torch.Tensor):
-            _check_tensors(f"{name}.{field}", (tensors,), (others,), batch)
+            check_tensors(f"{name}.{field}", (tensors,), (others,), batch)
         else:
-            _check_tensors(f"{name}.{field}", tensors, others, batch, are_columns=field != "state")
+            check_tensors(f"{name}.{field}", tensors, others, batch, are_columns=field != "state")
 
 
-def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:
+def check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:
     """Check tensors `(batch, ..)` against those of an empty memory; there may be any number of columns."""
     are_projected = are_columns and bool(given and new) and given[0].dim() == 4 != new[0].dim()
     if are_projected:
@@ -283,7 +238,7 @@ __all__ = [
     "check_inputs",
     "check_keywords",
     "check_memory",
-    "check_saved_memory",
     "check_starts",
     "check_targets",
+    "check_tensors",
 ]

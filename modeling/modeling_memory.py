@@ -20,7 +20,6 @@ from transformers_xl.modeling.checks import (
     check_inputs,
     check_keywords,
     check_memory,
-    check_saved_memory,
     check_starts,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
@@ -35,6 +34,7 @@ from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, wi
 from transformers_xl.modeling.memory.segment import Call, Segment, noted
 from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
+from transformers_xl.modeling.saved_memory_checks import check_saved_memory
 
 
 class CapturedStates(nn.Module):

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
-from transformers_xl.modeling.memory.memory_file import Remembering, read_memory, write_memory
-
-UNREAD_IDS = "unread_ids"  # its name in a file
+from transformers_xl.modeling.memory.memory_file import load_memory, save_memory
 
 
 class LayerMemory(NamedTuple):
@@ -137,12 +135,7 @@ class Memory(NamedTuple):
             ValueError: it is not a memory of this model, or `unread_ids` are no tokens of its rows.
             OSError: the disk refuses.
         """
-        Remembering.of(model).backbone.check_saved_memory(self)
-        tensors = self.named_tensors()
-        if unread_ids is not None:
-            tensors[UNREAD_IDS] = torch.as_tensor(unread_ids)
-            check_unread(tensors[UNREAD_IDS], self.batch_size, model)
-        write_memory(path, tensors, self.tokens_read.tolist(), model)
+        save_memory(path, self, model, unread_ids)
 
     @classmethod
     def load(cls, path: str | os.PathLike, model: nn.Module) -> "SavedMemory":
@@ -151,17 +144,7 @@ class Memory(NamedTuple):
         Raises:
             ValueError: the file is none, is damaged or was changed, or another model made it; nothing is loaded.
         """
-        backbone, tensors = Remembering.of(model).backbone, read_memory(path, model)
-        unread_ids = tensors.pop(UNREAD_IDS, None)
-        try:
-            memory = cls.from_named_tensors(tensors)
-            backbone.check_saved_memory(memory)
-            if unread_ids is not None:
-                check_unread(unread_ids, memory.batch_size, model)
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(path)!r} holds no memory of `model`: {error}") from error
-        device = torch.get_default_device() if backbone.device.type == "meta" else backbone.device  # it is offloaded
-        return SavedMemory(memory.to(device), None if unread_ids is None else unread_ids.to(device))
+        return SavedMemory(*load_memory(path, model, cls.from_named_tensors))
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by its name: `layers.0.columns.1`, `lengths`; what a file of safetensors holds."""
@@ -207,21 +190,6 @@ class SavedMemory(NamedTuple):
 
     memory: Memory
     unread_ids: torch.Tensor | None
-
-
-def check_unread(unread_ids: torch.Tensor, batch: int, model: nn.Module) -> None:
-    """Check that `unread_ids` are tokens of so many rows.
-
-    Raises:
-        ValueError: they are not.
-    """
-    size = Remembering.of(model).backbone.config.vocab_size
-    is_fitting = unread_ids.dim() == 2 and len(unread_ids) == batch and unread_ids.dtype in (torch.int32, torch.int64)
-    if not is_fitting or (unread_ids.numel() and not 0 <= int(unread_ids.min()) <= int(unread_ids.max()) < size):
-        raise ValueError(
-            f"`unread_ids` has shape {tuple(unread_ids.shape)} and type {unread_ids.dtype}: it must be integers in "
-            f"0..{size - 1}, of shape (batch, n) with {batch} rows."
-        )
 
 
 def cat_memories(memories: Sequence[Memory]) -> Memory:
