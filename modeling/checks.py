@@ -120,14 +120,15 @@ def check_targets(
             )
 
 
-def check_starts(config: MemoryConfig, reset: torch.Tensor | None, document_ids: torch.Tensor | None) -> None:
-    """Check that documents may begin inside a segment; `document_ids` (B, T), None where none does.
+def check_starts(reset: torch.Tensor | None, document_ids: torch.Tensor | None) -> None:
+    """Check that no document begins inside a segment, where texts begin with zeros.
 
-    Raises:
-        ValueError: they would have to begin with zeros.
+    Args:
+        reset: `(B,)` or `(B, T)` bool.
+        document_ids: `(B, T)`; None: none begins.
     """
     begins = document_ids is not None and not torch.compiler.is_compiling()
-    if config.initial_memory == "zeros" and (begins or (reset is not None and reset.dim() == 2)):
+    if begins or (reset is not None and reset.dim() == 2):
         raise ValueError(
             "`reset` (batch, length), or `position_ids`, begin a document inside a segment, which cannot begin with "
             "the zeros of `initial_memory`='zeros': give each document its own row, and `reset` (batch,)."

@@ -236,7 +236,8 @@ class MemoryModel(MemoryPreTrainedModel):
         call = Call.of(mask, tokens, position_ids)
         if input_ids is not None:
             call = call._replace(input_ids=gather_columns(input_ids, call.pack))
-        check_starts(self.config, reset, call.document_ids)
+        if self.config.initial_memory == "zeros":
+            check_starts(reset, call.document_ids)
         inputs = gather_columns(inputs_embeds, call.pack)
         output = self.read(inputs, memory, call, cache, **(kwargs | {"return_dict": True}))
         return self.in_order(self.remember(output, call, cache, length), call)

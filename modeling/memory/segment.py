@@ -184,8 +184,9 @@ class Segment(NamedTuple):
     def remembered(self, count: int) -> torch.Tensor:
         """How many of the newest `count` columns are real after the call, `(B,)`."""
         count = min(count, self.num_keys)
-        lengths = (self.end - self.start[:, -1]).clamp(max=count)
-        return noted(lengths, count) if self.is_plain else lengths
+        if self.is_plain:
+            return noted(torch.full_like(self.lengths, count), count)
+        return (self.end - self.start[:, -1]).clamp(max=count)
 
     def seen_by(self, num_before: int, keep: int, window: int | None) -> Self:
         """The same for a layer that has the newest `num_before` of these columns, of which it may see `keep`, and whose
