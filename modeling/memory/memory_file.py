@@ -9,7 +9,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ MEMORY_VERSION = "1"
 # fields that change no result of a model in eval mode
 WITHOUT_RESULT = re.compile(r"dropout|initializer|_token_id$|^use_cache$|^bptt_segments$|^recompute_attention$")
 SAMPLES = 16  # numbers of a tensor that are compared
+UNREAD_IDS = "unread_ids"  # their name in a file
 
 # of each model that was asked for: what its weights looked like then, and their hashes
 _known: WeakKeyDictionary[nn.Module, tuple[list[tuple], dict[str, str]]] = WeakKeyDictionary()
@@ -49,6 +50,49 @@ class Remembering(NamedTuple):
                 f"`model` is a {type(model).__name__}, which remembers nothing: give the model that made the memory."
             )
         return cls(parts[0], backbone)
+
+
+def save_memory(
+    path: str | os.PathLike, memory: Any, model: nn.Module, unread_ids: torch.Tensor | Sequence[Sequence[int]] | None
+) -> None:
+    """What `Memory.save` says, of a `Memory`."""
+    backbone, tensors = Remembering.of(model).backbone, memory.named_tensors()
+    backbone.check_saved_memory(memory)
+    if unread_ids is not None:
+        tensors[UNREAD_IDS] = torch.as_tensor(unread_ids)
+        check_unread(tensors[UNREAD_IDS], memory.batch_size, backbone.config.vocab_size)
+    write_memory(path, tensors, memory.tokens_read.tolist(), model)
+
+
+def load_memory(
+    path: str | os.PathLike, model: nn.Module, from_named_tensors: Callable[[Mapping[str, torch.Tensor]], Any]
+) -> tuple[Any, torch.Tensor | None]:
+    """What `Memory.load` says: the `Memory`, and tokens that it does not hold yet."""
+    backbone, tensors = Remembering.of(model).backbone, read_memory(path, model)
+    unread_ids = tensors.pop(UNREAD_IDS, None)
+    try:
+        memory = from_named_tensors(tensors)
+        backbone.check_saved_memory(memory)
+        if unread_ids is not None:
+            check_unread(unread_ids, memory.batch_size, backbone.config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)!r} holds no memory of `model`: {error}") from error
+    device = torch.get_default_device() if backbone.device.type == "meta" else backbone.device  # it is offloaded
+    return memory.to(device), None if unread_ids is None else unread_ids.to(device)
+
+
+def check_unread(unread_ids: torch.Tensor, batch: int, vocab_size: int) -> None:
+    """Check that `unread_ids` are tokens of so many rows.
+
+    Raises:
+        ValueError: they are not.
+    """
+    is_fitting = unread_ids.dim() == 2 and len(unread_ids) == batch and unread_ids.dtype in (torch.int32, torch.int64)
+    if not is_fitting or bool(((unread_ids < 0) | (unread_ids >= vocab_size)).any()):
+        raise ValueError(
+            f"`unread_ids` has shape {tuple(unread_ids.shape)} and type {unread_ids.dtype}: it must be integers in "
+            f"0..{vocab_size - 1}, of shape (batch, n) with {batch} rows."
+        )
 
 
 def write_memory(
@@ -270,4 +314,4 @@ def bytes_of(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-__all__ = ["read_memory", "save_tensors", "write_memory"]
+__all__ = ["load_memory", "read_memory", "save_memory", "save_tensors", "write_memory"]

@@ -281,7 +281,7 @@ def test_a_memory_of_another_model_is_not_saved(tmp_path):
     memory = memory_of_rows(model)
     wide = memory_of_rows(model_of("transformer_xl", hidden_size=64, num_attention_heads=8))
     for wrong, ids, said in (
-        (wide, None, "heads and widths"),
+        (wide, None, r"shape \(3, 4, 8, 8\)"),
         (memory._replace(layers=memory.layers[:1]), None, "1 layers"),
         (memory, tokens(2, 1), r"`unread_ids` has shape \(2, 1\)"),
         (memory, torch.full((3, 1), 37), r"integers in 0\.\.36"),
