@@ -103,9 +103,8 @@ def train(ids: np.ndarray, model_type: str, mem_len: int) -> Training:
     trainer = MemoryTrainer(model, arguments, train_dataset=TextStream(ids, SEGMENT, LANES))
     trainer.train()
     took, spent = time.perf_counter() - start, time.process_time() - spent
-    print(
-        f"{model_type}, {model.num_parameters():,} parameters, memory {mem_len}: {took:.0f} s, {spent:.0f} s of processor time"
-    )
+    size = f"{model.num_parameters():,} parameters, memory {mem_len}"
+    print(f"{model_type}, {size}: {took:.0f} s, {spent:.0f} s of processor time")
     log = trainer.state.log_history
     curve = [(row["step"], row["loss"] / math.log(2)) for row in log if "loss" in row]
     return Training(model, curve, round(spent, 1))
