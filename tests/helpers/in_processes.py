@@ -42,6 +42,7 @@ TRAININGS: dict[str, dict] = {
     },
     "static": {"ddp_static_graph": True, "gradient_accumulation_steps": 1},
     "clipped": {"max_grad_norm": 0.1, "label_smoothing_factor": 0.1},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1, "learning_rate": 5e-3},
     "padded": {},
     "flowing": {"max_steps": 3, "num_train_epochs": 1},
     "window": {"kind": "window"},

@@ -187,3 +187,31 @@ def test_muon_is_refused_where_it_cannot_be(tmp_path, monkeypatch: pytest.Monkey
     if hasattr(torch.optim, "Muon"):
         with pytest.raises(ValueError, match=r"shape \(3,\): Muon steps matrices alone"):
             MuonAndAdamW([weight := nn.Parameter(torch.zeros(3))]).use_muon([weight])
+
+
+def test_muon_steps_the_matrices_of_adapters_alone(tmp_path):
+    """What they are put into stays; a head that is trained beside them is AdamW's."""
+    peft = needs("peft")
+    model = tiny_model("streaming_transformer", "sequence_classification")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_proj", "v_proj"])
+    adapted = peft.get_peft_model(model, config)
+    names = {id(each): name for name, each in adapted.named_parameters()}
+    found = {names[id(each)] for each in matrices_of_layers(adapted)}
+    trained = {name for name, each in adapted.named_parameters() if each.requires_grad}
+    assert found == {name for name in trained if ".lora_" in name}
+    assert trained - found  # the head
+
+
+def test_muon_trains_adapters(tmp_path):
+    peft = needs("peft")
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon")
+    adapted = peft.get_peft_model(
+        small_model(), peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"])
+    )
+    before = {name: each.detach().clone() for name, each in adapted.named_parameters()}
+    stream = TextStream(text(LANES * SEGMENT * 5 + 1), SEGMENT, LANES)
+    args = arguments(tmp_path, optimizer="muon", learning_rate=LR, use_cpu=True, max_steps=3)
+    MemoryTrainer(adapted, args, train_dataset=stream).train()
+    changed = {name for name, each in adapted.named_parameters() if not torch.equal(each, before[name])}
+    assert changed == {name for name in before if ".lora_" in name}

@@ -12,8 +12,9 @@ from transformers_xl.data.text_stream import TextStream
 
 SCRIPT = Path(in_processes.__file__)
 
-# to eight bits it differs with the shapes that are multiplied; what is written from segment to segment makes it grow
-ROUNDING = {"bf16": 2000, "tokens": 100, "shard tokens": 100}
+# to eight bits it differs with the shapes that are multiplied (Muon computes its steps so); what is written from segment to
+# segment makes it grow
+ROUNDING = {"bf16": 2000, "muon": 2000, "tokens": 100, "shard tokens": 100}
 
 
 def load(folder: Path, name: str) -> list[dict[str, torch.Tensor]]:

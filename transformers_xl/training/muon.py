@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from transformers_xl.modeling.adapters import without_adapters
+
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """AdamW, and Muon for what `use_muon` names. A step of Muon is as long as one of AdamW is: they share rate and decay.
@@ -65,8 +67,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def matrices_of_layers(model: nn.Module) -> list[torch.Tensor]:
-    """The weights of the linear maps inside of a model that are trained: not those of a head, of an embedding, of a
-    convolution or of a recurrent network, nor the words of an output layer."""
+    """The weights of the linear maps inside of a model that are trained, adapters among them: not those of a head, of an
+    embedding, of a convolution or of a recurrent network, nor the words of an output layer."""
+    model = without_adapters(model)
     body = getattr(model, "base_model", model)
     outputs = getattr(model, "get_output_embeddings", lambda: None)()
     words = {id(each) for each in (() if outputs is None else outputs.parameters())}
