@@ -24,7 +24,7 @@ from transformers_xl.modeling.checks import (
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
-from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.attention import MemoryAttention, is_long
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.sublayers import Dropout
@@ -318,7 +318,7 @@ class MemoryModel(MemoryPreTrainedModel):
             key = past.num_columns, keep, window
             if key not in shared:
                 here = segment.seen_by(key[0], keep if records else key[0], window)
-                mask = self.key_mask(here)
+                mask = None if is_long(here.num_keys, window) else self.key_mask(here)
                 kept = here.num_keys if records else keep
                 shared[key] = LayerContext(here, window, kept, mask, cache is not None, positions, bias, plan=plan)
             contexts.append(shared[key] if cache is None else shared[key]._replace(room=cache.room(index)))
