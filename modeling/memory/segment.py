@@ -49,20 +49,21 @@ class Call(NamedTuple):
         """
         mask = None if mask is None or is_true(mask.all(), unless=False) else mask
         pack = None if mask is None else (~mask).long().argsort(dim=1, stable=True)
-        if position_ids is not None:
-            starts = document_starts(position_ids, mask, pack)
-            reset = starts if reset is None else starts | reset
-        document_ids = None
+        num, closed, document_ids = None if mask is None else mask.sum(1), None, None
         if reset is not None and is_true(reset.any(), unless=True):
             document_ids = reset.long().cumsum(1)
-        if mask is None or pack is None:
-            return cls(document_ids=document_ids)
-        closed, num = None, mask.sum(1)
-        if document_ids is not None:
+        if mask is not None and document_ids is not None:
             inside = document_ids.where(mask, 0).amax(1)  # of a row's last token
             closed = document_ids[:, -1] > inside
             document_ids = gather_columns(document_ids.where(mask, inside[:, None]), pack)
-        if is_true((pack[:, 1:] > pack[:, :-1]).all(), unless=False):
+        if position_ids is not None:
+            positions = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
+            starts = F.pad(positions.diff(dim=1) != 1, (1, 0))
+            if num is not None:
+                starts &= torch.arange(starts.shape[1], device=num.device) < num[:, None]
+            if is_true(starts.any(), unless=True):
+                document_ids = starts.long().cumsum(1) + (0 if document_ids is None else document_ids)
+        if pack is None or is_true((pack[:, 1:] > pack[:, :-1]).all(), unless=False):
             return cls(num, document_ids, closed=closed)
         return cls(num, document_ids, pack, inverse(pack), closed)
 
@@ -90,15 +91,6 @@ def are_all(numbers: torch.Tensor, number: int) -> bool:
         return False
     known, writes = getattr(numbers, "of_all_rows", (0, -1))
     return known == number if writes == _writes(numbers) else bool((numbers == number).all())
-
-
-def document_starts(position_ids: torch.Tensor, mask: torch.Tensor | None, pack: torch.Tensor | None) -> torch.Tensor:
-    """Tokens `(B, T)` bool whose position does not continue that of the real token before them."""
-    position_ids = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
-    starts = F.pad(position_ids.diff(dim=1) != 1, (1, 0))
-    if mask is None or pack is None:
-        return starts
-    return gather_columns(starts & gather_columns(mask, pack), inverse(pack))
 
 
 class Segment(NamedTuple):
@@ -255,4 +247,4 @@ def _newest(row: torch.Tensor, end: int, count: int) -> torch.Tensor:
     return columns if end >= count else F.pad(columns, (0, 0, count - end, 0))
 
 
-__all__ = ["Call", "Segment", "are_all", "document_starts", "is_true", "noted"]
+__all__ = ["Call", "Segment", "are_all", "is_true", "noted"]
