@@ -50,7 +50,7 @@ class Variant:
     `causal`: a token sees nothing that comes after it. `memory`: `"exact"`, segments with memory equal one long text;
     `"own"`, the paper's memory is something else; `"none"`. `croppable`: the newest tokens can be taken back, which
     assisted decoding needs. `recurrent`: what a token sees has no bound, because the states of a layer go through all
-    tokens.
+    tokens. `encoder`: the same for its encoder, in which a token sees both ways, or why there is none.
     """
 
     config_class: type[MemoryConfig] | type[SegmentMemoryConfig]
@@ -69,6 +69,7 @@ class Variant:
     memory: Literal["exact", "own", "none"] = "exact"
     croppable: bool = True
     recurrent: bool = False
+    encoder: "Variant | str" = ""
 
     def auto_classes(self) -> dict[str, type]:
         """The config and the models, by the names of the Auto classes that build them."""
@@ -84,10 +85,23 @@ class Variant:
         return {auto: cls for auto, cls in classes.items() if cls is not None}
 
 
-def _variant(module: ModuleType, **row) -> Variant:
-    """A row, with the public classes of the variant's file: they are known by the ends of their names."""
-    classes = {name: getattr(module, name) for name in module.__all__}
+def _variant(module: ModuleType, encoder: str = "", **row) -> Variant:
+    """A row, with the public classes of the variant's file: they are known by the ends of their names, and those of its
+    encoder by their config. `encoder`: why there is none."""
+    classes = {
+        name: getattr(module, name) for name in module.__all__ if hasattr(getattr(module, name), "config_class")
+    }
+    config_class = min((cls.config_class for cls in classes.values()), key=lambda each: len(each.__mro__))
+    of_encoder = {name: cls for name, cls in classes.items() if cls.config_class is not config_class}
+    if of_encoder:
+        promises = {"causal": False, "memory": "none", "croppable": False, "recurrent": False}
+        row["encoder"] = _row(of_encoder, **(row | promises))
+    else:
+        row["encoder"] = encoder
+    return _row({name: cls for name, cls in classes.items() if name not in of_encoder}, **row)
 
+
+def _row(classes: dict[str, type[PreTrainedModel]], **row) -> Variant:
     def ending(end: str):
         return next((value for name, value in classes.items() if name.endswith(end)), None)
 
@@ -324,6 +338,13 @@ VARIANTS: dict[str, Variant] = {
     )
 }
 
+# the encoders of the variants, by their own model types
+ENCODERS: dict[str, Variant] = {
+    variant.encoder.config_class.model_type: variant.encoder
+    for variant in VARIANTS.values()
+    if isinstance(variant.encoder, Variant)
+}
+
 _registered = False
 
 
@@ -354,7 +375,7 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    for model_type, variant in VARIANTS.items():
+    for model_type, variant in (VARIANTS | ENCODERS).items():
         # a folder's tokenizer_config.json names its class, which has to be known; the first is what a config stands for
         if variant.config_class is not SegmentMemoryConfig:  # its tokenizer is the base's
             tokenizers = {"tokenizer_class": ByteTokenizer, "slow_tokenizer_class": WordTokenizer}

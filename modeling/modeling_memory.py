@@ -371,7 +371,7 @@ class MemoryModel(MemoryPreTrainedModel):
         shared = cast(RelativePositions, self.positions).bias
         bias, num_keys = None if shared is None else shared(), segment.num_keys
         if cache is None:
-            return self.positions(self.num_distances(num_keys), like), bias
+            return self.positions(self.num_distances(num_keys), like, segment.nearest_distance), bias
         # at once for all tokens to come
         num_distances = self.num_distances(max(num_keys, self.most_keys()))
         held = [cache.room(index).positions for index in range(len(self.layers))]

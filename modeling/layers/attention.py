@@ -221,7 +221,8 @@ class RelativeAttention(MemoryAttention):
                 query, u, v, key, value, positions, seen, None, scaling, distance=distance
             )
             return attn_output, None
-        if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
+        drops, sees_both_ways = self.training and self.attention_dropout > 0, context.segment.last is not None
+        if backend is None or context.distance is not None or drops or sees_both_ways:
             return self.attend_in_steps(query, key, value, positions, bias, context, far, **kwargs)
         recompute = torch.is_grad_enabled() and self.config.recompute_attention
         options = {"window": context.window, "scaling": self.scaling, "recompute": recompute, "far": far}
@@ -253,10 +254,11 @@ class RelativeAttention(MemoryAttention):
             key, value = with_far_columns(key, value, far, context.window)
             far = visible = None
         position_query = (query + bias.position_bias[:, None]) * self.scaling
+        num_keys, nearest = key.shape[-2], context.segment.nearest_distance
         if context.distance is None:
-            scores = position_scores(position_query, keep_last(positions, key.shape[-2] + 1))
-        else:
-            scores = position_scores_at(position_query, positions, context.distance)
+            scores = position_scores(position_query, keep_last(positions, num_keys - nearest), num_keys)
+        else:  # counted from the last row of the table but one
+            scores = position_scores_at(position_query, positions, context.distance - (nearest + 1))
         scores = masked_scores(scores, visible)
         if far is not None and far.distance is not None:
             far_scores = position_scores_at(position_query, positions, far.distance)

@@ -13,7 +13,7 @@ from transformers_xl.hub.cards import card_for_push
 from transformers_xl.hub.code_export import write_code
 from transformers_xl.hub.module_source import PACKAGE
 from transformers_xl.hub.uploading import explained, files_below
-from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.auto import ENCODERS, VARIANTS
 
 
 class PackageSaver(Saver):
@@ -54,7 +54,7 @@ class PackageSaver(Saver):
 
 def _auto_classes(config: ConfigWithCode) -> dict[str, type]:
     """The classes that the Auto classes need to load what is saved."""
-    row = VARIANTS.get(config.model_type)
+    row = (VARIANTS | ENCODERS).get(config.model_type)
     return {} if row is None or type(config) is not row.config_class else row.auto_classes()
 
 
