@@ -47,7 +47,7 @@ class ShawTransformerConfig(AdaptiveSoftmaxConfig):
 
 @strict
 class ShawTransformerEncoderConfig(WithoutMemoryConfig, ShawTransformerConfig):
-    """Configuration of the encoder, whose tokens see both ways: the fields of [`ShawTransformerConfig`], without memory."""
+    """The same without memory, for an encoder: a token sees all of its text."""
 
     model_type = "shaw_transformer_encoder"
 

@@ -30,7 +30,7 @@ class TransformerXLConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
 
 @strict
 class TransformerXLEncoderConfig(WithoutMemoryConfig, TransformerXLConfig):
-    """Configuration of the encoder, whose tokens see both ways: the fields of [`TransformerXLConfig`], without memory."""
+    """The same without memory, for an encoder: a token sees all of its text."""
 
     model_type = "transformer_xl_encoder"
 

@@ -85,9 +85,9 @@ class Variant:
         return {auto: cls for auto, cls in classes.items() if cls is not None}
 
 
-def _variant(module: ModuleType, encoder: str = "", **row) -> Variant:
+def _variant(module: ModuleType, no_encoder: str = "", **row) -> Variant:
     """A row, with the public classes of the variant's file: they are known by the ends of their names, and those of its
-    encoder by their config. `encoder`: why there is none."""
+    encoder by their config, or `no_encoder` says why there is none."""
     classes = {
         name: getattr(module, name) for name in module.__all__ if hasattr(getattr(module, name), "config_class")
     }
@@ -97,7 +97,7 @@ def _variant(module: ModuleType, encoder: str = "", **row) -> Variant:
         promises = {"causal": False, "memory": "none", "croppable": False, "recurrent": False}
         row["encoder"] = _row(of_encoder, **(row | promises))
     else:
-        row["encoder"] = encoder
+        row["encoder"] = no_encoder
     return _row({name: cls for name, cls in classes.items() if name not in of_encoder}, **row)
 
 
@@ -133,6 +133,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_vanilla_transformer,
+            no_encoder="it is about losses of the next two tokens; `absolute_transformer_xl` has the same encoder",
             paper="Character-Level Language Modeling with Deeper Self-Attention",
             authors="Al-Rfou et al.",
             year=2018,
@@ -191,6 +192,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_tensorized_transformer,
+            no_encoder="its attention sums over all positions of a window before a token, which has no other side",
             paper="A Tensorized Transformer for Language Modeling",
             authors="Ma et al.",
             year=2019,
@@ -199,6 +201,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_adaptive_span,
+            no_encoder="its heads learn how far back they look",
             paper="Adaptive Attention Span in Transformers",
             authors="Sukhbaatar et al.",
             year=2019,
@@ -234,6 +237,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_sha_rnn,
+            no_encoder="it is a recurrent network, which reads a text from left to right",
             paper="Single Headed Attention RNN: Stop Thinking With Your Head",
             authors="Merity",
             year=2019,
@@ -244,6 +248,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_compressive_transformer,
+            no_encoder="it is about what leaves a memory, and an encoder has none",
             paper="Compressive Transformers for Long-Range Sequence Modelling",
             authors="Rae et al.",
             year=2019,
@@ -253,6 +258,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_block_recurrent,
+            no_encoder="its state is written block by block, from left to right",
             paper="Block-Recurrent Transformers",
             authors="Hutchins et al.",
             year=2022,
@@ -263,6 +269,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_memorizing_transformer,
+            no_encoder="it is about looking up what has left a memory, and an encoder has none",
             paper="Memorizing Transformers",
             authors="Wu et al.",
             year=2022,
@@ -272,6 +279,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_causal_longformer,
+            no_encoder="use `longformer_encoder`",
             paper="Longformer: The Long-Document Transformer",
             authors="Beltagy et al.",
             year=2020,
@@ -299,6 +307,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_infini_transformer,
+            no_encoder="its matrix is written block by block, from left to right",
             paper="Leave No Context Behind: Efficient Infinite Context Transformers with Infini-attention",
             authors="Munkhdalai et al.",
             year=2024,
@@ -309,6 +318,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_recurrent_memory_transformer,
+            no_encoder="it is about tokens that go from segment to segment, and an encoder reads one",
             paper="Recurrent Memory Transformer",
             authors="Bulatov et al.",
             year=2022,
@@ -319,6 +329,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_segment_memory,
+            no_encoder="it is about the memory of a language model, and an encoder has none",
             paper="Transformer-XL's memory around any language model of transformers",
             authors="Dai et al.",
             year=2019,
@@ -328,6 +339,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_streaming_transformer,
+            no_encoder="its n-grams and convolutions are those of a text that is read as it comes",
             paper="",
             authors="transformers-xl",
             year=2026,
@@ -346,6 +358,23 @@ ENCODERS: dict[str, Variant] = {
 }
 
 _registered = False
+
+
+def encoder_of(model_type: str) -> Variant:
+    """The classes of the encoder of a variant, by its own model type or by that of its encoder.
+
+    Raises:
+        ValueError: there is none; says why.
+    """
+    if model_type in ENCODERS or model_type not in VARIANTS:
+        known = ENCODERS.get(model_type, f"no variant has this name: the encoders are {', '.join(ENCODERS)}")
+    elif VARIANTS[model_type].causal:
+        known = VARIANTS[model_type].encoder
+    else:
+        known = VARIANTS[model_type]
+    if isinstance(known, str):
+        raise ValueError(f"`model_type`={model_type!r} has no encoder: {known}.")
+    return known
 
 
 def register_kernels() -> None:

@@ -7,8 +7,9 @@ from the first layer to the last, and a gate takes the place of the residual sum
 import torch
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
+from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig, GTrXLEncoderConfig
 from transformers_xl.modeling.actor_critic import MemoryForActorCritic
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -70,7 +71,19 @@ class GTrXLForActorCritic(GTrXLPreTrainedModel, MemoryForActorCritic):
     model_class = GTrXLModel
 
 
+(
+    GTrXLEncoderModel,
+    GTrXLEncoderForMaskedLM,
+    GTrXLEncoderForSequenceClassification,
+    GTrXLEncoderForTokenClassification,
+) = encoder_forms(GTrXLEncoderConfig, GTrXLForCausalLM)
+
+
 __all__ = [
+    "GTrXLEncoderForMaskedLM",
+    "GTrXLEncoderForSequenceClassification",
+    "GTrXLEncoderForTokenClassification",
+    "GTrXLEncoderModel",
     "GTrXLForActorCritic",
     "GTrXLForCausalLM",
     "GTrXLForSequenceClassification",
