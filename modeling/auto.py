@@ -356,7 +356,8 @@ ENCODERS: dict[str, Variant] = {
     for variant in VARIANTS.values()
     if isinstance(variant.encoder, Variant)
 }
-
+# all that has a model type of its own
+MODEL_TYPES = VARIANTS | ENCODERS
 _registered = False
 
 
@@ -404,7 +405,7 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    for model_type, variant in (VARIANTS | ENCODERS).items():
+    for model_type, variant in MODEL_TYPES.items():
         # a folder's tokenizer_config.json names its class, which has to be known; the first is what a config stands for
         if variant.config_class is not SegmentMemoryConfig:  # its tokenizer is the base's
             tokenizers = {"tokenizer_class": ByteTokenizer, "slow_tokenizer_class": WordTokenizer}

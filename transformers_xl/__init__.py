@@ -33,8 +33,7 @@ _NAMES = {
 
 def _public_names() -> dict[str, str]:
     """The module of each public name: those above, and the configs and models of the table of variants."""
-    auto = _importlib.import_module(f"{__name__}.modeling.auto")
-    rows = (auto.VARIANTS | auto.ENCODERS).values()
+    rows = _importlib.import_module(f"{__name__}.modeling.auto").MODEL_TYPES.values()
     return _NAMES | {cls.__name__: cls.__module__ for row in rows for cls in row.auto_classes().values()}
 
 

@@ -13,7 +13,7 @@ from transformers_xl.hub.cards import card_for_push
 from transformers_xl.hub.code_export import write_code
 from transformers_xl.hub.module_source import PACKAGE
 from transformers_xl.hub.uploading import explained, files_below
-from transformers_xl.modeling.auto import ENCODERS, VARIANTS
+from transformers_xl.modeling.auto import MODEL_TYPES
 
 
 class PackageSaver(Saver):
@@ -44,7 +44,7 @@ class PackageSaver(Saver):
     def pushing(
         self, saved: Any, repo_id: str, folder: Path | None, revision: str | None, token: str | bool | None
     ) -> Iterator[None]:
-        if folder is not None and isinstance(saved, PreTrainedModel) and saved.config.model_type in VARIANTS:
+        if folder is not None and isinstance(saved, PreTrainedModel) and saved.config.model_type in MODEL_TYPES:
             with explained(repo_id, {}, revision, token):  # where transformers would push an empty form
                 choices = choices_of_loaded(saved.config)
                 card_for_push(folder, repo_id, saved.config._name_or_path, token, choices)
@@ -54,7 +54,7 @@ class PackageSaver(Saver):
 
 def _auto_classes(config: ConfigWithCode) -> dict[str, type]:
     """The classes that the Auto classes need to load what is saved."""
-    row = (VARIANTS | ENCODERS).get(config.model_type)
+    row = MODEL_TYPES.get(config.model_type)
     return {} if row is None or type(config) is not row.config_class else row.auto_classes()
 
 
