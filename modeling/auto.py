@@ -101,7 +101,7 @@ def _variant(module: ModuleType, no_encoder: str = "", **row) -> Variant:
     return _row({name: cls for name, cls in classes.items() if name not in of_encoder}, **row)
 
 
-def _row(classes: dict[str, type[PreTrainedModel]], **row) -> Variant:
+def _row(classes: dict[str, Any], **row) -> Variant:
     def ending(end: str):
         return next((value for name, value in classes.items() if name.endswith(end)), None)
 
