@@ -1,0 +1,126 @@
+"""The tasks of `bench_memory_tasks.py`: environments, what an episode is worth, how long a run may take."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import minigrid  # noqa: F401  # registers its environments
+import popgym  # noqa: F401
+import torch
+from gymnasium.vector import VectorEnv
+from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
+from minigrid.wrappers import ImgObsWrapper
+from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1] / "examples/agents"))
+import ppo
+from bsuite_memory import MemoryLength
+from t_maze import CueTask
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment, and the limits of a run.
+
+    Args:
+        make: makes an environment.
+        success: of an episode's return, 0 to 1.
+        steps: environment steps that every run takes, unless it is solved.
+        seconds: processor seconds that a run goes on for, where its steps took less.
+        mem_len: steps that a layer remembers.
+        window: steps of a rollout.
+        lengths: of episodes that grow.
+        set_length: tells environments how long their next episodes are.
+        encoder: of a width, what reads observations.
+        models: who takes part, where not all do.
+    """
+
+    make: Callable[[], gym.Env]
+    success: Callable[[float], float]
+    steps: int
+    seconds: float
+    mem_len: int
+    window: int = 16
+    discount: float = 0.95
+    lengths: tuple[int, ...] | None = None
+    set_length: Callable[[VectorEnv, int], None] | None = None
+    encoder: Callable[[int], nn.Module] | None = None
+    models: tuple[str, ...] | None = None
+
+    def limits(self) -> dict[str, Any]:
+        """What a run hangs on beside its environment, for JSON."""
+        lengths = None if self.lengths is None else list(self.lengths)
+        names = ("steps", "seconds", "mem_len", "window", "discount")
+        return {name: getattr(self, name) for name in names} | {"lengths": lengths}
+
+
+class GridEncoder(nn.Module):
+    """Reads what MiniGrid shows: a kind, a colour and a state of each of 7 x 7 places, all of them numbers of things."""
+
+    sizes = (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX) + 1)
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.proj = nn.Linear(7 * 7 * sum(self.sizes), width)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        parts = zip(observations.long().unbind(-1), self.sizes, strict=True)
+        places = torch.cat([nn.functional.one_hot(part, size) for part, size in parts], dim=-1)
+        return self.proj(places.flatten(2).float())
+
+
+def named(environment: str) -> Callable[[], gym.Env]:
+    return partial(gym.make, environment, disable_env_checker=True)
+
+
+def grid(environment: str) -> Callable[[], gym.Env]:
+    return lambda: ImgObsWrapper(named(environment)())
+
+
+def won(total: float) -> float:
+    return float(total > 0)
+
+
+def right(total: float) -> float:
+    """popgym pays 1 for all answers right, -1 for none."""
+    return (1 + total) / 2
+
+
+def set_memory_length(environments: VectorEnv, length: int) -> None:
+    environments.set_attr("memory_length", length)
+
+
+def set_corridor(environments: VectorEnv, length: int) -> None:
+    """Corridors of 0.8 to 1 times a length."""
+    environments.set_attr("shortest", int(0.8 * length))
+    environments.set_attr("longest", length)
+
+
+memory_length = partial(Task, MemoryLength, won, set_length=set_memory_length)
+t_maze = partial(Task, partial(CueTask, 8, 10), won, set_length=set_corridor)
+FEW = ("GTrXL", "LSTM")
+TASKS = {
+    "RepeatFirstEasy": Task(named("popgym-RepeatFirstEasy-v0"), right, 100_000, 30, mem_len=64),
+    "RepeatPreviousEasy": Task(named("popgym-RepeatPreviousEasy-v0"), right, 100_000, 30, mem_len=64),
+    "memory_len 100": memory_length(200_000, 40, mem_len=104, window=32, lengths=(10, 20, 40, 80, 100)),
+    "T-maze 40": t_maze(120_000, 30, mem_len=48, lengths=(40,)),
+    "T-maze 160": t_maze(250_000, 60, mem_len=168, window=32, lengths=(10, 20, 40, 80, 160)),
+    "MiniGrid-MemoryS7": Task(
+        grid("MiniGrid-MemoryS7-v0"), won, 200_000, 60, mem_len=64, window=32, discount=0.99, encoder=GridEncoder
+    ),
+    "RepeatFirstMedium": Task(named("popgym-RepeatFirstMedium-v0"), right, 300_000, 120, mem_len=416, window=32),
+    "memory_len 400": memory_length(500_000, 120, mem_len=408, window=64, lengths=(10, 20, 40, 80, 160, 400)),
+    "T-maze 400": t_maze(500_000, 120, mem_len=408, window=64, lengths=(10, 20, 40, 80, 160, 400)),
+    "T-maze 1000": t_maze(
+        1_500_000, 300, mem_len=1008, window=64, lengths=(10, 20, 40, 80, 160, 400, 1000), models=FEW
+    ),
+    "MiniGrid-MemoryS13": Task(
+        grid("MiniGrid-MemoryS13-v0"), won, 400_000, 120, mem_len=128, window=32, discount=0.99, encoder=GridEncoder
+    ),
+}
+
+__all__ = ["TASKS", "Task", "ppo"]
