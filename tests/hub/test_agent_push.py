@@ -77,7 +77,9 @@ def test_a_trained_agent_is_pushed_and_acts_the_same_without_the_package(hub, tm
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "", "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-I", "-c", ACT]
-    done = subprocess.run(program, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        program, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     acted = load_file(tmp_path / "acted.safetensors")
     torch.testing.assert_close(acted["logits"], expected.logits)

@@ -1,0 +1,133 @@
+"""The benchmark of agents: its LSTM, its environments, its control, its growing episodes, and that it is resumed."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from optional_packages import needs
+from torch import nn
+
+list(map(needs, ("gymnasium", "popgym", "bsuite", "minigrid")))
+from gymnasium.utils.env_checker import check_env  # noqa: E402
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import bench_memory_tasks as bench  # noqa: E402
+from agent_tasks import TASKS, GridEncoder, ppo  # noqa: E402
+from bsuite_memory import MemoryLength  # noqa: E402
+from lstm_agent import LSTMForActorCritic, State  # noqa: E402
+
+from transformers_xl import GTrXLConfig  # noqa: E402
+
+EXACT = {"atol": 1e-12, "rtol": 1e-12}
+
+
+def lstm() -> LSTMForActorCritic:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return LSTMForActorCritic(GTrXLConfig(num_actions=3, observation_size=4, **sizes)).double()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3], ids=["no reset", "resets"])
+def test_the_lstm_is_that_of_its_equations(share):
+    model, observations = lstm(), torch.randn(3, 9, 4, dtype=torch.float64)
+    reset, before = torch.rand(3, 9) < share, State(*torch.randn(2, 1, 3, 8, dtype=torch.float64))
+    cell = nn.LSTMCell(8, 8).double()
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in model.lstm.state_dict().items()})
+    (hidden, memory), values = (each[0] for each in before), []
+    for step in range(9):
+        goes_on = ~reset[:, step, None]
+        inputs = model.observation_proj(observations[:, step : step + 1])[:, 0]
+        hidden, memory = cell(inputs, (hidden * goes_on, memory * goes_on))
+        values.append(model.value_head(hidden))
+    found = model(observations, reset=reset, mems=before)
+    torch.testing.assert_close(found.value, torch.cat(values, dim=1), **EXACT)
+    torch.testing.assert_close(found.mems.cell[0], memory, **EXACT)
+    (expected,) = torch.autograd.grad(torch.cat(values).sum(), [cell.weight_hh])
+    (gradient,) = torch.autograd.grad(found.value.sum(), [model.lstm.weight_hh_l0])
+    torch.testing.assert_close(gradient, expected, **EXACT)
+
+
+def test_the_lstm_acts_as_it_learns():
+    model, mems = lstm().float(), None
+    for _ in range(2):
+        observations, resets, past = torch.randn(3, 7, 4), torch.rand(3, 7) < 0.2, {}
+        steps = [ppo.act(model, observations[:, i], resets[:, i], past, mems) for i in range(7)]
+        window = model(observations, reset=resets, mems=mems)
+        torch.testing.assert_close(torch.stack([s.logits[:, -1] for s in steps], dim=1), window.logits)
+        mems = window.mems
+    torch.testing.assert_close(
+        model(observations[1:], reset=resets[1:], mems=mems.rows(torch.tensor([1, 2]))).value,
+        model(observations, reset=resets, mems=mems).value[1:],
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*render")
+@pytest.mark.filterwarnings("ignore:.*spec")
+@pytest.mark.filterwarnings("ignore:.*Box")
+def test_memory_length_is_that_of_bsuite():
+    environment = MemoryLength(6)
+    check_env(environment)
+    for seed in range(6):
+        bit = environment.reset(seed=seed)[0][2] > 0
+        shown = [environment.step(0) for _ in range(6)]
+        assert [each[1:3] for each in shown] == [(0.0, False)] * 6
+        assert [each[0][2] for each in shown] == [2.0 * bit - 1] + [0.0] * 5  # bsuite shows it twice
+        _, reward, ended, _, _ = environment.step(int(bit) if seed % 2 else 1 - int(bit))
+        assert (reward, ended) == (1.0 if seed % 2 else -1.0, True)
+    environment.memory_length = 2
+    environment.reset(seed=0)
+    assert [environment.step(0)[2] for _ in range(3)] == [False, False, True]
+
+
+def test_what_minigrid_shows_is_looked_up():
+    environment = TASKS["MiniGrid-MemoryS7"].make()
+    images = np.stack([environment.reset(seed=seed)[0] for seed in range(4)])[:, None]
+    encoder, kinds = GridEncoder(5), GridEncoder.sizes
+    assert images.reshape(-1, 3).max(axis=0).tolist() < list(kinds)
+    weight = encoder.proj.weight.view(5, 49, sum(kinds))
+    places, numbers = np.arange(49), images.reshape(4, 49, 3) + np.cumsum([0, *kinds[:2]])
+    expected = sum(weight[:, places, numbers[..., part]].sum(dim=-1) for part in range(3)).T + encoder.proj.bias
+    torch.testing.assert_close(encoder(torch.from_numpy(images))[:, 0], expected)
+
+
+def test_the_control_remembers_nothing():
+    environments = ppo.vector(TASKS["RepeatFirstEasy"].make, 2)
+    agent = bench.build(TASKS["RepeatFirstEasy"], "no memory", environments)
+    ids, reset = torch.randint(0, 4, (3, 6)), torch.zeros(3, 6, dtype=torch.bool)
+    window = agent(input_ids=ids, reset=reset)
+    other = agent(input_ids=torch.cat([(ids[:, :5] + 1) % 4, ids[:, 5:]], dim=1), reset=reset)
+    step = agent(input_ids=ids[:, 5:], reset=reset[:, 5], mems=window.mems)
+    for logits in (other.logits[:, 5], step.logits[:, 0]):
+        torch.testing.assert_close(logits, window.logits[:, 5])
+
+
+def test_a_run_that_is_there_is_not_run_again(monkeypatch, tmp_path):
+    ran, output = [], tmp_path / "runs.jsonl"
+
+    def train(task, *cell):
+        ran.append(cell)
+        return dict.fromkeys(("steps", "seconds", "length", "success"), 1)
+
+    monkeypatch.setattr(bench, "train", train)
+    arguments = ["--tasks", "T-maze 40", "--models", "LSTM", "GTrXL", "--output", str(output), "--seeds"]
+    for seeds in (["0"], ["0", "1"]):
+        monkeypatch.setattr(sys, "argv", ["bench", *arguments, *seeds])
+        bench.main()
+    assert ran == [("LSTM", 0, 3e-3), ("GTrXL", 0, 1e-3), ("LSTM", 1, 3e-3), ("GTrXL", 1, 1e-3)]
+    assert [json.loads(line)["seed"] for line in output.read_text().splitlines()] == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["GTrXL", "LSTM"])
+def test_episodes_grow_as_they_are_won(name):
+    """bsuite's `memory_len`, 5 steps at first."""
+    task = replace(TASKS["memory_len 100"], steps=80_000, seconds=30, lengths=(5, 10, 20), mem_len=24, window=16)
+    run = bench.train(task, name, 0, bench.RATES[name])
+    assert run["solved"]
+    assert run["success"] > 0.9
+    assert {5, 10, 20} >= {point[2] for point in run["curve"]}
+    assert run["curve"][-1][2] == 20
