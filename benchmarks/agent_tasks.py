@@ -30,8 +30,10 @@ class Task:
         make: makes an environment.
         success: of an episode's return, 0 to 1.
         steps: environment steps that every run takes, unless it is solved.
-        seconds: processor seconds that a run goes on for, where its steps took less.
+        seconds: processor seconds that a run goes on for, where its steps took less; it never takes three times as many. 0:
+            steps alone count.
         mem_len: steps that a layer remembers.
+        layers: of the agents that are transformers.
         window: steps of a rollout.
         lengths: of episodes that grow.
         set_length: tells environments how long their next episodes are.
@@ -44,6 +46,7 @@ class Task:
     steps: int
     seconds: float
     mem_len: int
+    layers: int = 2
     window: int = 16
     discount: float = 0.95
     lengths: tuple[int, ...] | None = None
@@ -54,7 +57,7 @@ class Task:
     def limits(self) -> dict[str, Any]:
         """What a run hangs on beside its environment, for JSON."""
         lengths = None if self.lengths is None else list(self.lengths)
-        names = ("steps", "seconds", "mem_len", "window", "discount")
+        names = ("steps", "seconds", "mem_len", "layers", "window", "discount")
         return {name: getattr(self, name) for name in names} | {"lengths": lengths}
 
 
@@ -112,15 +115,26 @@ TASKS = {
     "MiniGrid-MemoryS7": Task(
         grid("MiniGrid-MemoryS7-v0"), won, 200_000, 60, mem_len=64, window=32, discount=0.99, encoder=GridEncoder
     ),
-    "RepeatFirstMedium": Task(named("popgym-RepeatFirstMedium-v0"), right, 300_000, 120, mem_len=416, window=32),
-    "memory_len 400": memory_length(500_000, 120, mem_len=408, window=64, lengths=(10, 20, 40, 80, 160, 400)),
-    "T-maze 400": t_maze(500_000, 120, mem_len=408, window=64, lengths=(10, 20, 40, 80, 160, 400)),
+    "RepeatFirstMedium": Task(
+        named("popgym-RepeatFirstMedium-v0"), right, 300_000, 120, mem_len=416, layers=1, window=32
+    ),
+    "memory_len 400": memory_length(
+        500_000, 120, mem_len=408, layers=1, window=64, lengths=(10, 20, 40, 80, 160, 280, 400)
+    ),
+    "T-maze 400": t_maze(500_000, 120, mem_len=408, layers=1, window=64, lengths=(10, 20, 40, 80, 160, 280, 400)),
     "T-maze 1000": t_maze(
-        1_500_000, 300, mem_len=1008, window=64, lengths=(10, 20, 40, 80, 160, 400, 1000), models=FEW
+        1_500_000,
+        300,
+        mem_len=1008,
+        layers=1,
+        window=64,
+        lengths=(10, 20, 40, 80, 160, 280, 400, 560, 780, 1000),
+        models=FEW,
     ),
     "MiniGrid-MemoryS13": Task(
         grid("MiniGrid-MemoryS13-v0"), won, 400_000, 120, mem_len=128, window=32, discount=0.99, encoder=GridEncoder
     ),
+    "memory_len 20": memory_length(40_000, 0, mem_len=24, lengths=(5, 10, 20), models=("GTrXL", "TrXL-I", "TrXL")),
 }
 
 __all__ = ["TASKS", "Task", "ppo"]

@@ -9,7 +9,7 @@ that is there with the same settings is not run again, so that a stop loses one 
 and all models of a seed come before the next seed.
 
 A run takes as many environment steps as its task says, and then goes on until the processor seconds of its task are used
-up: the cheaper model gets more steps. So its curve can be read at equal steps and at equal seconds. It ends before that when
+up: the cheaper model gets more steps. So its curve can be read at equal steps and at equal seconds. It ends before when
 98 % of its last 400 episodes were won, at full length. The agent without memory, a control, takes two fifths of the steps.
 Processor seconds are those of the process: agent, PPO and environments. Episodes of some tasks grow: to the next length
 whenever 95 % of the last 200 were won.
@@ -19,7 +19,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from transformers_xl.files.processor import processor
 RESULT = Path(__file__).parent / "results" / "memory_tasks.jsonl"
 SEEDS = range(10, 15)
 ENVIRONMENTS = 64
-SOLVED, GROWN, LAST = (0.98, 400), (0.95, 200), 200  # shares of the last episodes
+SOLVED, GROWN = (0.98, 400), (0.95, 200)  # shares, of how many last episodes
+LEARNED, LAST = 0.9, 200
 POINTS = 8192  # steps between two points of a curve, at least
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.15}
 LSTM_SIZES = {"hidden_size": 64, "num_hidden_layers": 1}
@@ -63,6 +64,8 @@ CONTROL = 0.4  # of the steps, for the agent without memory
 def build(task: Task, name: str, environments: gym.vector.VectorEnv) -> torch.nn.Module:
     """An untrained agent for the environments of a task."""
     spaces = {"num_actions": environments.single_action_space, "mem_len": task.mem_len}
+    if name != "LSTM":
+        spaces["num_hidden_layers"] = task.layers
     encoder = None if task.encoder is None else task.encoder(WIDTHS.get(name, SIZES["hidden_size"]))
     if encoder is None:
         spaces["observation_size"] = environments.single_observation_space
@@ -109,7 +112,8 @@ def train(task: Task, name: str, seed: int, rate: float) -> dict[str, Any]:
     for rollout in ppo.learn(agent, environments, seed, settings):
         steps, seconds = steps + rollout.rewards.numel(), time.process_time() - start
         episodes.add(rollout)
-        done = episodes.solved() or (steps >= enough and seconds >= limit) or seconds >= 3 * task.seconds
+        late = (steps >= enough and seconds >= limit) or 0 < 3 * limit <= seconds
+        done = late or episodes.solved()
         if steps >= next_point or done:
             length, success = (episodes.lengths or [None])[0], episodes.success()
             curve.append([steps, round(seconds, 1), length, None if success is None else round(success, 4)])
@@ -129,17 +133,31 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def cells(tasks: list[str], models: list[str], seeds: list[int], rate: float | None) -> Iterator[dict[str, Any]]:
-    """What to run, in order; a task says which models and how many seeds it has, if not all."""
-    for task, seed, model in itertools.product(tasks, seeds, models):
-        if model in (TASKS[task].models or MODELS):
-            yield {
-                "task": task,
-                "model": model,
-                "seed": seed,
-                "rate": rate or RATES[model],
-                "settings": TASKS[task].limits(),
-            }
+def learned(run: dict[str, Any]) -> bool:
+    """Whether nine of ten of its last 200 episodes were won, at full length."""
+    return run["length"] in (None, (run["settings"]["lengths"] or [None])[-1]) and (run["success"] or 0.0) >= LEARNED
+
+
+def cell(task: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:
+    """What tells a run from others."""
+    settings = TASKS[task].limits()
+    return {"task": task, "model": model, "seed": seed, "rate": rate or RATES[model], "settings": settings}
+
+
+def run(cell: dict[str, Any], path: Path = RESULT) -> dict[str, Any]:
+    """The run of a cell: the one that is there, or a new one, which is written."""
+    runs = read(path)
+    for each in runs:
+        if cell.items() <= each.items():
+            return each
+    new = cell | train(TASKS[cell["task"]], cell["model"], cell["seed"], cell["rate"])
+    new |= {"processor": str(processor()), "torch": torch.__version__, "gymnasium": gym.__version__}
+    with atomic_write(path) as file:
+        file.write_text("".join(json.dumps(each) + "\n" for each in [*runs, new]), encoding="utf-8")
+    print(
+        *(new[key] for key in ("task", "model", "seed", "rate", "steps", "seconds", "length", "success")), flush=True
+    )
+    return new
 
 
 def main() -> None:
@@ -147,19 +165,15 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--rate", type=float, help="learning rate in place of the chosen ones")
+    parser.add_argument(
+        "--rates", nargs="+", type=float, default=[None], help="learning rates in place of the chosen ones"
+    )
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    versions = {"processor": str(processor()), "torch": torch.__version__, "gymnasium": gym.__version__}
-    for cell in cells(args.tasks, args.models, args.seeds, args.rate):
-        runs = read(args.output)
-        if any(cell.items() <= run.items() for run in runs):
-            continue
-        run = cell | train(TASKS[cell["task"]], cell["model"], cell["seed"], cell["rate"]) | versions
-        with atomic_write(args.output) as new:
-            new.write_text("".join(json.dumps(each) + "\n" for each in [*runs, run]), encoding="utf-8")
-        print(*(run[key] for key in ("task", "model", "seed", "steps", "seconds", "length", "success")), flush=True)
+    for task, seed, rate, model in itertools.product(args.tasks, args.seeds, args.rates, args.models):
+        if model in (TASKS[task].models or MODELS):
+            run(cell(task, model, seed, rate), args.output)
 
 
 if __name__ == "__main__":
