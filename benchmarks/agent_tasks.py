@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import minigrid  # noqa: F401  # registers its environments
-import popgym  # noqa: F401
-import torch
+import popgym  # noqa: F401  # registers its environments
 from gymnasium.vector import VectorEnv
-from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
-from minigrid.wrappers import ImgObsWrapper
 from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1] / "examples/agents"))
 import ppo
 from bsuite_memory import MemoryLength
+from minigrid_memory import GridEncoder, make
 from t_maze import CueTask
 
 
@@ -61,27 +58,8 @@ class Task:
         return {name: getattr(self, name) for name in names} | {"lengths": lengths}
 
 
-class GridEncoder(nn.Module):
-    """Reads what MiniGrid shows: a kind, a colour and a state of each of 7 x 7 places, all of them numbers of things."""
-
-    sizes = (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX) + 1)
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.proj = nn.Linear(7 * 7 * sum(self.sizes), width)
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        parts = zip(observations.long().unbind(-1), self.sizes, strict=True)
-        places = torch.cat([nn.functional.one_hot(part, size) for part, size in parts], dim=-1)
-        return self.proj(places.flatten(2).float())
-
-
 def named(environment: str) -> Callable[[], gym.Env]:
     return partial(gym.make, environment, disable_env_checker=True)
-
-
-def grid(environment: str) -> Callable[[], gym.Env]:
-    return lambda: ImgObsWrapper(named(environment)())
 
 
 def won(total: float) -> float:
@@ -105,6 +83,12 @@ def set_corridor(environments: VectorEnv, length: int) -> None:
 
 memory_length = partial(Task, MemoryLength, won, set_length=set_memory_length)
 t_maze = partial(Task, partial(CueTask, 8, 10), won, set_length=set_corridor)
+
+
+def grid(name: str, steps: int, seconds: float, mem_len: int) -> Task:
+    return Task(partial(make, name), won, steps, seconds, mem_len, window=32, discount=0.99, encoder=GridEncoder)
+
+
 FEW = ("GTrXL", "LSTM")
 TASKS = {
     "RepeatFirstEasy": Task(named("popgym-RepeatFirstEasy-v0"), right, 100_000, 30, mem_len=64),
@@ -112,9 +96,7 @@ TASKS = {
     "memory_len 100": memory_length(200_000, 40, mem_len=104, window=32, lengths=(10, 20, 40, 80, 100)),
     "T-maze 40": t_maze(120_000, 30, mem_len=48, lengths=(40,)),
     "T-maze 160": t_maze(250_000, 60, mem_len=168, window=32, lengths=(10, 20, 40, 80, 160)),
-    "MiniGrid-MemoryS7": Task(
-        grid("MiniGrid-MemoryS7-v0"), won, 200_000, 60, mem_len=64, window=32, discount=0.99, encoder=GridEncoder
-    ),
+    "MiniGrid-MemoryS7": grid("MiniGrid-MemoryS7-v0", 200_000, 60, mem_len=64),
     "RepeatFirstMedium": Task(
         named("popgym-RepeatFirstMedium-v0"), right, 300_000, 120, mem_len=416, layers=1, window=32
     ),
@@ -131,9 +113,7 @@ TASKS = {
         lengths=(10, 20, 40, 80, 160, 280, 400, 560, 780, 1000),
         models=FEW,
     ),
-    "MiniGrid-MemoryS13": Task(
-        grid("MiniGrid-MemoryS13-v0"), won, 400_000, 120, mem_len=128, window=32, discount=0.99, encoder=GridEncoder
-    ),
+    "MiniGrid-MemoryS13": grid("MiniGrid-MemoryS13-v0", 400_000, 120, mem_len=128),
     "memory_len 20": memory_length(40_000, 0, mem_len=24, lengths=(5, 10, 20), models=("GTrXL", "TrXL-I", "TrXL")),
 }
 

@@ -16,9 +16,11 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import bench_memory_tasks as bench  # noqa: E402
-from agent_tasks import TASKS, GridEncoder, ppo  # noqa: E402
+import minigrid_memory  # noqa: E402
+from agent_tasks import TASKS, ppo  # noqa: E402
 from bsuite_memory import MemoryLength  # noqa: E402
 from lstm_agent import LSTMForActorCritic, State  # noqa: E402
+from minigrid_memory import GridEncoder  # noqa: E402
 
 from transformers_xl import GTrXLConfig  # noqa: E402
 
@@ -85,13 +87,23 @@ def test_memory_length_is_that_of_bsuite():
 
 def test_what_minigrid_shows_is_looked_up():
     environment = TASKS["MiniGrid-MemoryS7"].make()
-    images = np.stack([environment.reset(seed=seed)[0] for seed in range(4)])[:, None]
+    shown = [environment.reset(seed=seed)[0] for seed in range(4)]
+    seen = {name: np.stack([each[name] for each in shown])[:, None] for name in ("image", "direction")}
     encoder, kinds = GridEncoder(5), GridEncoder.sizes
-    assert images.reshape(-1, 3).max(axis=0).tolist() < list(kinds)
-    weight = encoder.proj.weight.view(5, 49, sum(kinds))
-    places, numbers = np.arange(49), images.reshape(4, 49, 3) + np.cumsum([0, *kinds[:2]])
-    expected = sum(weight[:, places, numbers[..., part]].sum(dim=-1) for part in range(3)).T + encoder.proj.bias
-    torch.testing.assert_close(encoder(torch.from_numpy(images))[:, 0], expected)
+    images = seen["image"].reshape(4, 49, 3)
+    assert (images.reshape(-1, 3).max(axis=0) < kinds).all()
+    weight = encoder.places.weight.view(5, 49, sum(kinds))
+    places, numbers = np.arange(49), images + np.cumsum([0, *kinds[:2]])
+    expected = sum(weight[:, places, numbers[..., part]].sum(dim=-1) for part in range(3)).T + encoder.places.bias
+    expected = expected + encoder.direction.weight[seen["direction"][:, 0]]
+    found = encoder({name: torch.from_numpy(value) for name, value in seen.items()})
+    torch.testing.assert_close(found[:, 0], expected)
+
+
+def test_the_example_of_minigrid_learns_from_dicts(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["minigrid", "--steps", "256", "--environments", "4", "-o", str(tmp_path)])
+    minigrid_memory.main()
+    assert capsys.readouterr().out.startswith(f"{tmp_path}, loaded again: ")
 
 
 def test_the_control_remembers_nothing():
