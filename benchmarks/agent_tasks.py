@@ -114,7 +114,7 @@ TASKS = {
         models=FEW,
     ),
     "MiniGrid-MemoryS13": grid("MiniGrid-MemoryS13-v0", 400_000, 120, mem_len=128),
-    "memory_len 20": memory_length(40_000, 0, mem_len=24, lengths=(5, 10, 20), models=("GTrXL", "TrXL-I", "TrXL")),
+    "memory_len 10": memory_length(25_000, 0, mem_len=12, lengths=(5, 10), models=("GTrXL", "TrXL-I", "TrXL")),
 }
 
 __all__ = ["TASKS", "Task", "ppo"]

@@ -1,6 +1,6 @@
 """GTrXL, TrXL-I (pre-norm, no gates) and the original Transformer-XL (post-norm) as agents on bsuite's `memory_len`, whose
-episodes grow to 20 steps, by PPO at learning rates from usual to far too high (`benchmarks/bench_memory_tasks.py`; bsuite:
-`pip install '.[rl]'`)."""
+episodes grow from 5 to 10 steps, by PPO at learning rates from usual to far too high (`benchmarks/bench_memory_tasks.py`;
+`pip install '.[rl]'` installs bsuite)."""
 
 import numpy as np
 from agent_records import LEVEL, fisher, learned, measure
@@ -12,7 +12,7 @@ from transformers_xl.evaluation.plots import figure, line
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 MODELS = ("GTrXL", "TrXL-I", "TrXL")
 RUNS = {
-    f"{model}, {rate:g}": {"task": "memory_len 20", "model": model, "rate": rate} for rate in RATES for model in MODELS
+    f"{model}, {rate:g}": {"task": "memory_len 10", "model": model, "rate": rate} for rate in RATES for model in MODELS
 }
 
 
@@ -58,7 +58,7 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="A run has 40,000 environment steps, and agents have two layers of width 32.",
+    beyond="A run has 25,000 environment steps at most, and agents have two layers of width 32.",
     seeds=5,
     given="0.05 0.001 0.003 0.01 0.03",
 )

