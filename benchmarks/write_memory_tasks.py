@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from agent_tasks import TASKS
 from bench_memory_tasks import LEARNED, MODELS, RATES, RESULT, SEEDS, learned, read
 from matplotlib.axes import Axes
 
@@ -25,23 +26,30 @@ Run = dict[str, Any]
 
 
 def cells(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
-    """The runs of each task and model, at the chosen learning rates, with the seeds that all models of the task have."""
+    """The runs of each task and model with the settings of today and the chosen learning rates, those of the seeds that all
+    models of the task have. Tasks without a limit of seconds are for claims (`claims/steady_agents.py`)."""
     found: dict[str, dict[str, list[Run]]] = {}
-    for run in runs:
-        if run["seed"] in SEEDS and run["rate"] == RATES[run["model"]]:
-            found.setdefault(run["task"], {}).setdefault(run["model"], []).append(run)
-    for task, models in found.items():
-        seeds = set.intersection(*({run["seed"] for run in each} for each in models.values()))
-        found[task] = {
-            name: [run for run in models[name] if run["seed"] in seeds] for name in MODELS if name in models
+    for task, limits in TASKS.items():
+        of_task = [run for run in runs if run["task"] == task and run["settings"] == limits.limits()]
+        models = {
+            name: {run["seed"]: run for run in of_task if run["model"] == name and run["rate"] == RATES[name]}
+            for name in limits.models or MODELS
         }
+        seeds = [seed for seed in SEEDS if all(seed in each for each in models.values())]
+        if seeds and limits.seconds:
+            found[task] = {name: [each[seed] for seed in seeds] for name, each in models.items()}
     return found
+
+
+def grows(settings: dict[str, Any]) -> bool:
+    """Whether episodes of a task grow."""
+    return len(settings["lengths"] or ()) > 1
 
 
 def at(run: Run, axis: int, place: float) -> float:
     """Where a curve is after so many steps (`axis` 0) or seconds (1): its success, or the length that its episodes have."""
     _, _, length, success = [point for point in run["curve"] if point[axis] <= place or point is run["curve"][0]][-1]
-    return (success or 0.0) if run["settings"]["lengths"] is None else length
+    return length if grows(run["settings"]) else success or 0.0
 
 
 def first(run: Run, axis: int) -> float | None:
@@ -62,8 +70,6 @@ def summary(runs: list[Run]) -> list[dict[str, Any]]:
     rows = []
     for task, models in cells(runs).items():
         for name, each in models.items():
-            if not each:
-                continue
             limits = each[0]["settings"]
             row: dict[str, Any] = {
                 "task": task,
@@ -72,7 +78,7 @@ def summary(runs: list[Run]) -> list[dict[str, Any]]:
                 "seeds": len(each),
             }
             row |= {"equal steps": limits["steps"], "equal seconds": limits["seconds"]}
-            row |= {"grows": len(limits["lengths"] or ()) > 1, "learned": sum(map(learned, each))}
+            row |= {"grows": grows(limits), "learned": sum(map(learned, each))}
             row["at equal steps"] = summed([at(run, 0, limits["steps"]) for run in each])
             row["at equal seconds"] = summed([at(run, 1, limits["seconds"]) for run in each])
             for axis, unit in enumerate(("steps", "seconds")):
@@ -119,7 +125,7 @@ def draw_curves(axes: Axes, runs: dict[str, list[Run]], axis: int) -> None:
 
 @styled
 def draw(runs: list[Run]) -> None:
-    found = {task: models for task, models in cells(runs).items() if all(models.values()) and len(models) > 1}
+    found = cells(runs)
     picture, panels = figure(columns=2, rows=len(found), width=4.2, height=2.3, sharey="row")
     for (left, right), (task, models) in zip(panels, found.items(), strict=True):
         limits = next(iter(models.values()))[0]["settings"]
@@ -127,7 +133,7 @@ def draw(runs: list[Run]) -> None:
             draw_curves(axes, models, axis)
             axes.axvline((limits["steps"] / 1000, limits["seconds"])[axis], color="gray", linewidth=0.8)
             axes.set(xlabel=("thousand environment steps", "CPU seconds")[axis], xlim=(0, None))
-        left.set(title=task, ylabel="episode length" if len(limits["lengths"] or ()) > 1 else "success")
+        left.set(title=task, ylabel="episode length" if grows(limits) else "success")
         right.set_title(f"{len(next(iter(models.values())))} seeds")
     panels[0][1].legend(loc="lower right")
     save(picture, PICTURE)

@@ -17,6 +17,7 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import bench_memory_tasks as bench  # noqa: E402
 import minigrid_memory  # noqa: E402
+import write_memory_tasks as report  # noqa: E402
 from agent_tasks import TASKS, ppo  # noqa: E402
 from bsuite_memory import MemoryLength  # noqa: E402
 from lstm_agent import LSTMForActorCritic, State  # noqa: E402
@@ -146,3 +147,38 @@ def test_episodes_grow_as_they_are_won(name):
     assert run["success"] > 0.9
     assert {point[2] for point in run["curve"]} <= {5, 10}
     assert run["length"] == 10
+
+
+def test_the_page_is_what_the_runs_say():
+    rows = report.summary(bench.read(bench.RESULT))
+    assert rows == json.loads(report.SUMMARY.read_text())["rows"], "run `python benchmarks/write_memory_tasks.py`"
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(rows)
+    assert {row["seeds"] for row in rows if row["task"] == "RepeatFirstEasy"} == {len(bench.SEEDS)}
+
+
+def test_curves_are_read_at_equal_steps_and_at_equal_seconds():
+    curve = [[100, 1.0, 10, 0.95], [200, 2.0, 40, None], [300, 3.0, 40, 0.92], [400, 4.0, 40, 0.99]]
+    grows = {"curve": curve, "settings": {"lengths": [10, 40]}}
+    fixed = grows | {"settings": {"lengths": None}}
+    assert [report.at(grows, 0, steps) for steps in (50, 199, 200, 999)] == [10, 10, 40, 40]
+    assert [report.at(fixed, 1, seconds) for seconds in (0.5, 1.9, 2.0, 3.5)] == [0.95, 0.95, 0.0, 0.92]
+    assert (report.first(grows, 0), report.first(grows, 1)) == (300, 3.0)  # at full length
+    assert report.first({"curve": curve[:2], "settings": grows["settings"]}, 0) is None
+
+
+def test_a_task_counts_with_the_seeds_that_all_its_models_have():
+    runs = [
+        bench.cell("T-maze 40", model, seed)
+        | {"curve": [[1, 1.0, 40, 0.5]], "parameters": 1, "length": 40, "success": 0.5}
+        for model in bench.MODELS
+        for seed in (10, 11)
+    ]
+    (found,) = report.cells(runs[1:]).values()
+    assert {name: [run["seed"] for run in each] for name, each in found.items()} == {
+        name: [11] for name in bench.MODELS
+    }
+    assert report.cells(runs[2:]) == {}
+    assert report.cells([run | {"rate": 0.5} for run in runs]) == {}
+    assert report.cells([run | {"settings": {}} for run in runs]) == {}
+    (row, *_) = report.summary(runs)
+    assert (row["seeds"], row["learned"], row["at equal steps"]["mean"]) == (2, 0, 0.5)
