@@ -3,10 +3,11 @@
 `turns`: processor time of the server for a turn of a conversation at its 10th, 1,000th and 10,000th turn.
 `load`: many clients for minutes, each of which waits for its answer and asks again: what was lost, and percentiles of
 the wall clock, which depend on what else the machine does.
+`end`: how long a server lives after SIGTERM while so many clients wait for long answers, and what they get.
 `clients`: tokens that the server writes per second of its processor time, for one client and for sixteen.
 
 The model has 3 layers of width 128, a memory of 64 tokens and random weights, and reads bytes; `clients` also has one
-of 6 layers of width 256 and a memory of 256. Writes `results/server_{turns,load,clients}.json`.
+of 6 layers of width 256 and a memory of 256. Writes `results/server_{turns,load,end,clients}.json`.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # before torch is imported
 
+import httpx2
 import numpy as np
 import openai
 import psutil
@@ -69,10 +71,8 @@ def server(folder: Path, *words: object) -> Iterator[tuple[str, psutil.Process]]
                 raise RuntimeError(log.read_text())
             time.sleep(0.2)
         yield f"{found[1]}/v1", psutil.Process(process.pid)
-        begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-        print(f"SIGTERM ended it after {time.monotonic() - begun:.1f} s")
     finally:
         process.kill()
         if "Traceback" in log.read_text():
@@ -188,6 +188,46 @@ async def load(url: str, model: str, clients: int, seconds: float) -> dict:
     }  # fmt: skip
 
 
+async def end(url: str, process: psutil.Process, model: str, clients: int) -> dict:
+    """SIGTERM while so many clients wait for more than can be written; what each of them got."""
+
+    async def wait(client: openai.AsyncOpenAI, number: int) -> str:
+        settings = {"model": model, "max_output_tokens": 4096, "input": "Go on. " * (1 + number % 40)}
+        try:
+            if number % 2:
+                answer = await client.responses.create(**settings)
+                return answer.status
+            async for event in await client.responses.create(**settings, stream=True):
+                last = event
+            if last.type == "error":
+                return f"streamed, {last.message}"
+            return f"streamed, {last.response.status}"
+        except openai.APIStatusError as error:
+            return f"status {error.status_code}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:100]
+
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as client:
+        waiting = [asyncio.create_task(wait(client, number)) for number in range(clients)]
+        while texts_of(url) < clients:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, 60)
+        seconds = time.monotonic() - begun
+        got = Counter(await asyncio.gather(*waiting))
+    return {"clients": clients, "seconds": round(seconds, 2), "got": dict(sorted(got.items()))}
+
+
+def texts_of(url: str) -> int:
+    """How many texts the server writes, or has waiting."""
+    text = httpx2.get(f"{url.removesuffix('/v1')}/metrics").text
+    return sum(
+        int(float(found)) for found in re.findall(r"^transformers_xl_(?:running|waiting)_texts (\S+)$", text, re.M)
+    )
+
+
 async def tokens_per_second(url: str, process: psutil.Process, model: str, clients: int) -> float:
     """Tokens that the server writes in a second of its processor time, for so many clients that ask one after another."""
     waiting = list(range(ANSWERS))
@@ -220,13 +260,16 @@ def measure_clients(work: Path) -> dict:
 
 
 def measure(work: Path, arguments: argparse.Namespace) -> dict:
-    """Turns, or a load, of one server."""
+    """Turns, a load, or the end of one server."""
     model, sessions = work / "model", work / "sessions"
     save_model(model)
     with server(model, "--sessions", sessions, "--max-sessions", 1000) as (url, process):
         if arguments.what == "turns":
             measure_turns(url, process, str(model), [20], sessions)  # what is imported and made once
             return measure_turns(url, process, str(model), arguments.at, sessions)
+        if arguments.what == "end":
+            ended = asyncio.run(end(url, process, str(model), arguments.clients))
+            return ended | {"load_average": os.getloadavg()}
         begun, resident = processor_seconds(process), process.memory_info().rss
         result = asyncio.run(load(url, str(model), arguments.clients, arguments.seconds))
         return result | {
@@ -238,7 +281,7 @@ def measure(work: Path, arguments: argparse.Namespace) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["turns", "load", "clients"])
+    parser.add_argument("what", choices=["turns", "load", "end", "clients"])
     parser.add_argument("--at", nargs="+", type=int, default=[10, 1000, 10_000], help="turns whose cost is measured")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=300.0)

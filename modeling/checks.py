@@ -13,8 +13,6 @@ from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
 PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
-MEMORY_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-MAX_TOKENS = 2**53  # that a row has read
 REMEDIES = {
     **dict.fromkeys(PACKING_ARGUMENTS, PACKING),
     "token_type_ids": "this model has no token types, call the tokenizer with `return_token_type_ids=False`",
@@ -25,22 +23,21 @@ REMEDIES = {
 }
 
 
-def check_keywords(kwargs: dict, extra: tuple[str, ...] = ()) -> None:
-    """Check that a call has no argument that would be ignored. `extra` are those of a variant."""
+def check_keywords(kwargs: dict, extra: tuple[str, ...], position_ids: torch.Tensor | None) -> dict:
+    """Check that a call has no argument that would be ignored; those that it reads.
+
+    Args:
+        extra: the arguments of a variant.
+        position_ids: `(B, T)`. Beside them collators say in other words, for some kernels, how rows are packed: that may be
+            ignored. Without them it is refused.
+    """
+    if position_ids is not None:
+        kwargs = {name: value for name, value in kwargs.items() if name not in PACKING_ARGUMENTS}
     for name, value in kwargs.items():
         if value is not None and name not in KEYWORDS and name not in extra:
             remedy = REMEDIES.get(name, "correct its spelling or leave it out")
             raise ValueError(f"`{name}` is not an argument that this model reads: {remedy}.")
-
-
-def without_packing(kwargs: dict, position_ids: torch.Tensor | None) -> dict:
-    """`kwargs` without what collators give beside `position_ids` (B, T) to kernels that want packed rows in other words.
-
-    Without `position_ids` they stay, and are refused like all that would be ignored.
-    """
-    if position_ids is None:
-        return kwargs
-    return {name: value for name, value in kwargs.items() if name not in PACKING_ARGUMENTS}
+    return kwargs
 
 
 def check_inputs(
@@ -65,34 +62,17 @@ def check_inputs(
             f"`inputs_embeds` has width {inputs_embeds.shape[2]}: with `hidden_size`={config.hidden_size} it must be "
             f"{config.embedding_width}, as `get_input_embeddings()` makes them."
         )
-    if isinstance(attention_mask, dict):
+    mask_shape = tuple(getattr(attention_mask, "shape", ()))  # a dict of masks has none
+    is_history = has_cache and len(mask_shape) == 2 and mask_shape[0] == batch and mask_shape[1] > length
+    if attention_mask is not None and mask_shape != (batch, length) and not is_history:
         raise ValueError(
-            "`attention_mask` is a dict of masks: this model makes its own, give (batch, length), 1 for real tokens."
+            f"`attention_mask` has shape {mask_shape}: it must be one tensor (batch, length) = ({batch}, {length}), 1 for "
+            "real tokens, of which the model makes its masks; only with a cache it may be longer, for the whole history."
         )
-    if attention_mask is not None:
-        fits = attention_mask.dim() == 2 and attention_mask.shape[0] == batch and attention_mask.shape[1] >= length
-        if not fits or (attention_mask.shape[1] > length and not has_cache):
-            raise ValueError(
-                f"`attention_mask` has shape {tuple(attention_mask.shape)}: it must be (batch, length) = "
-                f"({batch}, {length}), 1 for real tokens; only with a cache it may be longer, for the whole history."
-            )
-    _check_documents(config, (batch, length), reset, position_ids)
-    return batch, length
-
-
-def _check_documents(
-    config: MemoryConfig, shape: tuple[int, int], reset: torch.Tensor | None, position_ids: torch.Tensor | None
-) -> None:
-    batch, length = shape
     if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, length))):
         raise ValueError(
             f"`reset` has shape {tuple(reset.shape)} and type {reset.dtype}: it must be bool, of shape ({batch},) or "
             f"({batch}, {length})."
-        )
-    if reset is not None and reset.dim() == 2 and config.initial_memory == "zeros":
-        raise ValueError(
-            "`reset` of shape (batch, length) needs `initial_memory`='empty': a document that starts inside a segment "
-            "cannot begin with a memory of zeros. Use `reset` of shape (batch,) at segment starts."
         )
     if position_ids is not None and (
         tuple(position_ids.shape) not in ((batch, length), (1, length)) or position_ids.is_floating_point()
@@ -101,6 +81,7 @@ def _check_documents(
             f"`position_ids` has shape {tuple(position_ids.shape)} and type {position_ids.dtype}: it must be integers, of "
             f"shape (batch, length) = ({batch}, {length})."
         )
+    return batch, length
 
 
 def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
@@ -139,16 +120,18 @@ def check_targets(
             )
 
 
-def check_starts(config: MemoryConfig, document_ids: torch.Tensor | None) -> None:
-    """Check that documents may begin inside a segment; `document_ids` (B, T), None where none does.
+def check_starts(reset: torch.Tensor | None, document_ids: torch.Tensor | None) -> None:
+    """Check that no document begins inside a segment, where texts begin with zeros.
 
-    Raises:
-        ValueError: they would have to begin with zeros.
+    Args:
+        reset: `(B,)` or `(B, T)` bool.
+        document_ids: `(B, T)`; None: none begins.
     """
-    if document_ids is not None and config.initial_memory == "zeros" and not torch.compiler.is_compiling():
+    begins = document_ids is not None and not torch.compiler.is_compiling()
+    if begins or (reset is not None and reset.dim() == 2):
         raise ValueError(
-            "`position_ids` begin a document inside a segment, which cannot begin with the memory of zeros of "
-            "`initial_memory`='zeros': give each document its own row."
+            "`reset` (batch, length), or `position_ids`, begin a document inside a segment, which cannot begin with "
+            "the zeros of `initial_memory`='zeros': give each document its own row, and `reset` (batch,)."
         )
 
 
@@ -171,12 +154,10 @@ def check_continued_rows(
     """
     if torch.compiler.is_compiling():
         return
-    mask = torch.ones_like(position_ids, dtype=torch.bool) if mask is None else mask
+    begins = position_ids == 0 if reset is None else (position_ids == 0) & (reset.long().cumsum(dim=1) == 0)
+    mask = torch.ones_like(begins) if mask is None else mask
     is_first = mask & (mask.long().cumsum(dim=1) == 1)
-    begins = (is_first & (position_ids == 0)).any(dim=1) & (tokens_read > 0)
-    if reset is not None:
-        begins &= ~(is_first & (reset.long().cumsum(dim=1) > 0)).any(dim=1)
-    rows = begins.nonzero().flatten().tolist()
+    rows = ((is_first & begins).any(dim=1) & (tokens_read > 0)).nonzero().flatten().tolist()
     if rows:
         raise ValueError(
             f"`position_ids` begins at 0 in rows {rows}, which have a memory: pass `reset`, (batch,) bool, for rows whose "
@@ -214,89 +195,27 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
     if past_key_values is not None and past_key_values.rooms:
         return  # a call made it
     new = model.new_memory(0, torch.empty(0, device="cpu"))  # a meta device computes in Python
-    for field in ("lengths", "tokens_read"):
-        _check_tensors(f"{name}.{field}", (getattr(memory, field),), (getattr(new, field),), batch)
-    _check_tensors(f"{name}.state", memory.state, new.state, batch)
-    for index, pair in enumerate(zip(memory.layers, new.layers, strict=True)):
-        _check_layer(f"{name}.layers[{index}]", *pair, batch)
+    _check_fields(name, memory, new, batch)
 
 
-def check_saved_memory(model: Any, memory: Memory) -> None:
-    """Check all of a memory that is written to a file, or comes from one: that no call of this base `model` can fail on it.
-
-    Raises:
-        ValueError: names the tensor, what it is and what it must be.
-    """
-    if not memory.lengths.dim() == memory.tokens_read.dim() == 1:
-        raise ValueError("`lengths` and `tokens_read` of a memory must be of shape (batch,).")
-    check_memory(model, memory.batch_size, None, memory)
-    new = model.new_memory(0, torch.empty(0, dtype=model.dtype), static=True)
-    for index, (layer, held, fresh) in enumerate(zip(model.layers, memory.layers, new.layers, strict=False)):
-        for field in ("columns", "older"):
-            if (given := getattr(held, field)) and given[0].dim() == 4 != getattr(fresh, field)[0].dim():
-                device = next(layer.parameters()).device
-                inputs = fresh.columns[0].to("cpu" if device.type == "meta" else device)  # offloaded ones move them
-                _check_projected(f"mems.layers[{index}].{field}", given, layer.project(inputs))
-    _check_counts(memory, model.config.layer_mem_lens)
-    for name, tensor in memory.named_tensors().items():
-        top = memory.num_columns if name == "lengths" else MAX_TOKENS
-        is_fitting = tensor.dtype in MEMORY_TYPES or (tensor.dtype == torch.int64 and _is_within(tensor, top))
-        if not is_fitting:
-            wanted = (
-                f"of one of the types {MEMORY_TYPES}" if tensor.is_floating_point() else f"of type int64, in 0..{top}"
-            )
-            raise ValueError(
-                f"`{name}` of a memory, of type {tensor.dtype}, holds what no memory does: it must be {wanted}."
-            )
+def _check_fields(name: str, given: Memory | LayerMemory, new: Memory | LayerMemory, batch: int) -> None:
+    """Check all tensors of a memory against those of an empty one."""
+    for field, tensors in given._asdict().items():
+        others = getattr(new, field)
+        if field == "layers":
+            for index, pair in enumerate(zip(tensors, others, strict=True)):
+                _check_fields(f"{name}.layers[{index}]", *pair, batch)
+        elif isinstance(tensors, torch.Tensor):
+            check_tensors(f"{name}.{field}", (tensors,), (others,), batch)
+        else:
+            check_tensors(f"{name}.{field}", tensors, others, batch, are_columns=field != "state")
 
 
-def _is_within(tensor: torch.Tensor, top: int) -> bool:
-    return tensor.numel() == 0 or 0 <= int(tensor.min()) <= int(tensor.max()) <= top
-
-
-def _check_projected(name: str, given: tuple, made: tuple) -> None:
-    """Check keys and values `(B, H, C, D)` against those that a layer makes; of `older` columns they are all."""
-    sizes = [(each.shape[1], each.shape[3]) for each in made]
-    if [(each.shape[1], each.shape[3]) for each in given] != (sizes[:2] if name.endswith("older") else sizes):
-        raise ValueError(
-            f"`{name}` have shapes {[tuple(each.shape) for each in given]}: this layer makes {sizes} heads and widths. Is "
-            "it the memory of this model?"
-        )
-
-
-def _check_counts(memory: Memory, mem_lens: list[int]) -> None:
-    """Check that all layers remember the same positions, as far back as each does."""
-    counts = [layer.num_columns for layer in memory.layers if layer.columns]
-    wanted = [
-        min(most, memory.num_columns) for layer, most in zip(memory.layers, mem_lens, strict=True) if layer.columns
-    ]
-    older = {each.shape[-2] for layer in memory.layers for each in layer.older}
-    if any(count < least for count, least in zip(counts, wanted, strict=True)) or len(older) > 1:
-        raise ValueError(
-            f"`mems.layers` have {counts} columns, and {sorted(older)} older ones: this model remembers {wanted}, and the "
-            "same number of older ones in all layers."
-        )
-
-
-def _check_layer(name: str, memory: LayerMemory, new: LayerMemory, batch: int) -> None:
-    _check_tensors(f"{name}.state", memory.state, new.state, batch)
-    for field in ("columns", "older"):
-        columns, others = getattr(memory, field), getattr(new, field)
-        if not (columns and others) or columns[0].dim() == others[0].dim():
-            _check_tensors(f"{name}.{field}", columns, others, batch, are_columns=True)
-            continue
-        # keys and values: the layer compares them with its own
-        are_projected = all(each.dim() == 4 and len(each) == batch and each.is_floating_point() for each in columns)
-        if not are_projected or len({each.shape[-2] for each in columns}) > 1:
-            raise ValueError(
-                f"`{name}.{field}` have shapes {[tuple(each.shape) for each in columns]}: they must be inputs (batch, "
-                "columns, hidden_size), or keys and values (batch, heads, columns, head_dim). Is it the memory of this "
-                "model?"
-            )
-
-
-def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:
+def check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:
     """Check tensors `(batch, ..)` against those of an empty memory; there may be any number of columns."""
+    are_projected = are_columns and bool(given and new) and given[0].dim() == 4 != new[0].dim()
+    if are_projected:
+        new = given  # keys and values: the layer compares them with its own
     if len(given) != len(new):
         raise ValueError(
             f"`{name}` has {len(given)} tensors: this model remembers {len(new)} there. Is it its memory?"
@@ -305,8 +224,9 @@ def _check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns:
         shape, wanted = tuple(tensor.shape), (batch, *other.shape[1:])
         if are_columns and len(shape) == len(wanted):
             wanted = (*wanted[:-2], given[0].shape[-2], wanted[-1])
-        if shape != wanted or tensor.is_floating_point() != other.is_floating_point():
-            kind = "floating-point numbers" if other.is_floating_point() else "integers"
+        is_float = are_projected or other.is_floating_point()
+        if shape != wanted or tensor.is_floating_point() != is_float:
+            kind = "floating-point numbers" if is_float else "integers"
             raise ValueError(
                 f"`{name}` has shape {shape} and type {tensor.dtype}: it must be {kind} of shape {wanted}. Is it the "
                 "memory of this model?"
@@ -319,8 +239,7 @@ __all__ = [
     "check_inputs",
     "check_keywords",
     "check_memory",
-    "check_saved_memory",
     "check_starts",
     "check_targets",
-    "without_packing",
+    "check_tensors",
 ]

@@ -90,12 +90,11 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         """
         configs = [kwargs, vars(generation_config or GenerationConfig()), vars(self.generation_config)]
         self._refuse_caches(configs)
-        mems = kwargs.get("mems")
-        if mems is None and "mems" in kwargs:
-            del kwargs["mems"]  # transformers takes any key of this name for a cache
+        if kwargs.get("mems") is None:
+            kwargs.pop("mems", None)  # transformers takes any key of this name for a cache
         # a `PeftModel` puts its own method over this one while it generates
         caller = getattr(self.prepare_inputs_for_generation, "__self__", self)
-        check_prompt_learning(caller, mems is not None or kwargs.get("past_key_values") is not None)
+        check_prompt_learning(caller, "mems" in kwargs or kwargs.get("past_key_values") is not None)
         reset = kwargs.get("reset")
         if reset is not None and reset.dim() != 1:
             raise ValueError(
@@ -172,21 +171,21 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             return  # every step reads `mems` and the whole text again
         cache, mems = model_kwargs.get("past_key_values"), model_kwargs.pop("mems", None)
         rows = batch_size * max(generation_config.num_beams, generation_config.num_return_sequences)
-        is_static = generation_config.cache_implementation == "static"
+        check_memory(self.model, rows, cache, mems)
         if cache is None:
             by_step = self._reads_by_step(generation_config, generation_mode, rows)
-            cache = model_kwargs["past_key_values"] = self._start_cache(mems, rows, is_static or by_step)
+            static = generation_config.cache_implementation == "static" or by_step
+            new = self.model.new_memory(rows, torch.empty(0, dtype=self.dtype, device=self.device), static)
+            if mems is not None:
+                new = with_columns_of(mems, new) if static else mems
+            cache = model_kwargs["past_key_values"] = MemoryCache(new, static)
         else:
-            check_memory(self.model, rows, cache, mems)
             cache._is_user_defined = True
         reset = model_kwargs.pop("reset", None)
         if reset is not None and cache.memory is not None:
             cache.memory = self.model.forget(cache.memory, reset)
         if generation_config.is_assistant:
             cache.activate_past_recording()
-        if generation_mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-            # for `_get_stopping_criteria`; this config is private to the call
-            vars(generation_config)["_memory_cache"] = cache
 
     def _reads_by_step(self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int) -> bool:
         """Whether a compiled step is there for a call that names no cache."""
@@ -195,18 +194,13 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         is_off = is_off or generation_config.cache_implementation is not None
         return step is not None and step.batch == rows and generation_mode in modes and not is_off
 
-    def _start_cache(self, mems: Memory | None, rows: int, static: bool) -> MemoryCache:
-        check_memory(self.model, rows, None, mems)
-        like = torch.empty(0, dtype=self.dtype, device=self.device)
-        if static:
-            empty = self.model.new_memory(rows, like, static=True)
-            mems = empty if mems is None else with_columns_of(mems, empty)
-        return MemoryCache(self.model.new_memory(rows, like) if mems is None else mems, static)
-
-    def _get_stopping_criteria(self, generation_config: GenerationConfig, *args, **kwargs) -> StoppingCriteriaList:
-        criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
-        cache = vars(generation_config).pop("_memory_cache", None)
-        return criteria if cache is None else _NotingStoppingCriteria(criteria, cache)
+    def _sample(
+        self, input_ids: torch.LongTensor, *args, stopping_criteria: StoppingCriteriaList, **kwargs
+    ) -> ModelOutput | torch.LongTensor:
+        cache: Any = kwargs.get("past_key_values")
+        if isinstance(cache, MemoryCache):
+            stopping_criteria = _NotingStoppingCriteria(stopping_criteria, cache)
+        return super()._sample(input_ids, *args, stopping_criteria=stopping_criteria, **kwargs)
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
         input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
@@ -216,7 +210,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         return input_ids, model_kwargs
 
     def _update_model_kwargs_for_generation(self, outputs: ModelOutput, model_kwargs: dict, **kwargs) -> dict:
-        if "mems" in outputs:  # transformers would take the value of the memory for a cache
+        if "past_key_values" not in outputs:  # transformers would take `mems` for a cache
             outputs = type(outputs)(**{name: value for name, value in outputs.items() if name != "mems"})
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
@@ -232,10 +226,14 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         is_captured = inputs.get("output_attentions") or inputs.get("output_hidden_states")
         if length <= PREFILL_CHUNK or not isinstance(cache, MemoryCache) or not self.config.same_length or is_captured:
             return inputs
-        front = length - PREFILL_CHUNK
         given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
-        self._prefill_memory(cache, {key: inputs[key][:, -length:][:, :front] for key in given}, PREFILL_CHUNK)
-        inputs |= {key: inputs[key][:, front:] for key in (name, "position_ids") if key in given}
+        # the last piece is a whole one: assisted decoding wants the logits of several tokens
+        cuts = tuple(range(length % PREFILL_CHUNK or PREFILL_CHUNK, length, PREFILL_CHUNK))
+        pieces = zip(*(inputs[key][:, -length:].tensor_split(cuts, dim=1) for key in given), strict=True)
+        *earlier, last = [dict(zip(given, piece, strict=True)) for piece in pieces]
+        for piece in earlier:
+            self(**piece, past_key_values=cache, logits_to_keep=1)
+        inputs |= last
         return inputs
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict) -> None:
@@ -252,13 +250,6 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         if isinstance(past_key_values, MemoryCache):
             past_key_values.reorder_cache(beam_idx)
         return past_key_values
-
-    def _prefill_memory(self, cache: MemoryCache, inputs: dict[str, torch.Tensor], piece: int) -> None:
-        """Read `inputs`, each `(batch, length, ...)`, into the cache, at most `piece` tokens at once."""
-        length = next(iter(inputs.values())).shape[1]
-        for start in range(0, length, piece):
-            here = {name: value[:, start : start + piece] for name, value in inputs.items()}
-            self(**here, past_key_values=cache, logits_to_keep=1)
 
 
 __all__ = ["MemoryGenerateBeamOutput", "MemoryGenerateOutput", "MemoryGenerationMixin"]

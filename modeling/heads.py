@@ -1,6 +1,6 @@
 """The heads that every variant shares: language modeling, and the classification of texts and of tokens."""
 
-from typing import Any, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,8 +27,8 @@ from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
-class ModelInputs(TypedDict):
-    """What a head passes on to its model: arguments of [`~MemoryModel.forward`], by their names."""
+class ModelInputs(NamedTuple):
+    """What a head passes on to its model: the arguments of [`~MemoryModel.forward`], by their names."""
 
     input_ids: torch.LongTensor | None
     attention_mask: torch.Tensor | None
@@ -134,18 +134,6 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     def prepare_for_inference(self) -> None:
         """Drop what exists in training only: nothing, unless the variant says otherwise."""
 
-    def prediction_loss(
-        self, outputs: MemoryModelOutput, logits: torch.Tensor | None, targets: torch.Tensor, **kwargs
-    ) -> torch.Tensor:
-        """The cross-entropy of the targets `(batch, length)`; `num_items_in_batch` may be among `kwargs`."""
-        logits = whole_logits(logits, targets)
-        if has_other_loss(self) and not uses_adaptive_softmax(self.config):
-            logits = self.compute_logits(outputs) if logits is None else logits
-            return self.loss_function(
-                logits=logits, labels=None, shift_labels=targets, vocab_size=self.vocab_size, **kwargs
-            )
-        return mean_loss(self.token_losses(outputs, targets, logits), targets, kwargs.get("num_items_in_batch"))
-
     def token_losses(
         self, outputs: MemoryModelOutput, targets: torch.Tensor, logits: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -209,14 +197,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         inputs = ModelInputs(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            mems=mems,
-            reset=reset,
-            position_ids=position_ids,
-            use_cache=use_cache,
+            input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )
         return self.forward_with_loss(inputs, targets, logits_to_keep, **kwargs)
 
@@ -229,20 +210,23 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     ) -> MemoryHeadOutput:
         """What `forward` returns of the model's `inputs` and of what each token is to predict, `(batch, length)`. A variant
         that reads or learns otherwise overrides it."""
-        wants_losses = kwargs.pop("output_token_losses", False)
-        outputs = self.model(**inputs, **(kwargs | {"return_dict": True}))
+        wants_losses, items = kwargs.pop("output_token_losses", False), kwargs.get("num_items_in_batch")
+        outputs = self.model(**inputs._asdict(), **(kwargs | {"return_dict": True}))
         logits = self.compute_logits(outputs, logits_to_keep) if self.returns_logits(targets) else None
-        loss, losses = None, None
+        loss = losses = None
         if targets is not None:
             targets = targets.contiguous()  # transformers' loss views it
-            if wants_losses:
-                losses = self.token_losses(outputs, targets, whole_logits(logits, targets))
-                loss = mean_loss(losses, targets, kwargs.get("num_items_in_batch"))
+            known = whole_logits(logits, targets)
+            if has_other_loss(self) and not uses_adaptive_softmax(self.config) and not wants_losses:
+                known = self.compute_logits(outputs) if known is None else known
+                words = {"labels": None, "shift_labels": targets, "vocab_size": self.vocab_size}
+                loss = self.loss_function(logits=known, **words, **kwargs)
             else:
-                loss = self.prediction_loss(outputs, logits, targets, **kwargs)
-            loss = self.add_auxiliary_loss(loss, outputs, targets != -100, kwargs.get("num_items_in_batch"))
+                losses = self.token_losses(outputs, targets, known)
+                loss = mean_loss(losses, targets, items)
+            loss = self.add_auxiliary_loss(loss, outputs, targets != -100, items)
         result = self.head_output(outputs, loss, logits)
-        if losses is not None:
+        if wants_losses and losses is not None:
             result.token_losses = losses
         return result
 
@@ -264,13 +248,10 @@ class MemoryForSequenceClassification(MemoryHead):
         self.num_labels = config.num_labels
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)  # type: ignore[arg-type]  # never None
 
-    def pool(self, outputs: MemoryModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """What stands for each row, `(batch, hidden_size)`: its last real token."""
+    def pool(self, outputs: MemoryModelOutput, mask: torch.Tensor) -> torch.Tensor:
+        """What stands for each row, `(batch, hidden_size)`: its last real token, by the `mask` `(batch, length)` bool."""
         hidden_states = outputs.last_hidden_state
-        if attention_mask is None:
-            return hidden_states[:, -1]
-        columns = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-        newest = (keep_last(attention_mask, hidden_states.shape[1]).bool() * columns).argmax(dim=-1)
+        newest = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=-1)
         return hidden_states[torch.arange(len(newest), device=newest.device), newest]
 
     @can_return_tuple
@@ -300,10 +281,12 @@ class MemoryForSequenceClassification(MemoryHead):
             use_cache=use_cache,
             **(kwargs | {"return_dict": True}),
         )
-        logits = self.score(self.pool(outputs, attention_mask))
+        mask = torch.ones_like(outputs.last_hidden_state[..., 0], dtype=torch.bool)
+        mask = mask if attention_mask is None else keep_last(attention_mask, mask.shape[1]).bool()
+        logits = self.score(self.pool(outputs, mask))
         loss = None
         if labels is not None:
-            loss = self.classification_loss(outputs, logits, labels, attention_mask, kwargs.get("num_items_in_batch"))
+            loss = self.classification_loss(outputs, logits, labels, mask, kwargs.get("num_items_in_batch"))
         memory = ("mems",) if use_cache is False else ()
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *memory))
 
@@ -312,23 +295,17 @@ class MemoryForSequenceClassification(MemoryHead):
         outputs: MemoryModelOutput,
         logits: torch.Tensor,
         labels: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        mask: torch.Tensor,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor:
         """The loss of transformers, and the auxiliary loss of each text's mean token; `logits` `(batch, num_labels)`,
-        `labels` `(batch,)`, or `(batch, num_labels)` where a text has several."""
+        `labels` `(batch,)`, or `(batch, num_labels)` where a text has several; `mask` `(batch, length)`: real tokens."""
         arguments = {"logits": logits, "pooled_logits": logits, "labels": labels, "config": self.config}
         loss = self.loss_function(**arguments, num_items_in_batch=num_items_in_batch)
         targets = (labels != -100).flatten(1).sum(1) if labels.dim() > 1 else labels != -100
         if num_items_in_batch is not None and self.config.problem_type != "single_label_classification":
             # transformers' loss of numbers, or of several labels, is a mean in any case
             loss = loss * (targets.sum() / num_items_in_batch).to(loss.device)
-        length = outputs.last_hidden_state.shape[1]
-        mask = (
-            targets.new_ones(len(targets), length)
-            if attention_mask is None
-            else keep_last(attention_mask, length).bool()
-        )
         targets_per_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
         return self.add_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)
 

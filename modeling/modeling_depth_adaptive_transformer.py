@@ -234,25 +234,25 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         """Of one reading at full depth, or of `num_exit_paths` along random exits, whose first one gives the output; what
         `halting` learns from is always read at full depth. Sections 2.2 and 3."""
         config, exit_loss = self.config, targets.new_zeros((), dtype=torch.float32)
-        has_cache = inputs["use_cache"] or inputs["past_key_values"] is not None
+        has_cache = inputs.use_cache or inputs.past_key_values is not None
         if config.exit_training == "mixed" and has_cache:
             raise ValueError(
                 "`use_cache`=True and `past_key_values` cannot be combined with `exit_training`='mixed', which may read a "
                 "segment several times: train with `mems`."
             )
         if config.exit_training == "aligned" or self.halting is not None:
-            full = self.model(**inputs, **kwargs)
+            full = self.model(**inputs._asdict(), **kwargs)
             logits: Any = self.logits_to_learn_by(full, targets, logits_to_keep)
             layer_losses = self.layer_losses(full, logits, targets)
         if self.halting is not None:
             right = correctness(logits, targets) if config.halting_oracle == "correctness" else -layer_losses.detach()
-            exit_loss = self.exit_loss(full, right, targets, inputs["attention_mask"], items)
+            exit_loss = self.exit_loss(full, right, targets, inputs.attention_mask, items)
             exit_loss = config.halting_loss_weight * exit_loss
         if config.exit_training == "aligned":
             logits = self.last_logits(full, logits[-1], targets, logits_to_keep)
             return full, logits, self.aligned_loss(layer_losses, targets, items) + exit_loss
         exit_rule = self.random_exit_layer
-        paths = [self.model(**inputs, exit_rule=exit_rule, **kwargs) for _ in range(config.num_exit_paths)]
+        paths = [self.model(**inputs._asdict(), exit_rule=exit_rule, **kwargs) for _ in range(config.num_exit_paths)]
         has_logits = self.returns_logits(targets)
         predicted = [self.compute_logits(path, logits_to_keep) if has_logits else None for path in paths]
         losses = [

@@ -194,13 +194,9 @@ class LongformerEncoderForSequenceClassification(LongformerEncoderPreTrainedMode
         self.dropout = Dropout(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels)  # type: ignore[arg-type]  # never None
 
-    def pool(self, outputs: MemoryModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def pool(self, outputs: MemoryModelOutput, mask: torch.Tensor) -> torch.Tensor:
         """The first real token, through a layer of its own."""
-        hidden_states = outputs.last_hidden_state
-        first = hidden_states[:, 0]
-        if attention_mask is not None:
-            columns = attention_mask.long().argmax(dim=1, keepdim=True)
-            first = gather_columns(hidden_states, columns).squeeze(1)
+        first = gather_columns(outputs.last_hidden_state, mask.long().argmax(dim=1, keepdim=True)).squeeze(1)
         return self.dropout(torch.tanh(self.dense(self.dropout(first))))
 
 

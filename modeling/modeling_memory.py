@@ -20,22 +20,21 @@ from transformers_xl.modeling.checks import (
     check_inputs,
     check_keywords,
     check_memory,
-    check_saved_memory,
     check_starts,
-    without_packing,
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.sublayers import Dropout
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
-from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
 from transformers_xl.modeling.memory.segment import Call, Segment, noted
-from transformers_xl.modeling.ops.columns import drop_full_mask, gather_columns
+from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
+from transformers_xl.modeling.saved_memory_checks import check_saved_memory
 
 
 class CapturedStates(nn.Module):
@@ -135,16 +134,10 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
             return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         size = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
         size += -size % (pad_to_multiple_of or 1)
-        start = embedding.starts[-1]
-        if size <= start:
-            raise ValueError(
-                f"`new_num_tokens`={size} leaves nothing of the last cluster, which begins at {start}: keep more words, or "
-                "build a model with other `cutoffs`."
-            )
-        embedding.resize_last_cluster(self._get_resized_embeddings, size - start, mean_resizing)
+        embedding.resize_last_cluster(self._get_resized_embeddings, size, mean_resizing)
         for module in self.modules():
             if isinstance(module, AdaptiveSoftmax):
-                module.resize_last_cluster(self._get_resized_lm_head, size - start, mean_resizing)
+                module.resize_last_cluster(self._get_resized_lm_head, size, mean_resizing)
         self.config.vocab_size = self.vocab_size = size
         self.tie_weights()
         return embedding
@@ -221,7 +214,7 @@ class MemoryModel(MemoryPreTrainedModel):
             Whether to remember keys and values, for calls without gradients: `mems` hold them, and a [`MemoryCache`]
             (`past_key_values`) that writes those of the next call beside them.
         """
-        check_keywords(kwargs := without_packing(kwargs, position_ids), self.extra_arguments)
+        kwargs = check_keywords(kwargs, self.extra_arguments, position_ids)
         given = (input_ids, inputs_embeds, attention_mask, reset, position_ids)
         batch, length = check_inputs(self.config, *given, has_cache=past_key_values is not None)
         check_memory(self, batch, past_key_values, mems)
@@ -233,12 +226,18 @@ class MemoryModel(MemoryPreTrainedModel):
         if cache is None and use_cache and self.config.mem_len > 0:
             cache = MemoryCache(mems)
         memory = self.memory_before(cache, mems, reset, inputs_embeds)
-        mask = mask_of_segment(attention_mask, cache, batch, length)
+        mask = None if attention_mask is None else attention_mask[:, -length:].bool()
+        if cache is not None and cache.ended is not None:  # inside `generate()`
+            going_on = ~cache.ended[:, None].expand(batch, length)
+            mask = going_on if mask is None else mask & going_on
         tokens = reset if reset is not None and reset.dim() == 2 else None
         if position_ids is not None:
             check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
-        call = Call.of(mask, tokens, position_ids).reading(input_ids)
-        check_starts(self.config, call.document_ids)
+        call = Call.of(mask, tokens, position_ids)
+        if input_ids is not None:
+            call = call._replace(input_ids=gather_columns(input_ids, call.pack))
+        if self.config.initial_memory == "zeros":
+            check_starts(reset, call.document_ids)
         inputs = gather_columns(inputs_embeds, call.pack)
         output = self.read(inputs, memory, call, cache, **(kwargs | {"return_dict": True}))
         return self.in_order(self.remember(output, call, cache, length), call)
@@ -393,13 +392,13 @@ class MemoryModel(MemoryPreTrainedModel):
         """What is remembered of `batch` new rows, in the type and on the device of `like`; `static`: with all columns from
         the beginning, the unused ones too."""
         has_zeros, lengths = self.config.initial_memory == "zeros", self.config.layer_mem_lens
+        count = max([0, *lengths]) if has_zeros else 0
         layers = tuple(
             cast(MemoryLayer, layer).new_memory(batch, length if has_zeros or static else 0, like)
             for layer, length in zip(self.layers, lengths, strict=False)  # there may be none that remembers
         )
-        none, most = torch.zeros(batch, dtype=torch.long, device=like.device), max([0, *lengths])
-        count = noted(none + most, most) if has_zeros else noted(none, 0)
-        return Memory(layers, count, none, self.new_state(batch, like))
+        none = torch.zeros(batch, dtype=torch.long, device=like.device)
+        return Memory(layers, noted(none + count, count), none, self.new_state(batch, like))
 
     def new_state(self, batch: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the model itself remembers of new rows, beside its layers."""
@@ -416,43 +415,37 @@ class MemoryModel(MemoryPreTrainedModel):
     def forget(self, memory: Memory, rows: torch.Tensor) -> Memory:
         """The memory with new rows in the place of `rows` (B,) bool. Columns stay where they are: none is a new row's."""
         rows = rows.to(memory.lengths.device)
-        if (
-            self.config.initial_memory == "empty"
-            and not memory.state
-            and not any(each.state for each in memory.layers)
-        ):
+        tokens_read, has_state = memory.tokens_read.masked_fill(rows, 0), any(each.state for each in memory.layers)
+        if self.config.initial_memory == "empty" and not has_state and not memory.state:
             # an agent forgets at every step
-            return Memory(memory.layers, memory.lengths.masked_fill(rows, 0), memory.tokens_read.masked_fill(rows, 0))
+            return Memory(memory.layers, memory.lengths.masked_fill(rows, 0), tokens_read)
         fresh = self.new_memory(len(rows), memory_like(memory))
-        layers = tuple(
-            forget_rows(layer, new, old, rows)
-            for layer, new, old in zip(self.layers, fresh.layers, memory.layers, strict=False)
-        )
+        layers = zip(self.layers, fresh.layers, memory.layers, strict=False)
         lengths = fresh.lengths.clamp(max=memory.num_columns).where(rows, memory.lengths)
-        state = tuple(mixed(rows, *pair) for pair in zip(fresh.state, memory.state, strict=True))
-        return Memory(layers, lengths, memory.tokens_read.masked_fill(rows, 0), state)
+        state = mixed(rows, fresh.state, memory.state)
+        return Memory(tuple(forget_rows(*each, rows) for each in layers), lengths, tokens_read, state)
 
 
-def mixed(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """The `new` tensor in these `rows` (B,) bool, and the `old` one in the others."""
-    rows = rows.view(-1, *[1] * (old.dim() - 1)).to(old.device)
-    return torch.where(rows, new.to(old), old)
+def mixed(rows: torch.Tensor, new: Tensors, old: Tensors) -> Tensors:
+    """The `new` tensors in these `rows` (B,) bool, and the `old` ones in the others."""
+    return tuple(
+        torch.where(rows.view(-1, *[1] * (each.dim() - 1)).to(each.device), fresh.to(each), each)
+        for fresh, each in zip(new, old, strict=True)
+    )
 
 
 def forget_rows(layer: nn.Module, new: LayerMemory, old: LayerMemory, rows: torch.Tensor) -> LayerMemory:
     """What a layer remembers, with that of new rows in the place of `rows` (B,) bool."""
 
-    def forgotten(zeros: tuple[torch.Tensor, ...], columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def forgotten(zeros: Tensors, columns: Tensors) -> Tensors:
         # zeros are inputs, and stand at the right of a memory of any length
         if not zeros or zeros[0].shape[-2] == 0 or columns[0].shape[-2] == 0:
             return columns
-        made, count = zeros, columns[0].shape[-2]
         if len(columns) > len(zeros):  # keys and values of these inputs
-            made = cast(MemoryLayer, layer).project(zeros[0])[: len(columns)]
-        made = tuple(nn.functional.pad(each, (0, 0, count, 0)).narrow(-2, each.shape[-2], count) for each in made)
-        return tuple(mixed(rows, *pair) for pair in zip(made, columns, strict=True))
+            zeros = cast(MemoryLayer, layer).project(zeros[0])[: len(columns)]
+        return mixed(rows, tuple(with_count(each, columns[0].shape[-2]) for each in zeros), columns)
 
-    state = tuple(mixed(rows, *pair) for pair in zip(new.state, old.state, strict=True))
+    state = mixed(rows, new.state, old.state)
     return LayerMemory(forgotten(new.columns, old.columns), state, forgotten(new.older, old.older))
 
 
@@ -460,17 +453,6 @@ def memory_like(memory: Memory) -> torch.Tensor:
     """A tensor of the type and on the device of what is remembered."""
     columns = [each for layer in memory.layers for each in (*layer.columns, *layer.state)]
     return columns[0] if columns else memory.lengths.new_empty(0, dtype=torch.get_default_dtype())
-
-
-def mask_of_segment(
-    attention_mask: torch.Tensor | None, cache: MemoryCache | None, batch: int, length: int
-) -> torch.Tensor | None:
-    """Which tokens of a segment are read, (B, T) bool, None where all are: no padding, and no row that has ended."""
-    mask = None if attention_mask is None else drop_full_mask(attention_mask[:, -length:].bool())
-    if cache is None or cache.ended is None:
-        return mask
-    going_on = ~cache.ended[:, None].expand(batch, length)
-    return going_on if mask is None else mask & going_on
 
 
 __all__ = ["MemoryModel", "MemoryPreTrainedModel"]

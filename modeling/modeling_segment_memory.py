@@ -260,25 +260,18 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
         inputs = ModelInputs(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            mems=mems,
-            reset=reset,
-            position_ids=position_ids,
-            use_cache=use_cache,
+            input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )
         kwargs |= {"return_dict": True}
         if targets is None and not may_have_padding(inputs):
-            return super().forward(**inputs, logits_to_keep=logits_to_keep, **kwargs)
+            return super().forward(**inputs._asdict(), logits_to_keep=logits_to_keep, **kwargs)
         is_some = not isinstance(logits_to_keep, int) or logits_to_keep > 0
         has_own_loss = targets is None or not has_other_loss(self)
         head, states = head_of_base(self.backbone) if is_some and has_own_loss else None, None
         if head is None:
-            outputs = super().forward(**inputs, **kwargs)
+            outputs = super().forward(**inputs._asdict(), **kwargs)
         else:
-            carried = dict(self.base_model(**inputs, **kwargs))
+            carried = dict(self.base_model(**inputs._asdict(), **kwargs))
             states = carried.pop("last_hidden_state")
             outputs = MemoryHeadOutput(logits=head(slice_logits_to_keep(states, logits_to_keep)), **carried)
         if targets is not None:
@@ -313,10 +306,10 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
 
 def may_have_padding(inputs: ModelInputs) -> bool:
     """Whether a call may have padding, which layers read in another place: what is kept of the logits is chosen after."""
-    tokens = inputs["input_ids"] if inputs["inputs_embeds"] is None else inputs["inputs_embeds"]
-    cache = inputs["past_key_values"]
+    tokens = inputs.input_ids if inputs.inputs_embeds is None else inputs.inputs_embeds
+    cache = inputs.past_key_values
     some_have_ended = isinstance(cache, MemoryCache) and cache.ended is not None
-    return tokens is not None and tokens.shape[1] > 1 and (inputs["attention_mask"] is not None or some_have_ended)
+    return tokens is not None and tokens.shape[1] > 1 and (inputs.attention_mask is not None or some_have_ended)
 
 
 def check_code(name: str | os.PathLike, trust_remote_code: bool) -> None:

@@ -22,7 +22,6 @@ from transformers_xl.modeling.layers.sublayers import Dropout, SublayerLayerNorm
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel
-from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -170,14 +169,11 @@ class StarTransformerForSequenceClassification(StarTransformerPreTrainedModel, M
     model_class = StarTransformerModel
     output_class = StarTransformerHeadOutput
 
-    def pool(self, outputs: StarTransformerModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def pool(self, outputs: StarTransformerModelOutput, mask: torch.Tensor) -> torch.Tensor:
         """The mean of the relay and, for each feature, its maximum over the real tokens. Section 3.3."""
-        satellites = outputs.last_hidden_state
-        if attention_mask is None:
-            return (outputs["relay"] + satellites.amax(dim=1)) / 2
-        mask = keep_last(attention_mask, satellites.shape[1]).bool()[..., None]
-        largest = satellites.masked_fill(~mask, -torch.inf).amax(dim=1).masked_fill(~mask.any(dim=1), 0.0)
-        return (outputs["relay"] + largest) / 2
+        mask = mask[..., None]
+        largest = outputs.last_hidden_state.masked_fill(~mask, -torch.inf).amax(dim=1)
+        return (outputs["relay"] + largest.masked_fill(~mask.any(dim=1), 0.0)) / 2
 
 
 @auto_docstring(

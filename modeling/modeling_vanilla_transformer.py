@@ -128,13 +128,13 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
     ) -> MemoryHeadOutput:
         """`targets` may have one column more than the segment: the second target of its last token."""
         if not self.training or targets is None:
-            tokens = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
+            tokens = inputs.inputs_embeds if inputs.input_ids is None else inputs.input_ids
             length = cast(torch.Tensor, tokens).shape[1]  # one of both is given
             targets = None if targets is None else targets[:, :length]
             return super().forward_with_loss(inputs, targets, logits_to_keep, **kwargs)
         wants_states = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         items = kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(**inputs, **(kwargs | {"output_hidden_states": True, "return_dict": True}))
+        outputs = self.model(**inputs._asdict(), **(kwargs | {"output_hidden_states": True, "return_dict": True}))
         logits = self.compute_logits(outputs, logits_to_keep) if self.returns_logits(targets) else None
         loss = self.training_loss(outputs, logits, targets, items)
         left_out = () if wants_states else ("hidden_states",)

@@ -109,12 +109,21 @@ class AdaptiveEmbedding(nn.Module):
         return sum(len(weight) for weight in self.weights)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Embedding], size: int, mean_resizing: bool) -> None:
-        """Let the last cluster have `size` words, by transformers' `resized`, which resizes embeddings."""
-        last = self.tables[-1]
+        """Let the vocabulary have `size` words, by transformers' `resized`, which resizes embeddings.
+
+        Raises:
+            ValueError: nothing would be left of the last cluster.
+        """
+        last, start = self.tables[-1], self.starts[-1]
+        if size <= start:
+            raise ValueError(
+                f"`new_num_tokens`={size} leaves nothing of the last cluster, which begins at {start}: keep more words, or "
+                "build a model with other `cutoffs`."
+            )
         if isinstance(last, TiedTable):
-            self.tables[-1] = last.resize(resized, size, mean_resizing)
+            self.tables[-1] = last.resize(resized, size - start, mean_resizing)
         else:
-            self.tables[-1] = resized(last, size, mean_resizing=mean_resizing)
+            self.tables[-1] = resized(last, size - start, mean_resizing=mean_resizing)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         embeddings = input_ids.new_zeros((), dtype=self.weights[0].dtype)

@@ -79,8 +79,8 @@ class AdaptiveSoftmax(nn.Module):
         return sum(self.sizes)
 
     def resize_last_cluster(self, resized: Callable[..., nn.Linear], size: int, mean_resizing: bool) -> None:
-        """Let the last cluster have `size` words, by transformers' `resized`, which resizes linear layers."""
-        last = self.clusters[-1]
+        """Let the vocabulary have `size` words, by transformers' `resized`, which resizes linear layers."""
+        last, size = self.clusters[-1], size - sum(self.sizes[:-1])
         if isinstance(last, TiedLinear):
             self.clusters[-1] = last.resize(resized, size, mean_resizing)
         else:

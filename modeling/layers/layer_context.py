@@ -65,9 +65,12 @@ class LayerContext(NamedTuple):
         """
         if self.room is not None and self.room.is_ring:
             return self.room.append(past, new), past
-        if not past or past[0].dim() == inputs.dim():
-            return self._extend_inputs(past[0].to(inputs) if past else inputs[:, :0], inputs, new, project)
-        return self.append(past, new)
+        if past and past[0].dim() != inputs.dim():
+            return self.append(past, new)
+        held, columns = past[0].to(inputs) if past else inputs[:, :0], new
+        if held.shape[1] > 0:  # apart from the segment: no gradient is computed for what needs none
+            columns = tuple(torch.cat(pair, -2) for pair in zip(project(held), new, strict=True))
+        return columns, self.newest(columns) if self.projects else self.newest_inputs(held, inputs)
 
     def append(self, past: Tensors, new: Tensors) -> tuple[Tensors, Tensors]:
         """`[memory; segment]` of columns `(B, .., C, D)` and `(B, .., T, D)` of one kind, and what the layer remembers of
@@ -75,31 +78,22 @@ class LayerContext(NamedTuple):
         check_columns(past, new)
         if self.room is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             columns = tuple(torch.cat([old.to(each), each], -2) for old, each in zip(past, new, strict=True))
-            return columns, tuple(self.segment.newest(self._kept(each), self.keep) for each in columns)
+            return columns, self.newest(columns)
         columns = self.room.append(past, new)
-        kept = tuple(self.segment.newest(each, self.keep) for each in columns)
+        kept = self.newest(columns)
         self.room.shown = kept if self.segment.num is None else None
         return columns, kept
 
-    def _kept(self, columns: torch.Tensor) -> torch.Tensor:
-        return columns if self.keeps_graph else columns.detach()
-
-    def _extend_inputs(
-        self, held: torch.Tensor, inputs: torch.Tensor, new: Tensors, project: Callable[[torch.Tensor], Tensors]
-    ) -> tuple[Tensors, Tensors]:
-        columns, inputs = new, self._kept(inputs)
-        if held.shape[1] > 0:  # apart from the segment: no gradient is computed for what needs none
-            columns = tuple(torch.cat(pair, -2) for pair in zip(project(held), new, strict=True))
-        if self.projects:
-            return columns, tuple(self.segment.newest(self._kept(each), self.keep) for each in columns)
-        return columns, self.newest_inputs(held, inputs)
+    def newest(self, columns: Tensors) -> Tensors:
+        """What is remembered of the columns of `[memory; segment]`."""
+        return tuple(self.segment.newest(each if self.keeps_graph else each.detach(), self.keep) for each in columns)
 
     def newest_inputs(self, held: torch.Tensor, inputs: torch.Tensor) -> Tensors:
-        """The columns that are remembered of inputs, `held` `(B, C, E)` and those of the segment, `(B, T, E)`."""
+        """The same of inputs, `held` `(B, C, E)` and those of the segment, `(B, T, E)`."""
         if self.segment.num is None:  # only what is kept is copied
             held, inputs = keep_last(held, max(self.keep - inputs.shape[1], 0)), keep_last(inputs, self.keep)
-            return (torch.cat([held, inputs], 1),)
-        return (self.segment.newest(torch.cat([held, inputs], 1), self.keep),)
+            return (torch.cat([held, inputs if self.keeps_graph else inputs.detach()], 1),)
+        return self.newest((torch.cat([held, inputs], 1),))
 
 
 def check_columns(past: Tensors, new: Tensors) -> None:

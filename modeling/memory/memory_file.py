@@ -9,7 +9,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ MEMORY_VERSION = "1"
 # fields that change no result of a model in eval mode
 WITHOUT_RESULT = re.compile(r"dropout|initializer|_token_id$|^use_cache$|^bptt_segments$|^recompute_attention$")
 SAMPLES = 16  # numbers of a tensor that are compared
+UNREAD_IDS = "unread_ids"  # their name in a file
 
 # of each model that was asked for: what its weights looked like then, and their hashes
 _known: WeakKeyDictionary[nn.Module, tuple[list[tuple], dict[str, str]]] = WeakKeyDictionary()
@@ -49,6 +50,49 @@ class Remembering(NamedTuple):
                 f"`model` is a {type(model).__name__}, which remembers nothing: give the model that made the memory."
             )
         return cls(parts[0], backbone)
+
+
+def save_memory(
+    path: str | os.PathLike, memory: Any, model: nn.Module, unread_ids: torch.Tensor | Sequence[Sequence[int]] | None
+) -> None:
+    """What `Memory.save` says, of a `Memory`."""
+    backbone, tensors = Remembering.of(model).backbone, memory.named_tensors()
+    backbone.check_saved_memory(memory)
+    if unread_ids is not None:
+        tensors[UNREAD_IDS] = torch.as_tensor(unread_ids)
+        check_unread(tensors[UNREAD_IDS], memory.batch_size, backbone.config.vocab_size)
+    write_memory(path, tensors, memory.tokens_read.tolist(), model)
+
+
+def load_memory(
+    path: str | os.PathLike, model: nn.Module, from_named_tensors: Callable[[Mapping[str, torch.Tensor]], Any]
+) -> tuple[Any, torch.Tensor | None]:
+    """What `Memory.load` says: the `Memory`, and tokens that it does not hold yet."""
+    backbone, tensors = Remembering.of(model).backbone, read_memory(path, model)
+    unread_ids = tensors.pop(UNREAD_IDS, None)
+    try:
+        memory = from_named_tensors(tensors)
+        backbone.check_saved_memory(memory)
+        if unread_ids is not None:
+            check_unread(unread_ids, memory.batch_size, backbone.config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)!r} holds no memory of `model`: {error}") from error
+    device = torch.get_default_device() if backbone.device.type == "meta" else backbone.device  # it is offloaded
+    return memory.to(device), None if unread_ids is None else unread_ids.to(device)
+
+
+def check_unread(unread_ids: torch.Tensor, batch: int, vocab_size: int) -> None:
+    """Check that `unread_ids` are tokens of so many rows.
+
+    Raises:
+        ValueError: they are not.
+    """
+    is_fitting = unread_ids.dim() == 2 and len(unread_ids) == batch and unread_ids.dtype in (torch.int32, torch.int64)
+    if not is_fitting or bool(((unread_ids < 0) | (unread_ids >= vocab_size)).any()):
+        raise ValueError(
+            f"`unread_ids` has shape {tuple(unread_ids.shape)} and type {unread_ids.dtype}: it must be integers in "
+            f"0..{vocab_size - 1}, of shape (batch, n) with {batch} rows."
+        )
 
 
 def write_memory(
@@ -191,15 +235,22 @@ def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
     They are computed once for a model, and again when its weights have changed: when one lies elsewhere, was written to (by
     torch's own count, which does not see `.data`), or has other numbers in some places, all over the tensor.
     """
-    tensors = weights_of(whole)
-    looks = [(name, *look_of(each)) for name, each in tensors.items()]
+    tensors, adapters = weights_of(whole), active_adapters(whole)
+    looks = [*adapters.items(), *((name, *look_of(each)) for name, each in tensors.items())]
     if whole not in _known or _known[whole][0] != looks:
         start = next(name for name, part in whole.named_modules() if part is backbone)
         start = f"{start}." if start else ""
         inside = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
         outside = {name: each for name, each in tensors.items() if not name.startswith(start)}
-        _known[whole] = looks, {"weights": hash_of(inside), "head": hash_of(outside) if outside else ""}
+        _known[whole] = looks, {"weights": hash_of(inside, adapters), "head": hash_of(outside) if outside else ""}
     return _known[whole][1]
+
+
+def active_adapters(model: nn.Module) -> dict[str, str]:
+    """Which of the adapters that PEFT has loaded change results; nothing where there are none."""
+    layers = [part for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
+    states = {json.dumps([*part.active_adapters, part.disable_adapters]) for part in layers}
+    return {"adapters": ", ".join(sorted(states))} if states else {}
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -209,21 +260,23 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
         ValueError: a weight is not in memory.
     """
     tensors: dict[str, torch.Tensor] = {}
-
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, tuple | list):  # of a layer that torch itself has quantized
-            for index, inner in enumerate(value):
-                visit(f"{name}.{index}", inner)
-        elif isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
-            for inner in value.__tensor_flatten__()[0]:
-                visit(f"{name}.{inner}", getattr(value, inner))
-        elif isinstance(value, torch.Tensor):
-            value = offloaded(model, name) if value.is_meta else value.detach()
-            tensors[name] = value.dequantize() if value.is_quantized else value
-
     for name, value in model.state_dict().items():
-        visit(name, value)
+        for inner, tensor in parts_of(name, value):
+            tensor = offloaded(model, inner) if tensor.is_meta else tensor.detach()
+            tensors[inner] = tensor.dequantize() if tensor.is_quantized else tensor
     return tensors
+
+
+def parts_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors that an entry of a `state_dict` consists of, and their names."""
+    if isinstance(value, tuple | list):  # of a layer that torch itself has quantized
+        for index, inner in enumerate(value):
+            yield from parts_of(f"{name}.{index}", inner)
+    elif isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
+        for inner in value.__tensor_flatten__()[0]:
+            yield from parts_of(f"{name}.{inner}", getattr(value, inner))
+    elif isinstance(value, torch.Tensor):
+        yield name, value
 
 
 def offloaded(model: nn.Module, name: str) -> torch.Tensor:
@@ -261,4 +314,4 @@ def bytes_of(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-__all__ = ["read_memory", "save_tensors", "write_memory"]
+__all__ = ["load_memory", "read_memory", "save_memory", "save_tensors", "write_memory"]

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
-from transformers_xl.modeling.memory.memory_file import Remembering, read_memory, write_memory
-
-UNREAD_IDS = "unread_ids"  # its name in a file
+from transformers_xl.modeling.memory.memory_file import load_memory, save_memory
 
 
 class LayerMemory(NamedTuple):
@@ -137,12 +135,7 @@ class Memory(NamedTuple):
             ValueError: it is not a memory of this model, or `unread_ids` are no tokens of its rows.
             OSError: the disk refuses.
         """
-        Remembering.of(model).backbone.check_saved_memory(self)
-        tensors = self.named_tensors()
-        if unread_ids is not None:
-            tensors[UNREAD_IDS] = torch.as_tensor(unread_ids)
-            check_unread(tensors[UNREAD_IDS], self.batch_size, model)
-        write_memory(path, tensors, self.tokens_read.tolist(), model)
+        save_memory(path, self, model, unread_ids)
 
     @classmethod
     def load(cls, path: str | os.PathLike, model: nn.Module) -> "SavedMemory":
@@ -151,17 +144,7 @@ class Memory(NamedTuple):
         Raises:
             ValueError: the file is none, is damaged or was changed, or another model made it; nothing is loaded.
         """
-        backbone, tensors = Remembering.of(model).backbone, read_memory(path, model)
-        unread_ids = tensors.pop(UNREAD_IDS, None)
-        try:
-            memory = cls.from_named_tensors(tensors)
-            backbone.check_saved_memory(memory)
-            if unread_ids is not None:
-                check_unread(unread_ids, memory.batch_size, model)
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(path)!r} holds no memory of `model`: {error}") from error
-        device = torch.get_default_device() if backbone.device.type == "meta" else backbone.device  # it is offloaded
-        return SavedMemory(memory.to(device), None if unread_ids is None else unread_ids.to(device))
+        return SavedMemory(*load_memory(path, model, cls.from_named_tensors))
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by its name: `layers.0.columns.1`, `lengths`; what a file of safetensors holds."""
@@ -209,21 +192,6 @@ class SavedMemory(NamedTuple):
     unread_ids: torch.Tensor | None
 
 
-def check_unread(unread_ids: torch.Tensor, batch: int, model: nn.Module) -> None:
-    """Check that `unread_ids` are tokens of so many rows.
-
-    Raises:
-        ValueError: they are not.
-    """
-    size = Remembering.of(model).backbone.config.vocab_size
-    is_fitting = unread_ids.dim() == 2 and len(unread_ids) == batch and unread_ids.dtype in (torch.int32, torch.int64)
-    if not is_fitting or (unread_ids.numel() and not 0 <= int(unread_ids.min()) <= int(unread_ids.max()) < size):
-        raise ValueError(
-            f"`unread_ids` has shape {tuple(unread_ids.shape)} and type {unread_ids.dtype}: it must be integers in "
-            f"0..{size - 1}, of shape (batch, n) with {batch} rows."
-        )
-
-
 def cat_memories(memories: Sequence[Memory]) -> Memory:
     """The rows of all memories in one batch; windows of fewer columns get unused ones on their left.
 
@@ -234,11 +202,10 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
         raise ValueError("`memories` is empty: give at least one.")
 
     def joined(*tensors: torch.Tensor) -> torch.Tensor:
-        longest = max(each.shape[-2] for each in tensors) if tensors[0].dim() > 2 else 0
-        if any(each.dim() > 2 and each.shape[-2] < longest for each in tensors):
-            pads = [(0, 0, longest - each.shape[-2], 0) for each in tensors]
-            tensors = tuple(torch.nn.functional.pad(each, pad) for each, pad in zip(tensors, pads, strict=True))
-        return torch.cat(tensors)
+        if tensors[0].dim() <= 2:
+            return torch.cat(tensors)
+        longest = max(each.shape[-2] for each in tensors)
+        return torch.cat([with_count(each, longest) for each in tensors])
 
     names = [each.named_tensors() for each in memories]
     for number, other in enumerate(names):
@@ -252,18 +219,17 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
 
 def with_columns_of(memory: Memory, other: Memory) -> Memory:
     """The memory with as many columns in each window as the `other` one: the newest ones, or unused ones on their left."""
-
-    def widened(columns: torch.Tensor, count: int) -> torch.Tensor:
-        missing = count - columns.shape[-2]
-        return columns if missing <= 0 else torch.nn.functional.pad(columns, (0, 0, missing, 0))
-
-    counts = [layer.num_columns for layer in other.layers]
-    memory = memory.newest(counts)
     layers = tuple(
-        layer._replace(columns=tuple(widened(each, count) for each in layer.columns))
-        for layer, count in zip(memory.layers, counts, strict=True)
+        layer._replace(columns=tuple(with_count(each, wanted.num_columns) for each in layer.columns))
+        for layer, wanted in zip(memory.layers, other.layers, strict=True)
     )
-    return memory._replace(layers=layers)
+    return memory._replace(layers=layers, lengths=memory.lengths.clamp(max=other.num_columns))
+
+
+def with_count(columns: torch.Tensor, count: int) -> torch.Tensor:
+    """The newest `count` columns of `(.., C, D)`; zeros on their left, where there are fewer."""
+    missing = count - columns.shape[-2]
+    return columns if missing == 0 else nn.functional.pad(columns, (0, 0, missing, 0))  # a negative number cuts
 
 
 def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -280,4 +246,4 @@ def _named(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
     return [pair for key, each in zip(keys, value, strict=True) for pair in _named(each, f"{name}.{key}".lstrip("."))]
 
 
-__all__ = ["LayerMemory", "Memory", "SavedMemory", "cat_memories", "with_columns_of"]
+__all__ = ["LayerMemory", "Memory", "SavedMemory", "cat_memories", "with_columns_of", "with_count"]

@@ -66,10 +66,6 @@ class Call(NamedTuple):
             return cls(num, document_ids, closed=closed)
         return cls(num, document_ids, pack, inverse(pack), closed)
 
-    def reading(self, input_ids: torch.Tensor | None) -> Self:
-        """The same of tokens with these ids `(B, T)`, in the order of the caller."""
-        return self if input_ids is None else self._replace(input_ids=gather_columns(input_ids, self.pack))
-
 
 def is_true(condition: torch.Tensor, unless: bool) -> bool:
     """A `condition` (one bool), or `unless` in a compiled graph, which cannot ask."""
@@ -188,8 +184,9 @@ class Segment(NamedTuple):
     def remembered(self, count: int) -> torch.Tensor:
         """How many of the newest `count` columns are real after the call, `(B,)`."""
         count = min(count, self.num_keys)
-        lengths = (self.end - self.start[:, -1]).clamp(max=count)
-        return noted(lengths, count) if self.is_plain else lengths
+        if self.is_plain:
+            return noted(torch.full_like(self.lengths, count), count)
+        return (self.end - self.start[:, -1]).clamp(max=count)
 
     def seen_by(self, num_before: int, keep: int, window: int | None) -> Self:
         """The same for a layer that has the newest `num_before` of these columns, of which it may see `keep`, and whose

@@ -1,6 +1,7 @@
 """A memory on disk: what goes on in another process, what a file is refused for, and which model it belongs to."""
 
 import copy
+import gc
 import json
 import os
 import shutil
@@ -208,8 +209,24 @@ def test_weights_are_hashed_once(tmp_path, monkeypatch):
     assert len(hashed) == 2 + 2 * 3
 
 
+def test_nothing_waits_for_the_collector(tmp_path):
+    """Views of the weights, or copies of quantized ones, in a cycle would stay for thousands of turns of a server."""
+    model = model_of("transformer_xl")
+    path = made(tmp_path / "memory", model)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+        for _ in range(3):
+            Memory.load(path, model).memory.save(path, model)
+        assert sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()) <= before
+    finally:
+        gc.enable()
+
+
 def test_the_same_model_elsewhere(tmp_path):
     """A copy, one without its head or with another one, with adapters around it that change nothing yet, in training."""
+    peft = needs("peft")  # before the model is built, which tells it where adapters go
     model = model_of("transformer_xl", torch.float32)
     path = made(tmp_path / "memory", model)
     classifier = tiny_model("transformer_xl", "sequence_classification", torch.float32)
@@ -222,12 +239,20 @@ def test_the_same_model_elsewhere(tmp_path):
         Memory.load(tmp_path / "of the backbone", same)
     other.config.pad_token_id, other.config.dropout = 0, 0.5  # change no result
     Memory.load(path, other)
-    peft = needs("peft")
     adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(init_lora_weights=False))
     with pytest.raises(ValueError, match="made with other weights"):
         Memory.load(path, adapted)
     path = made(tmp_path / "adapted", adapted, memory_of_rows(adapted))
     assert_equal(Memory.load(path, adapted).memory, memory_of_rows(adapted))
+    adapted.add_adapter("second", peft.LoraConfig(init_lora_weights=False))
+    path = made(tmp_path / "with the first", adapted, memory_of_rows(adapted))
+    adapted.set_adapter("second")
+    with pytest.raises(ValueError, match="made with other weights"):
+        Memory.load(path, adapted)
+    adapted.set_adapter("default")
+    Memory.load(path, adapted)
+    with adapted.disable_adapter(), pytest.raises(ValueError, match="made with other weights"):
+        Memory.load(path, adapted)
 
 
 def test_weights_that_lie_on_disk(tmp_path):
@@ -256,7 +281,7 @@ def test_a_memory_of_another_model_is_not_saved(tmp_path):
     memory = memory_of_rows(model)
     wide = memory_of_rows(model_of("transformer_xl", hidden_size=64, num_attention_heads=8))
     for wrong, ids, said in (
-        (wide, None, "heads and widths"),
+        (wide, None, r"shape \(3, 4, 8, 8\)"),
         (memory._replace(layers=memory.layers[:1]), None, "1 layers"),
         (memory, tokens(2, 1), r"`unread_ids` has shape \(2, 1\)"),
         (memory, torch.full((3, 1), 37), r"integers in 0\.\.36"),

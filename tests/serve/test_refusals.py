@@ -280,6 +280,9 @@ def test_a_step_that_fails_is_no_end(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(model, "forward", fail)
         monkeypatch.setattr(type(model.model), "forward", fail)
+        last = list(here.client.responses.create(model=NAME, input="a", stream=True))[-1]
+        assert (last.type, last.code) == ("error", None)
+        assert "failed" in last.message
         answer = here.post("completions", json={"prompt": "a"})
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "The server failed while it wrote this: see its log."

@@ -9,14 +9,13 @@ Attention with relative positions needs no order of its columns, only their dist
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from transformers_xl.modeling.exporting import ExportableStep, name_in_programs
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.memory.memory_cache import LayerRoom
-from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, mixed
 
@@ -100,9 +99,8 @@ class RingMemory:
 
     def __init__(self, memory: Memory, size: int):
         self.keep, self.tokens_read = memory.num_columns, memory.tokens_read
-        missing = max(size - self.keep, 0)
-        columns = tuple(
-            tuple(F.pad(each, (0, 0, missing, 0))[..., -size:, :].contiguous() for each in layer.columns)
+        columns = tuple(  # copies: the rings are written to
+            tuple(with_count(each, size).clone(memory_format=torch.contiguous_format) for each in layer.columns)
             for layer in memory.layers
         )
         self.rings = Rings(columns, torch.zeros((), dtype=torch.long), memory.lengths.clamp(max=size))
@@ -131,10 +129,9 @@ class RingMemory:
 
 def with_rows_of(memory: Memory, other: Memory, rows: torch.Tensor) -> Memory:
     """The `other` memory, with those of `rows` (B,) bool that are given."""
-    mine = memory.named_tensors()
-    return Memory.from_named_tensors(
-        {name: mixed(rows, mine[name], tensor) for name, tensor in other.named_tensors().items()}
-    )
+    mine, others = memory.named_tensors(), other.named_tensors()
+    chosen = mixed(rows, tuple(mine[name] for name in others), tuple(others.values()))
+    return Memory.from_named_tensors(dict(zip(others, chosen, strict=True)))
 
 
 __all__ = ["RingMemory", "RingStep", "Rings", "with_rows_of"]

@@ -123,7 +123,7 @@ async def written(events: AsyncIterator[dict[str, Any] | str], named: bool) -> A
             logger.exception("an answer failed")
             error = failed()
         body = error.body()
-        yield of({"type": "error", "sequence_number": count, **body["error"]} if named else body)
+        yield of({**body["error"], "type": "error", "sequence_number": count} if named else body)
 
 
 __all__ = ["Choice", "EventStream", "collected", "unless_left"]

@@ -12,12 +12,14 @@ from transformers_xl.data.turns import Template
 from transformers_xl.serve.app import build_app
 from transformers_xl.serve.bounds import Bounds
 from transformers_xl.serve.engine import Engine
+from transformers_xl.serve.freed_memory import give_back_freed_memory
 from transformers_xl.serve.scheduler import Scheduler
 from transformers_xl.serve.server_metrics import Metrics
 from transformers_xl.serve.service import Service
 from transformers_xl.serve.session_store import SessionStore
 
 GRACE = 2.5  # seconds that running answers have to end by themselves
+TICKS = 600  # of a tenth of a second, after which freed memory is given back
 LAST_WORDS = 4  # seconds after which whoever still listens is left: the process ends within 5
 
 
@@ -43,6 +45,11 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine):
         super().__init__(config)
         self.engine = engine
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == TICKS - 1:
+            await asyncio.to_thread(give_back_freed_memory)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.engine.is_ending = True

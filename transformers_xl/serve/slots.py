@@ -10,12 +10,11 @@ All rows append at the same column and end there, so that a new one is written s
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.memory.memory_cache import LayerRoom, MemoryCache
-from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
 from transformers_xl.modeling.ops.columns import keep_last
 
 
@@ -190,7 +189,7 @@ def joined(rows: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """`(B, ..)` and `(1, ..)` in one tensor; columns end together."""
     if rows.dim() > 2 and rows.shape[-2] != new.shape[-2]:
         longest = max(rows.shape[-2], new.shape[-2])
-        rows, new = (F.pad(each, (0, 0, longest - each.shape[-2], 0)) for each in (rows, new))
+        rows, new = with_count(rows, longest), with_count(new, longest)
     return torch.cat([rows, new.to(rows)])
 
 
