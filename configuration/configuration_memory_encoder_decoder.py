@@ -69,7 +69,9 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
         self._check_keywords(kwargs)
         for name in ("encoder", "decoder"):
             setattr(self, name, self._part(name))
-        self._set_special_tokens()
+        decoder = cast(MemoryConfig, self.decoder)
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = decoder.pad_token_id if decoder.bos_token_id is None else decoder.bos_token_id
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -85,15 +87,6 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
             remedy = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(_PARTS))}."
             raise ValueError(f"`{name}` has `model_type`={model_type!r}, which cannot be an {name}: {remedy}")
         return copy.deepcopy(given) if isinstance(given, PreTrainedConfig) else _PARTS[model_type].from_dict(given)
-
-    def _set_special_tokens(self) -> None:
-        """Tokens are those of the decoder. `decoder_start_token_id` follows from them."""
-        decoder = cast(MemoryConfig, self.decoder)
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            setattr(self, name, getattr(decoder, name))
-        if self.decoder_start_token_id is None:
-            starts = (decoder.bos_token_id, decoder.pad_token_id)
-            self.decoder_start_token_id = next((each for each in starts if each is not None), None)
 
     @classmethod
     def _check_keywords(cls, keywords: dict[str, Any]) -> None:
@@ -139,6 +132,9 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
         changed.decoder = cast(MemoryConfig, self.decoder).with_mem_len(mem_len)
         return changed
 
+    pad_token_id = _of_decoder("pad_token_id")
+    bos_token_id = _of_decoder("bos_token_id")
+    eos_token_id = _of_decoder("eos_token_id")
     vocab_size = _of_decoder("vocab_size")
     hidden_size = _of_decoder("hidden_size")
     num_hidden_layers = _of_decoder("num_hidden_layers")

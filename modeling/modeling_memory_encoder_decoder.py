@@ -148,6 +148,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             )
         self.model.extra_arguments = (*self.model.extra_arguments, "source")
         self.earlier_source = EarlierSource(encoder.hidden_size) if config.source_mem_len else None
+        names = [name for name, _ in self.model.embed_tokens.named_parameters()] if config.share_embeddings else []
+        tied = {f"encoder.embed_tokens.{name}": f"decoder.model.embed_tokens.{name}" for name in names}
+        self._tied_weights_keys = tied
         self.post_init()
 
     @torch.no_grad()
@@ -179,8 +182,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels)
-        names = [name for name, _ in self.model.embed_tokens.named_parameters()] if self.config.share_embeddings else []
-        return {f"encoder.embed_tokens.{name}": f"decoder.model.embed_tokens.{name}" for name in names}
+        return dict(self._tied_weights_keys)  # the decoder ties its own
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As in transformers, of both tables of words."""
