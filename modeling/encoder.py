@@ -19,7 +19,6 @@ from transformers_xl.modeling.heads import (
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel
-from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 
@@ -99,13 +98,10 @@ class MemoryForMaskedLM(MemoryForCausalLM):
 class EncoderForSequenceClassification(MemoryForSequenceClassification):
     """Classification of a text by the mean of its tokens, each of which has seen all of it."""
 
-    def pool(self, outputs: MemoryModelOutput, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """What stands for each row, `(batch, hidden_size)`: the mean of its real tokens."""
-        hidden_states = outputs.last_hidden_state
-        if attention_mask is None:
-            return hidden_states.mean(1)
-        mask = keep_last(attention_mask, hidden_states.shape[1]).bool()[..., None]
-        return hidden_states.where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)
+    def pool(self, outputs: MemoryModelOutput, mask: torch.Tensor) -> torch.Tensor:
+        """What stands for each row, `(batch, hidden_size)`: the mean of its real tokens (`mask`, `(batch, length)`)."""
+        total = outputs.last_hidden_state.where(mask[..., None], 0).sum(1)
+        return total / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def encoder_forms(

@@ -7,7 +7,6 @@ from transformers_xl.modeling.auto import ENCODERS
 from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.modeling_memory import MemoryModel
 
-
 OF_ENCODERS = [
     (model_type, head)
     for model_type in ENCODERS
