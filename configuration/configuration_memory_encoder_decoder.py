@@ -71,7 +71,9 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
             setattr(self, name, self._part(name))
         decoder = cast(MemoryConfig, self.decoder)
         if self.decoder_start_token_id is None:
-            self.decoder_start_token_id = decoder.pad_token_id if decoder.bos_token_id is None else decoder.bos_token_id
+            self.decoder_start_token_id = (
+                decoder.pad_token_id if decoder.bos_token_id is None else decoder.bos_token_id
+            )
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -80,7 +82,9 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
         """The configuration of the encoder or of the decoder."""
         given = getattr(self, name)
         if given is None:
-            raise ValueError(f"`{name}`=None: give the configuration of the {name}, such as `TransformerXLConfig(...)`.")
+            raise ValueError(
+                f"`{name}`=None: give the configuration of the {name}, such as `TransformerXLConfig(...)`."
+            )
         model_type = given.get("model_type") if isinstance(given, dict) else given.model_type
         if model_type not in _PARTS:
             close = nearest_names(str(model_type), [*_PARTS], cutoff=0.6)
@@ -108,7 +112,9 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
             raise ValueError(
                 f"`decoder_start_token_id`={start} must be in 0..{size - 1}: give it, or `bos_token_id` in `decoder`."
             )
-        tables = [(each.vocab_size, each.token_width, getattr(each, "is_adaptive", False)) for each in (encoder, decoder)]
+        tables = [
+            (each.vocab_size, each.token_width, getattr(each, "is_adaptive", False)) for each in (encoder, decoder)
+        ]
         if self.share_embeddings and (tables[0] != tables[1] or tables[0][2]):
             raise ValueError(
                 f"`share_embeddings`=True, but the tables of words differ or have clusters: `encoder` has {tables[0][:2]}, "

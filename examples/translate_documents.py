@@ -4,9 +4,9 @@
     python examples/translate_documents.py --carry none         # each sentence alone, all else the same
     python examples/translate_documents.py --carry target
 
-The text is the help of LibreOffice in English and German, from two Debian packages (`apt-get download`, 5 MB, no root): pages
-whose paragraphs stand in order and are numbered alike. Rows of a batch read pages side by side, a paragraph at a time; a page
-begins from an empty memory. A tenth of the pages is held out, and scored in nats per token of the translation.
+The text is the help of LibreOffice in English and German, from two Debian packages (`apt-get download`, 5 MB, no root):
+pages whose paragraphs stand in order and are numbered alike. Rows of a batch read pages side by side, a paragraph at a
+time; a page begins from an empty memory. A tenth of the pages is held out, and scored in nats per token of the translation.
 """
 
 import argparse
@@ -59,7 +59,8 @@ def paragraphs(page: Path) -> dict[str, str]:
 def read_pages(folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Pairs of paragraphs of each page that both languages have: what is the same in both is no translation."""
     roots = {
-        language: folder / name / "usr/share/libreoffice/help" / language / "text" for language, name in PACKAGES.items()
+        language: folder / name / "usr/share/libreoffice/help" / language / "text"
+        for language, name in PACKAGES.items()
     }
     pages = {}
     for file in sorted(roots["en-US"].rglob("*.html")):
@@ -175,7 +176,9 @@ def train(model: MemoryForConditionalGeneration, pages: list[Page], args: argpar
 
 
 @torch.no_grad()
-def score(model: MemoryForConditionalGeneration, pages: list[Page], carry: str, rows: int = 32) -> list[tuple[float, int]]:
+def score(
+    model: MemoryForConditionalGeneration, pages: list[Page], carry: str, rows: int = 32
+) -> list[tuple[float, int]]:
     """Nats of the translation of each page, and its tokens, read as in training."""
     model.eval()
     nats, counts, carried = [0.0] * len(pages), [0] * len(pages), Carried(carry)

@@ -442,7 +442,9 @@ def register() -> None:
     for auto, cls in ENCODER_DECODER.items():
         key = MemoryEncoderDecoderConfig.model_type if auto == "AutoConfig" else MemoryEncoderDecoderConfig
         _auto_class(auto).register(key, cls)
-    AutoTokenizer.register(MemoryEncoderDecoderConfig, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer)
+    AutoTokenizer.register(
+        MemoryEncoderDecoderConfig, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer
+    )
     transfo_xl.register()
     if torch.version.cuda is not None:  # says how torch was built: no device is asked
         register_kernels()

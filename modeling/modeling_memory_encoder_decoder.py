@@ -1,7 +1,7 @@
 """An encoder-decoder with memory: translation, one sentence of a document after the other.
 
-An encoder and a decoder of this package, and attention of each layer of the decoder to the encoder's output, as in Vaswani et
-al., 2017, https://arxiv.org/abs/1706.03762, section 3.1. What the decoder has written stays in its memory when the next
+An encoder and a decoder of this package, and attention of each layer of the decoder to the encoder's output, as in Vaswani
+et al., 2017, https://arxiv.org/abs/1706.03762, section 3.1. What the decoder has written stays in its memory when the next
 sentence begins (`mems`), and so do the encoder's outputs for the last sentences (`source_mems`).
 """
 
@@ -24,7 +24,7 @@ from transformers_xl.modeling.layers.cross_attention import CrossAttention, Sour
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
-from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.modeling_memory import MemoryModel
 from transformers_xl.modeling.ops.columns import drop_full_mask
 
 _ENCODERS: dict[str, type[MemoryModel]] = {}
@@ -223,9 +223,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         """What the layers of the decoder read of the encoder's output `(batch, length, size)` and of earlier sentences. A
         cache keeps it, with keys and values, for the tokens to come."""
         given = (states, mask, source_mems)
-        if cache is not None and cache.source is not None:
-            if all(old is new for old, new in zip(cache.source.made_of, given, strict=True)):
-                return cache.source
+        kept = None if cache is None else cache.source
+        if kept is not None and all(old is new for old, new in zip(kept.made_of, given, strict=True)):
+            return kept
         real = None if mask is None else drop_full_mask(mask.bool())
         read, visible = states, real
         if source_mems is not None:
@@ -322,11 +322,17 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         decoder_inputs_embeds: torch.Tensor | None,
     ) -> None:
         if labels is None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise ValueError("`decoder_input_ids`=None: give what the decoder reads, or `labels`, from which it follows.")
+            raise ValueError(
+                "`decoder_input_ids`=None: give what the decoder reads, or `labels`, from which it follows."
+            )
         if source_mems is not None and self.earlier_source is None:
-            raise ValueError("`source_mems` was given, but `source_mem_len`=0: earlier sentences are not seen, leave it out.")
+            raise ValueError(
+                "`source_mems` was given, but `source_mem_len`=0: earlier sentences are not seen, leave it out."
+            )
         if reset is not None and reset.dim() != 1:
-            raise ValueError(f"`reset` has shape {tuple(reset.shape)}: it must be (batch,), rows that begin a document.")
+            raise ValueError(
+                f"`reset` has shape {tuple(reset.shape)}: it must be (batch,), rows that begin a document."
+            )
 
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs

@@ -75,9 +75,7 @@ class CrossAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         query = self.heads(self.q_proj(self.norm.before(hidden_states)))
         dropout = self.config.attention_dropout if self.training else 0.0
-        attended, _ = attend(
-            self, query, key, value, visible, dropout=dropout, scaling=self.scaling, is_causal=False
-        )
+        attended, _ = attend(self, query, key, value, visible, dropout=dropout, scaling=self.scaling, is_causal=False)
         return self.norm.after(hidden_states + self.dropout(self.o_proj(attended.flatten(-2))))
 
 
@@ -87,9 +85,7 @@ def earlier_mask(memory: Memory) -> torch.Tensor:
     return columns >= memory.num_columns - memory.lengths[:, None]
 
 
-def remember_source(
-    memory: Memory | None, states: torch.Tensor, mask: torch.Tensor | None, count: int
-) -> Memory:
+def remember_source(memory: Memory | None, states: torch.Tensor, mask: torch.Tensor | None, count: int) -> Memory:
     """The newest `count` real columns of `[memory; states]`, of every row at its right, without a gradient.
 
     Args:

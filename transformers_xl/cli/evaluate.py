@@ -98,7 +98,9 @@ def evaluate(
         _evaluate_pairs(ctx, model_dir, source, target)
         return
     if not text:
-        raise ValueError("`text`=None: name the text with --text, or the pairs of a translation with --source and --target.")
+        raise ValueError(
+            "`text`=None: name the text with --text, or the pairs of a translation with --source and --target."
+        )
     if compare_base:
         _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
         return

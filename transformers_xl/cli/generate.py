@@ -58,7 +58,7 @@ def generate(
 ) -> None:
     """Continue prompts. One text is streamed to standard output; several are printed one below the other.
 
-    An encoder-decoder translates instead: each prompt, and each line of a prompt file; by beam search unless told otherwise.
+    An encoder-decoder translates each prompt, and each line of a prompt file, by beam search unless told otherwise.
     """
     prompts = [*(prompt or []), *(read_text(file, MAX_PROMPT) for file in prompt_file or [])]
     if is_translator(model_dir):
@@ -105,13 +105,19 @@ def _translate(ctx: typer.Context, model_dir: Path, prompts: list[str]) -> None:
     lines = [line for text in prompts for line in text.splitlines() if line.strip()]
     if not lines:
         raise ValueError("`prompt`='' is empty: give a line to translate.")
-    refuse_others(ctx, {"model_dir", "prompt", "prompt_file", "num_beams", "max_new_tokens", "greedy", "as_json"}, "a translation")
+    refuse_others(
+        ctx,
+        {"model_dir", "prompt", "prompt_file", "num_beams", "max_new_tokens", "greedy", "as_json"},
+        "a translation",
+    )
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.evaluation.translations import translate
     from transformers_xl.runs.translation_run import load_translator
 
     given = ctx.get_parameter_source("max_new_tokens")
-    options = {"max_new_tokens": ctx.params["max_new_tokens"]} if given is not None and given.name == "COMMANDLINE" else {}
+    options = (
+        {"max_new_tokens": ctx.params["max_new_tokens"]} if given is not None and given.name == "COMMANDLINE" else {}
+    )
     beams = ctx.params["num_beams"] or (1 if ctx.params["greedy"] else 4)
     found = translate(*load_translator(model_dir), lines, beams, **options)
     if ctx.params["as_json"]:

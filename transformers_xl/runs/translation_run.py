@@ -28,7 +28,17 @@ from transformers_xl.runs.training_run import FINAL, ConfigWriter
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 # fields of `data` that say what a stream of text does
-OF_TEXTS = ("eval_path", "streaming", "documents", "separator", "overlap", "vary_lengths", "roll", "append_eos", "task_id")
+OF_TEXTS = (
+    "eval_path",
+    "streaming",
+    "documents",
+    "separator",
+    "overlap",
+    "vary_lengths",
+    "roll",
+    "append_eos",
+    "task_id",
+)
 METRICS = "translation_metrics.json"
 
 
@@ -64,7 +74,9 @@ class TranslationRun:
             trainer = self._trainer(run.path)
             trainer.train(resume_from_checkpoint=self.resume or None)
             perplexity = math.exp(trainer.evaluate()["eval_loss"])
-            scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {"perplexity": round(perplexity, 3)}
+            scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {
+                "perplexity": round(perplexity, 3)
+            }
             trainer.save_model(str(run.path / FINAL))
             (run.path / FINAL / "training_args.bin").unlink(missing_ok=True)  # a pickle
             write_text(run.path / FINAL / METRICS, json.dumps(scores, indent=1) + "\n")
@@ -115,7 +127,9 @@ def load_translator(folder: Path) -> tuple[Any, Any]:
     """
     check_folder(folder)
     if not is_translator(folder):
-        raise ValueError(f"{str(folder)!r} holds no encoder-decoder: `transformers-xl train --data.source ...` makes one.")
+        raise ValueError(
+            f"{str(folder)!r} holds no encoder-decoder: `transformers-xl train --data.source ...` makes one."
+        )
     with blamed(folder):
         loaded: Any = MemoryForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
     model, info = loaded
@@ -156,7 +170,9 @@ def _arguments(config: RunConfig, folder: Path) -> Seq2SeqTrainingArguments:
     library = {each.name: each.default for each in dataclasses.fields(Seq2SeqTrainingArguments) if each.init}
     values = {name: getattr(given, name) for name in library if hasattr(given, name)}
     # what memory over batches needs has no meaning for pairs
-    changed = {name: library[name] for name in ("train_sampling_strategy", "dataloader_drop_last", "remove_unused_columns")}
+    changed = {
+        name: library[name] for name in ("train_sampling_strategy", "dataloader_drop_last", "remove_unused_columns")
+    }
     rows = {"per_device_train_batch_size": data.batch_size, "per_device_eval_batch_size": data.eval_batch_size}
     changed |= {name: value for name, value in rows.items() if value is not None}
     changed |= {"output_dir": str(folder), "disable_tqdm": given.disable_tqdm or not sys.stderr.isatty()}
@@ -177,9 +193,13 @@ def _check(config: RunConfig) -> None:
     for each in dataclasses.fields(MemoryTrainingArguments):
         value = getattr(config.training, each.name)
         if each.name not in library and value != each.default:
-            raise ValueError(f"`training.{each.name}`={value!r} is of `MemoryTrainer`, not of a training on pairs: leave it out.")
+            raise ValueError(
+                f"`training.{each.name}`={value!r} is of `MemoryTrainer`, not of a training on pairs: leave it out."
+            )
     if config.model.base is not None or config.lora.r or config.tokenizer.clusters:
-        raise ValueError("`model.base`, `lora` and `tokenizer.clusters` are for language models: leave them out with pairs.")
+        raise ValueError(
+            "`model.base`, `lora` and `tokenizer.clusters` are for language models: leave them out with pairs."
+        )
 
 
 __all__ = ["METRICS", "TranslationRun", "load_translator", "model_config", "score_pairs"]
