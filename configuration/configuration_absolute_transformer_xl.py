@@ -3,6 +3,7 @@
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_absolute_positions import AbsolutePositionsConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 
 @strict
@@ -21,4 +22,11 @@ class AbsoluteTransformerXLConfig(AbsolutePositionsConfig):
     position_type: str = "sinusoid"
 
 
-__all__ = ["AbsoluteTransformerXLConfig"]
+@strict
+class AbsoluteTransformerXLEncoderConfig(WithoutMemoryConfig, AbsoluteTransformerXLConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "absolute_transformer_xl_encoder"
+
+
+__all__ = ["AbsoluteTransformerXLConfig", "AbsoluteTransformerXLEncoderConfig"]

@@ -3,6 +3,7 @@
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 SHARING = ("word_and_dimension", "word", "dimension")
 
@@ -50,4 +51,11 @@ class ComplexOrderTransformerConfig(AdaptiveSoftmaxConfig):
         return self.hidden_size // 2 * 3
 
 
-__all__ = ["ComplexOrderTransformerConfig"]
+@strict
+class ComplexOrderTransformerEncoderConfig(WithoutMemoryConfig, ComplexOrderTransformerConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "complex_order_transformer_encoder"
+
+
+__all__ = ["ComplexOrderTransformerConfig", "ComplexOrderTransformerEncoderConfig"]

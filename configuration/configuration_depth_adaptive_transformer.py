@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 EXIT_TRAINING = ("aligned", "mixed")
 EXIT_LOSS_WEIGHTS = ("uniform", "linear", "inverse")
@@ -109,4 +110,11 @@ class DepthAdaptiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxCon
         return self.exit_by_halting or thresholds is not None
 
 
-__all__ = ["DepthAdaptiveTransformerConfig"]
+@strict
+class DepthAdaptiveTransformerEncoderConfig(WithoutMemoryConfig, DepthAdaptiveTransformerConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "depth_adaptive_transformer_encoder"
+
+
+__all__ = ["DepthAdaptiveTransformerConfig", "DepthAdaptiveTransformerEncoderConfig"]

@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 GATE_TYPES = ("gru", "highway", "input", "none", "output", "sigmoid_tanh")
 
@@ -39,4 +40,11 @@ class GTrXLConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
             )
 
 
-__all__ = ["GTrXLConfig"]
+@strict
+class GTrXLEncoderConfig(WithoutMemoryConfig, GTrXLConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "gtrxl_encoder"
+
+
+__all__ = ["GTrXLConfig", "GTrXLEncoderConfig"]

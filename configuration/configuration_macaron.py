@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 
 @strict
@@ -17,4 +18,11 @@ class MacaronConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     model_type = "macaron"
 
 
-__all__ = ["MacaronConfig"]
+@strict
+class MacaronEncoderConfig(WithoutMemoryConfig, MacaronConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "macaron_encoder"
+
+
+__all__ = ["MacaronConfig", "MacaronEncoderConfig"]

@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
 
@@ -61,4 +62,11 @@ class PKMTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
             raise ValueError(f"`memory_key_dim`={self.memory_key_dim} must be even: a key has two halves.")
 
 
-__all__ = ["PKMTransformerConfig"]
+@strict
+class PKMTransformerEncoderConfig(WithoutMemoryConfig, PKMTransformerConfig):
+    """Configuration of the encoder, whose tokens see both ways: the fields of [`PKMTransformerConfig`], without memory."""
+
+    model_type = "pkm_transformer_encoder"
+
+
+__all__ = ["PKMTransformerConfig", "PKMTransformerEncoderConfig"]

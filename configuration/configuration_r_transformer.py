@@ -3,6 +3,7 @@
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 RNN_TYPES = ("gru", "lstm", "tanh")
 
@@ -45,4 +46,11 @@ class RTransformerConfig(AdaptiveSoftmaxConfig):
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
 
 
-__all__ = ["RTransformerConfig"]
+@strict
+class RTransformerEncoderConfig(WithoutMemoryConfig, RTransformerConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "r_transformer_encoder"
+
+
+__all__ = ["RTransformerConfig", "RTransformerEncoderConfig"]

@@ -3,6 +3,7 @@
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 
 @strict
@@ -44,4 +45,11 @@ class ShawTransformerConfig(AdaptiveSoftmaxConfig):
             raise ValueError(f"`value_head_dim`={self.value_head_dim} must be at least 1.")
 
 
-__all__ = ["ShawTransformerConfig"]
+@strict
+class ShawTransformerEncoderConfig(WithoutMemoryConfig, ShawTransformerConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "shaw_transformer_encoder"
+
+
+__all__ = ["ShawTransformerConfig", "ShawTransformerEncoderConfig"]

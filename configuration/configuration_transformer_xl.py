@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 
 @strict
@@ -27,4 +28,11 @@ class TransformerXLConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig):
     model_type = "transformer_xl"
 
 
-__all__ = ["TransformerXLConfig"]
+@strict
+class TransformerXLEncoderConfig(WithoutMemoryConfig, TransformerXLConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "transformer_xl_encoder"
+
+
+__all__ = ["TransformerXLConfig", "TransformerXLEncoderConfig"]

@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
+from transformers_xl.configuration.configuration_without_memory import WithoutMemoryConfig
 
 
 @strict
@@ -46,4 +47,11 @@ class UniversalTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfig)
             )
 
 
-__all__ = ["UniversalTransformerConfig"]
+@strict
+class UniversalTransformerEncoderConfig(WithoutMemoryConfig, UniversalTransformerConfig):
+    """The same without memory, for an encoder: a token sees all of its text."""
+
+    model_type = "universal_transformer_encoder"
+
+
+__all__ = ["UniversalTransformerConfig", "UniversalTransformerEncoderConfig"]

@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import transformers
 from transformers import AutoTokenizer, PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_memory_encoder_decoder import (
+    MemoryEncoderDecoderConfig,
+    register_part_config,
+)
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling import (
     modeling_absolute_transformer_xl,
@@ -38,6 +42,11 @@ from transformers_xl.modeling import (
 )
 from transformers_xl.modeling.auto_actor_critic import AutoModelForActorCritic
 from transformers_xl.modeling.conversion import transfo_xl
+from transformers_xl.modeling.modeling_memory_encoder_decoder import (
+    MemoryForConditionalGeneration,
+    register_decoder,
+    register_encoder,
+)
 from transformers_xl.modeling.ops.backends import register_backend
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
@@ -50,7 +59,7 @@ class Variant:
     `causal`: a token sees nothing that comes after it. `memory`: `"exact"`, segments with memory equal one long text;
     `"own"`, the paper's memory is something else; `"none"`. `croppable`: the newest tokens can be taken back, which
     assisted decoding needs. `recurrent`: what a token sees has no bound, because the states of a layer go through all
-    tokens.
+    tokens. `encoder`: the same for its encoder, in which a token sees both ways, or why there is none.
     """
 
     config_class: type[MemoryConfig] | type[SegmentMemoryConfig]
@@ -69,6 +78,7 @@ class Variant:
     memory: Literal["exact", "own", "none"] = "exact"
     croppable: bool = True
     recurrent: bool = False
+    encoder: "Variant | str" = ""
 
     def auto_classes(self) -> dict[str, type]:
         """The config and the models, by the names of the Auto classes that build them."""
@@ -84,10 +94,23 @@ class Variant:
         return {auto: cls for auto, cls in classes.items() if cls is not None}
 
 
-def _variant(module: ModuleType, **row) -> Variant:
-    """A row, with the public classes of the variant's file: they are known by the ends of their names."""
-    classes = {name: getattr(module, name) for name in module.__all__}
+def _variant(module: ModuleType, no_encoder: str = "", **row) -> Variant:
+    """A row, with the public classes of the variant's file: they are known by the ends of their names, and those of its
+    encoder by their config, or `no_encoder` says why there is none."""
+    classes = {
+        name: getattr(module, name) for name in module.__all__ if hasattr(getattr(module, name), "config_class")
+    }
+    config_class = min((cls.config_class for cls in classes.values()), key=lambda each: len(each.__mro__))
+    of_encoder = {name: cls for name, cls in classes.items() if cls.config_class is not config_class}
+    if of_encoder:
+        promises = {"causal": False, "memory": "none", "croppable": False, "recurrent": False}
+        row["encoder"] = _row(of_encoder, **(row | promises))
+    else:
+        row["encoder"] = no_encoder
+    return _row({name: cls for name, cls in classes.items() if name not in of_encoder}, **row)
 
+
+def _row(classes: dict[str, Any], **row) -> Variant:
     def ending(end: str):
         return next((value for name, value in classes.items() if name.endswith(end)), None)
 
@@ -119,6 +142,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_vanilla_transformer,
+            no_encoder="it is about losses of the next two tokens; `absolute_transformer_xl` has the same encoder",
             paper="Character-Level Language Modeling with Deeper Self-Attention",
             authors="Al-Rfou et al.",
             year=2018,
@@ -177,6 +201,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_tensorized_transformer,
+            no_encoder="its attention sums over all positions of a window before a token, which has no other side",
             paper="A Tensorized Transformer for Language Modeling",
             authors="Ma et al.",
             year=2019,
@@ -185,6 +210,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_adaptive_span,
+            no_encoder="its heads learn how far back they look",
             paper="Adaptive Attention Span in Transformers",
             authors="Sukhbaatar et al.",
             year=2019,
@@ -220,6 +246,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_sha_rnn,
+            no_encoder="it is a recurrent network, which reads a text from left to right",
             paper="Single Headed Attention RNN: Stop Thinking With Your Head",
             authors="Merity",
             year=2019,
@@ -230,6 +257,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_compressive_transformer,
+            no_encoder="it is about what leaves a memory, and an encoder has none",
             paper="Compressive Transformers for Long-Range Sequence Modelling",
             authors="Rae et al.",
             year=2019,
@@ -239,6 +267,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_block_recurrent,
+            no_encoder="its state is written block by block, from left to right",
             paper="Block-Recurrent Transformers",
             authors="Hutchins et al.",
             year=2022,
@@ -249,6 +278,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_memorizing_transformer,
+            no_encoder="it is about looking up what has left a memory, and an encoder has none",
             paper="Memorizing Transformers",
             authors="Wu et al.",
             year=2022,
@@ -258,6 +288,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_causal_longformer,
+            no_encoder="use `longformer_encoder`",
             paper="Longformer: The Long-Document Transformer",
             authors="Beltagy et al.",
             year=2020,
@@ -285,6 +316,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_infini_transformer,
+            no_encoder="its matrix is written block by block, from left to right",
             paper="Leave No Context Behind: Efficient Infinite Context Transformers with Infini-attention",
             authors="Munkhdalai et al.",
             year=2024,
@@ -295,6 +327,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_recurrent_memory_transformer,
+            no_encoder="it is about tokens that go from segment to segment, and an encoder reads one",
             paper="Recurrent Memory Transformer",
             authors="Bulatov et al.",
             year=2022,
@@ -305,6 +338,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_segment_memory,
+            no_encoder="it is about the memory of a language model, and an encoder has none",
             paper="Transformer-XL's memory around any language model of transformers",
             authors="Dai et al.",
             year=2019,
@@ -314,6 +348,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         _variant(
             modeling_streaming_transformer,
+            no_encoder="its n-grams and convolutions are those of a text that is read as it comes",
             paper="",
             authors="transformers-xl",
             year=2026,
@@ -324,7 +359,48 @@ VARIANTS: dict[str, Variant] = {
     )
 }
 
+# the encoders of the variants, by their own model types
+ENCODERS: dict[str, Variant] = {
+    variant.encoder.config_class.model_type: variant.encoder
+    for variant in VARIANTS.values()
+    if isinstance(variant.encoder, Variant)
+}
+# all that has a model type of its own
+MODEL_TYPES = VARIANTS | ENCODERS
+# the classes of an encoder-decoder, whose parts are variants, by the names of the Auto classes that build them
+ENCODER_DECODER: dict[str, type] = {
+    "AutoConfig": MemoryEncoderDecoderConfig,
+    "AutoModelForSeq2SeqLM": MemoryForConditionalGeneration,
+}
 _registered = False
+
+
+def encoder_of(model_type: str) -> Variant:
+    """The classes of the encoder of a variant, by its own model type or by that of its encoder.
+
+    Raises:
+        ValueError: there is none; says why.
+    """
+    if model_type in ENCODERS or model_type not in VARIANTS:
+        known = ENCODERS.get(model_type, f"no variant has this name: the encoders are {', '.join(ENCODERS)}")
+    elif VARIANTS[model_type].causal:
+        known = VARIANTS[model_type].encoder
+    else:
+        known = VARIANTS[model_type]
+    if isinstance(known, str):
+        raise ValueError(f"`model_type`={model_type!r} has no encoder: {known}.")
+    return known
+
+
+def register_parts() -> None:
+    """Let an encoder-decoder be made of the variants."""
+    for variant in MODEL_TYPES.values():
+        if issubclass(variant.config_class, MemoryConfig):
+            register_part_config(variant.config_class)
+        if variant.causal_lm_class is not None:
+            register_decoder(cast(Any, variant.causal_lm_class))
+        if not variant.causal:
+            register_encoder(cast(Any, variant.model_class))
 
 
 def register_kernels() -> None:
@@ -354,7 +430,7 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    for model_type, variant in VARIANTS.items():
+    for model_type, variant in MODEL_TYPES.items():
         # a folder's tokenizer_config.json names its class, which has to be known; the first is what a config stands for
         if variant.config_class is not SegmentMemoryConfig:  # its tokenizer is the base's
             tokenizers = {"tokenizer_class": ByteTokenizer, "slow_tokenizer_class": WordTokenizer}
@@ -362,6 +438,13 @@ def register() -> None:
         for auto, cls in variant.auto_classes().items():
             key = model_type if auto == "AutoConfig" else variant.config_class
             _auto_class(auto).register(key, cls)
+    register_parts()
+    for auto, cls in ENCODER_DECODER.items():
+        key = MemoryEncoderDecoderConfig.model_type if auto == "AutoConfig" else MemoryEncoderDecoderConfig
+        _auto_class(auto).register(key, cls)
+    AutoTokenizer.register(
+        MemoryEncoderDecoderConfig, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer
+    )
     transfo_xl.register()
     if torch.version.cuda is not None:  # says how torch was built: no device is asked
         register_kernels()

@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_absolute_transformer_xl import AbsoluteTransformerXLConfig
+from transformers_xl.configuration.configuration_absolute_transformer_xl import (
+    AbsoluteTransformerXLConfig,
+    AbsoluteTransformerXLEncoderConfig,
+)
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.absolute_positions import AbsolutePositionsLayer
+from transformers_xl.modeling.layers.absolute_positions import AbsolutePositionsLayer, places_without_memory
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -48,6 +52,8 @@ class AbsoluteTransformerXLModel(AbsoluteTransformerXLPreTrainedModel, MemoryMod
     positions_class = None
 
     def plan(self, segment: Segment, memory: Memory) -> tuple[Segment, Any, tuple[torch.Tensor, ...]]:
+        if segment.last is not None:  # an encoder, in which no position comes twice
+            return segment, places_without_memory(self.config, segment), ()
         return segment, segment.places % self.config.segment_length, ()
 
 
@@ -70,7 +76,19 @@ class AbsoluteTransformerXLForTokenClassification(AbsoluteTransformerXLPreTraine
     model_class = AbsoluteTransformerXLModel
 
 
+(
+    AbsoluteTransformerXLEncoderModel,
+    AbsoluteTransformerXLEncoderForMaskedLM,
+    AbsoluteTransformerXLEncoderForSequenceClassification,
+    AbsoluteTransformerXLEncoderForTokenClassification,
+) = encoder_forms(AbsoluteTransformerXLEncoderConfig, AbsoluteTransformerXLForCausalLM)
+
+
 __all__ = [
+    "AbsoluteTransformerXLEncoderForMaskedLM",
+    "AbsoluteTransformerXLEncoderForSequenceClassification",
+    "AbsoluteTransformerXLEncoderForTokenClassification",
+    "AbsoluteTransformerXLEncoderModel",
     "AbsoluteTransformerXLForCausalLM",
     "AbsoluteTransformerXLForSequenceClassification",
     "AbsoluteTransformerXLForTokenClassification",

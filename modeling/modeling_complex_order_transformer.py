@@ -10,7 +10,11 @@ import torch
 from torch import nn
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
+from transformers_xl.configuration.configuration_complex_order_transformer import (
+    ComplexOrderTransformerConfig,
+    ComplexOrderTransformerEncoderConfig,
+)
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -130,7 +134,19 @@ class ComplexOrderTransformerForTokenClassification(
     model_class = ComplexOrderTransformerModel
 
 
+(
+    ComplexOrderTransformerEncoderModel,
+    ComplexOrderTransformerEncoderForMaskedLM,
+    ComplexOrderTransformerEncoderForSequenceClassification,
+    ComplexOrderTransformerEncoderForTokenClassification,
+) = encoder_forms(ComplexOrderTransformerEncoderConfig, ComplexOrderTransformerForCausalLM)
+
+
 __all__ = [
+    "ComplexOrderTransformerEncoderForMaskedLM",
+    "ComplexOrderTransformerEncoderForSequenceClassification",
+    "ComplexOrderTransformerEncoderForTokenClassification",
+    "ComplexOrderTransformerEncoderModel",
     "ComplexOrderTransformerForCausalLM",
     "ComplexOrderTransformerForSequenceClassification",
     "ComplexOrderTransformerForTokenClassification",

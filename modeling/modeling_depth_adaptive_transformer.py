@@ -13,7 +13,11 @@ from torch import nn
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_depth_adaptive_transformer import DepthAdaptiveTransformerConfig
+from transformers_xl.configuration.configuration_depth_adaptive_transformer import (
+    DepthAdaptiveTransformerConfig,
+    DepthAdaptiveTransformerEncoderConfig,
+)
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -387,7 +391,19 @@ class DepthAdaptiveTransformerForTokenClassification(
     output_class = DepthAdaptiveTransformerHeadOutput
 
 
+(
+    DepthAdaptiveTransformerEncoderModel,
+    DepthAdaptiveTransformerEncoderForMaskedLM,
+    DepthAdaptiveTransformerEncoderForSequenceClassification,
+    DepthAdaptiveTransformerEncoderForTokenClassification,
+) = encoder_forms(DepthAdaptiveTransformerEncoderConfig, DepthAdaptiveTransformerForCausalLM)
+
+
 __all__ = [
+    "DepthAdaptiveTransformerEncoderForMaskedLM",
+    "DepthAdaptiveTransformerEncoderForSequenceClassification",
+    "DepthAdaptiveTransformerEncoderForTokenClassification",
+    "DepthAdaptiveTransformerEncoderModel",
     "DepthAdaptiveTransformerForCausalLM",
     "DepthAdaptiveTransformerForSequenceClassification",
     "DepthAdaptiveTransformerForTokenClassification",

@@ -7,8 +7,9 @@ from the first layer to the last, and a gate takes the place of the residual sum
 import torch
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig
+from transformers_xl.configuration.configuration_gtrxl import GTrXLConfig, GTrXLEncoderConfig
 from transformers_xl.modeling.actor_critic import MemoryForActorCritic
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -34,7 +35,7 @@ class GTrXLLayer(MemoryLayer):
 
     def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
         attn_output, kept = self.attend(hidden_states, past.columns, context, **kwargs)
-        gated = self.attn_gate(hidden_states, attn_output.relu())
+        gated = self.read_source(self.attn_gate(hidden_states, attn_output.relu()), context)
         mlp_output = self.mlp(self.post_attention_layernorm.before(gated))
         return LayerOutput(self.mlp_gate(gated, mlp_output.relu()), LayerMemory(kept))
 
@@ -70,7 +71,19 @@ class GTrXLForActorCritic(GTrXLPreTrainedModel, MemoryForActorCritic):
     model_class = GTrXLModel
 
 
+(
+    GTrXLEncoderModel,
+    GTrXLEncoderForMaskedLM,
+    GTrXLEncoderForSequenceClassification,
+    GTrXLEncoderForTokenClassification,
+) = encoder_forms(GTrXLEncoderConfig, GTrXLForCausalLM)
+
+
 __all__ = [
+    "GTrXLEncoderForMaskedLM",
+    "GTrXLEncoderForSequenceClassification",
+    "GTrXLEncoderForTokenClassification",
+    "GTrXLEncoderModel",
     "GTrXLForActorCritic",
     "GTrXLForCausalLM",
     "GTrXLForSequenceClassification",

@@ -6,11 +6,11 @@ grow linearly with the length of the text. It reads a text at once and remembers
 
 import torch
 from torch import nn
-from transformers.utils import auto_docstring, can_return_tuple
+from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_longformer_encoder import LongformerEncoderConfig
-from transformers_xl.modeling.checks import check_targets
-from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification, MemoryHead
+from transformers_xl.modeling.encoder import MemoryForMaskedLM
+from transformers_xl.modeling.heads import MemoryForSequenceClassification, MemoryForTokenClassification
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, places_without_memory
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, SeenTokens
@@ -135,15 +135,16 @@ class MaskedLMTransform(nn.Module):
 
 
 @auto_docstring(custom_intro="The Longformer encoder with a head for masked language modeling.")
-class LongformerEncoderForMaskedLM(LongformerEncoderPreTrainedModel, MemoryHead):
+class LongformerEncoderForMaskedLM(LongformerEncoderPreTrainedModel, MemoryForMaskedLM):
     model_class = LongformerEncoderModel
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def build_head(self, config: LongformerEncoderConfig) -> None:
+        super().build_head(config)
         self.transform = MaskedLMTransform(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
 
-    @can_return_tuple
+    def classifier_input(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.transform(hidden_states)
+
     @auto_docstring
     def forward(
         self,
@@ -160,22 +161,8 @@ class LongformerEncoderForMaskedLM(LongformerEncoderPreTrainedModel, MemoryHead)
         global_attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
             1 for global tokens.
         """
-        check_targets(input_ids, inputs_embeds, labels, None, 0)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            global_attention_mask=global_attention_mask,
-            **(kwargs | {"return_dict": True}),
-        )
-        logits = self.lm_head(self.transform(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            items = kwargs.get("num_items_in_batch")
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=items
-            )
-        return self.head_output(outputs, loss, logits)
+        given = (input_ids, attention_mask, inputs_embeds, labels)
+        return super().forward(*given, global_attention_mask=global_attention_mask, **kwargs)
 
 
 @auto_docstring(

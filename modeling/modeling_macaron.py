@@ -7,7 +7,8 @@ attention, another half step of another feed-forward (Strang-Marchuk splitting).
 import torch
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_macaron import MacaronConfig
+from transformers_xl.configuration.configuration_macaron import MacaronConfig, MacaronEncoderConfig
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -73,7 +74,19 @@ class MacaronForTokenClassification(MacaronPreTrainedModel, MemoryForTokenClassi
     model_class = MacaronModel
 
 
+(
+    MacaronEncoderModel,
+    MacaronEncoderForMaskedLM,
+    MacaronEncoderForSequenceClassification,
+    MacaronEncoderForTokenClassification,
+) = encoder_forms(MacaronEncoderConfig, MacaronForCausalLM)
+
+
 __all__ = [
+    "MacaronEncoderForMaskedLM",
+    "MacaronEncoderForSequenceClassification",
+    "MacaronEncoderForTokenClassification",
+    "MacaronEncoderModel",
     "MacaronForCausalLM",
     "MacaronForSequenceClassification",
     "MacaronForTokenClassification",

@@ -24,7 +24,7 @@ from transformers_xl.modeling.checks import (
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
-from transformers_xl.modeling.layers.attention import MemoryAttention
+from transformers_xl.modeling.layers.attention import MemoryAttention, is_long
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.sublayers import Dropout
@@ -291,13 +291,22 @@ class MemoryModel(MemoryPreTrainedModel):
 
     @capture_outputs
     def read(
-        self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        memory: Memory,
+        call: Call,
+        cache: MemoryCache | None = None,
+        source: Any = None,
+        **kwargs,
     ) -> MemoryModelOutput:
-        """The output of a call `(B, T, E)` whose padding stands after its tokens, with the memory after it in `mems`."""
+        """The output of a call `(B, T, E)` whose padding stands after its tokens, with the memory after it in `mems`.
+        `source` is the other text that the decoder of an encoder-decoder reads."""
         hidden_states = self.dropout(hidden_states)
         segment = Segment.of(memory.num_columns, memory.lengths, memory.tokens_read, hidden_states.shape[1], call)
         segment, plan, state = self.plan(segment, memory)
         contexts = self.contexts(segment, memory, plan, cache, hidden_states)
+        if source is not None:
+            contexts = [context._replace(source=source) for context in contexts]
         output, layers = self.run_layers(hidden_states, memory.layers, contexts, **kwargs)
         if self.norm is not None:
             output["last_hidden_state"] = self.norm(output.last_hidden_state)
@@ -318,7 +327,7 @@ class MemoryModel(MemoryPreTrainedModel):
             key = past.num_columns, keep, window
             if key not in shared:
                 here = segment.seen_by(key[0], keep if records else key[0], window)
-                mask = self.key_mask(here)
+                mask = None if is_long(here.num_keys, window) else self.key_mask(here)
                 kept = here.num_keys if records else keep
                 shared[key] = LayerContext(here, window, kept, mask, cache is not None, positions, bias, plan=plan)
             contexts.append(shared[key] if cache is None else shared[key]._replace(room=cache.room(index)))
@@ -371,7 +380,7 @@ class MemoryModel(MemoryPreTrainedModel):
         shared = cast(RelativePositions, self.positions).bias
         bias, num_keys = None if shared is None else shared(), segment.num_keys
         if cache is None:
-            return self.positions(self.num_distances(num_keys), like), bias
+            return self.positions(self.num_distances(num_keys), like, segment.nearest_distance), bias
         # at once for all tokens to come
         num_distances = self.num_distances(max(num_keys, self.most_keys()))
         held = [cache.room(index).positions for index in range(len(self.layers))]

@@ -9,7 +9,11 @@ import torch
 from transformers.utils import auto_docstring
 from transformers.utils.output_capturing import OutputRecorder
 
-from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
+from transformers_xl.configuration.configuration_pkm_transformer import (
+    PKMTransformerConfig,
+    PKMTransformerEncoderConfig,
+)
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -94,7 +98,19 @@ class PKMTransformerForTokenClassification(PKMTransformerPreTrainedModel, Memory
     output_class = PKMTransformerHeadOutput
 
 
+(
+    PKMTransformerEncoderModel,
+    PKMTransformerEncoderForMaskedLM,
+    PKMTransformerEncoderForSequenceClassification,
+    PKMTransformerEncoderForTokenClassification,
+) = encoder_forms(PKMTransformerEncoderConfig, PKMTransformerForCausalLM)
+
+
 __all__ = [
+    "PKMTransformerEncoderForMaskedLM",
+    "PKMTransformerEncoderForSequenceClassification",
+    "PKMTransformerEncoderForTokenClassification",
+    "PKMTransformerEncoderModel",
     "PKMTransformerForCausalLM",
     "PKMTransformerForSequenceClassification",
     "PKMTransformerForTokenClassification",

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
+from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig, RTransformerEncoderConfig
 from transformers_xl.modeling.actor_critic import MemoryForActorCritic
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -92,7 +93,19 @@ class RTransformerForActorCritic(RTransformerPreTrainedModel, MemoryForActorCrit
     model_class = RTransformerModel
 
 
+(
+    RTransformerEncoderModel,
+    RTransformerEncoderForMaskedLM,
+    RTransformerEncoderForSequenceClassification,
+    RTransformerEncoderForTokenClassification,
+) = encoder_forms(RTransformerEncoderConfig, RTransformerForCausalLM)
+
+
 __all__ = [
+    "RTransformerEncoderForMaskedLM",
+    "RTransformerEncoderForSequenceClassification",
+    "RTransformerEncoderForTokenClassification",
+    "RTransformerEncoderModel",
     "RTransformerForActorCritic",
     "RTransformerForCausalLM",
     "RTransformerForSequenceClassification",

@@ -5,7 +5,11 @@ Every clipped distance has a learned vector that is added to the keys, and anoth
 
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
+from transformers_xl.configuration.configuration_shaw_transformer import (
+    ShawTransformerConfig,
+    ShawTransformerEncoderConfig,
+)
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -55,7 +59,19 @@ class ShawTransformerForTokenClassification(ShawTransformerPreTrainedModel, Memo
     model_class = ShawTransformerModel
 
 
+(
+    ShawTransformerEncoderModel,
+    ShawTransformerEncoderForMaskedLM,
+    ShawTransformerEncoderForSequenceClassification,
+    ShawTransformerEncoderForTokenClassification,
+) = encoder_forms(ShawTransformerEncoderConfig, ShawTransformerForCausalLM)
+
+
 __all__ = [
+    "ShawTransformerEncoderForMaskedLM",
+    "ShawTransformerEncoderForSequenceClassification",
+    "ShawTransformerEncoderForTokenClassification",
+    "ShawTransformerEncoderModel",
     "ShawTransformerForCausalLM",
     "ShawTransformerForSequenceClassification",
     "ShawTransformerForTokenClassification",

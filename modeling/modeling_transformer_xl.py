@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig
+from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig, TransformerXLEncoderConfig
 from transformers_xl.modeling.actor_critic import MemoryForActorCritic
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -79,7 +80,19 @@ class TransformerXLForActorCritic(TransformerXLPreTrainedModel, MemoryForActorCr
     model_class = TransformerXLModel
 
 
+(
+    TransformerXLEncoderModel,
+    TransformerXLEncoderForMaskedLM,
+    TransformerXLEncoderForSequenceClassification,
+    TransformerXLEncoderForTokenClassification,
+) = encoder_forms(TransformerXLEncoderConfig, TransformerXLForCausalLM)
+
+
 __all__ = [
+    "TransformerXLEncoderForMaskedLM",
+    "TransformerXLEncoderForSequenceClassification",
+    "TransformerXLEncoderForTokenClassification",
+    "TransformerXLEncoderModel",
     "TransformerXLForActorCritic",
     "TransformerXLForCausalLM",
     "TransformerXLForSequenceClassification",

@@ -14,7 +14,11 @@ from torch import nn
 from transformers import initialization as init
 from transformers.utils import auto_docstring
 
-from transformers_xl.configuration.configuration_universal_transformer import UniversalTransformerConfig
+from transformers_xl.configuration.configuration_universal_transformer import (
+    UniversalTransformerConfig,
+    UniversalTransformerEncoderConfig,
+)
+from transformers_xl.modeling.encoder import encoder_forms
 from transformers_xl.modeling.heads import (
     MemoryForCausalLM,
     MemoryForSequenceClassification,
@@ -216,7 +220,19 @@ class UniversalTransformerForTokenClassification(UniversalTransformerPreTrainedM
     output_class = UniversalTransformerHeadOutput
 
 
+(
+    UniversalTransformerEncoderModel,
+    UniversalTransformerEncoderForMaskedLM,
+    UniversalTransformerEncoderForSequenceClassification,
+    UniversalTransformerEncoderForTokenClassification,
+) = encoder_forms(UniversalTransformerEncoderConfig, UniversalTransformerForCausalLM)
+
+
 __all__ = [
+    "UniversalTransformerEncoderForMaskedLM",
+    "UniversalTransformerEncoderForSequenceClassification",
+    "UniversalTransformerEncoderForTokenClassification",
+    "UniversalTransformerEncoderModel",
     "UniversalTransformerForCausalLM",
     "UniversalTransformerForSequenceClassification",
     "UniversalTransformerForTokenClassification",

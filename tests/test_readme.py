@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import CommitOperationAdd, ModelCard, RepoUrl
 
 from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
-from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.auto import VARIANTS, Variant
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -16,11 +16,13 @@ TABLE = re.compile(r"(<!-- table of variants: .*? -->\n).*?(<!-- end of table --
 
 
 def table_of_variants() -> str:
-    lines = ["| model | `model_type` | paper | idea |", "|---|---|---|---|"]
+    lines = ["| model | `model_type` | paper | idea | encoder |", "|---|---|---|---|---|"]
     for model_type, row in VARIANTS.items():
         prefix = row.model_class.__name__.removesuffix("Model")
         paper = f"[{row.authors} {row.year}]({row.url})" if row.paper else f"none: [card](model_cards/{model_type}.md)"
-        lines.append(f"| `{prefix}` | `{model_type}` | {paper} | {row.idea} |")
+        has_encoder = isinstance(row.encoder, Variant)
+        encoder = f"`{prefix}Encoder`" if has_encoder else "" if row.causal else "it is one"
+        lines.append(f"| `{prefix}` | `{model_type}` | {paper} | {row.idea} | {encoder} |")
     return "\n".join(lines) + "\n"
 
 

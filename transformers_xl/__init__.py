@@ -17,6 +17,8 @@ _NAMES = {
     "ByteTokenizer": "transformers_xl.tokenization.tokenization_bytes",
     "Memory": "transformers_xl.modeling.memory.memory_value",
     "MemoryCache": "transformers_xl.modeling.memory.memory_cache",
+    "MemoryEncoderDecoderConfig": "transformers_xl.configuration.configuration_memory_encoder_decoder",
+    "MemoryForConditionalGeneration": "transformers_xl.modeling.modeling_memory_encoder_decoder",
     "MemoryConfig": "transformers_xl.configuration.configuration_memory",
     "MemoryFeatureExtractionPipeline": "transformers_xl.modeling.feature_extraction",
     "MemoryTrainer": "transformers_xl.training.trainer",
@@ -33,8 +35,8 @@ _NAMES = {
 
 def _public_names() -> dict[str, str]:
     """The module of each public name: those above, and the configs and models of the table of variants."""
-    variants = _importlib.import_module(f"{__name__}.modeling.auto").VARIANTS.values()
-    return _NAMES | {cls.__name__: cls.__module__ for row in variants for cls in row.auto_classes().values()}
+    rows = _importlib.import_module(f"{__name__}.modeling.auto").MODEL_TYPES.values()
+    return _NAMES | {cls.__name__: cls.__module__ for row in rows for cls in row.auto_classes().values()}
 
 
 def __getattr__(name: str):

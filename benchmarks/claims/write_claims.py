@@ -83,7 +83,9 @@ def page() -> str:
     found = claims()
     worked_out = " ".join(["1013", *(claim.worked_out for claim, _ in found.values() if claim.worked_out)])
     lines = [
-        source(["claims"], "benchmarks/claims/write_claims.py", given="0.001 0.003 0.01 0.03 0.1", worked_out=worked_out),
+        source(
+            ["claims"], "benchmarks/claims/write_claims.py", given="0.001 0.003 0.01 0.03 0.1", worked_out=worked_out
+        ),
         "",
         "| claim | | numbers | seeds | `python benchmarks/claims/...` |",
         "|---|---|---|---:|---|",

@@ -85,24 +85,31 @@ class MemoryAttention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: LayerContext, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`).
+        """Output `(B, T, H, D)` and weights, by the attention function that the user chose (`attn_implementation`)."""
 
-        A call that is much longer than the window is read in pieces of queries, each with the keys of its windows: it costs
-        its length times the window. With "eager" all pairs are computed, and their weights returned.
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None):
+            query, bias = self.score_terms(query, key.shape[-2], context)
+            return self.attend_with_bias(query, key, value, bias, visible, **kwargs)
+
+        return self.in_pieces(attend, query, key, value, context)
+
+    def in_pieces(
+        self, attend: Callable, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: LayerContext
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What `attend` returns of queries, keys, values, and what is visible.
+
+        A call that is much longer than the window is read some queries at a time, each with the keys of their windows: it
+        costs its length times the window. With "eager" all pairs are computed, and their weights returned.
         """
-        window, num_keys = context.window or key.shape[-2], key.shape[-2]
-        if num_keys < LONG * max(window, PIECE_LENGTH) or self.config._attn_implementation == "eager":
-            query, bias = self.score_terms(query, num_keys, context)
-            return self.attend_with_bias(query, key, value, bias, context.visible, **kwargs)
+        num_keys, window = key.shape[-2], context.window
+        if window is None or not is_long(num_keys, window) or self.config._attn_implementation == "eager":
+            return attend(query, key, value, context.visible)
         outputs, stop = [], num_keys - query.shape[-2]
         for some in query.split(max(window // 2, PIECE_LENGTH), dim=-2):
             start, stop = stop, stop + some.shape[-2]
             keys = slice(max(start - window + 1, 0), stop)
             visible = context.segment.visible_piece(slice(start, stop), keys)
-            some, bias = self.score_terms(some, stop - keys.start, context)
-            outputs.append(
-                self.attend_with_bias(some, key[..., keys, :], value[..., keys, :], bias, visible, **kwargs)[0]
-            )
+            outputs.append(attend(some, key[..., keys, :], value[..., keys, :], visible)[0])
         return torch.cat(outputs, dim=1), None
 
     def score_terms(
@@ -214,12 +221,20 @@ class RelativeAttention(MemoryAttention):
                 query, u, v, key, value, positions, seen, None, scaling, distance=distance
             )
             return attn_output, None
-        if backend is None or context.distance is not None or (self.training and self.attention_dropout > 0):
+        drops, sees_both_ways = self.training and self.attention_dropout > 0, context.segment.last is not None
+        if backend is None or context.distance is not None or drops or sees_both_ways:
             return self.attend_in_steps(query, key, value, positions, bias, context, far, **kwargs)
-        visible = None if context.segment.is_plain else context.visible
         recompute = torch.is_grad_enabled() and self.config.recompute_attention
         options = {"window": context.window, "scaling": self.scaling, "recompute": recompute, "far": far}
-        return backend(query, key, value, positions, *bias, visible=visible, **options), None
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None):
+            return backend(query, key, value, positions, *bias, visible=visible, **options), None
+
+        if context.segment.is_plain:  # the window says all
+            return attend(query, key, value, None)
+        if far is not None:
+            return attend(query, key, value, context.visible)
+        return self.in_pieces(attend, query, key, value, context)
 
     def attend_in_steps(
         self,
@@ -239,16 +254,22 @@ class RelativeAttention(MemoryAttention):
             key, value = with_far_columns(key, value, far, context.window)
             far = visible = None
         position_query = (query + bias.position_bias[:, None]) * self.scaling
+        num_keys, nearest = key.shape[-2], context.segment.nearest_distance
         if context.distance is None:
-            scores = position_scores(position_query, keep_last(positions, key.shape[-2] + 1))
-        else:
-            scores = position_scores_at(position_query, positions, context.distance)
+            scores = position_scores(position_query, keep_last(positions, num_keys - nearest), num_keys)
+        else:  # counted from the last row of the table but one
+            scores = position_scores_at(position_query, positions, context.distance - (nearest + 1))
         scores = masked_scores(scores, visible)
         if far is not None and far.distance is not None:
             far_scores = position_scores_at(position_query, positions, far.distance)
             scores = torch.cat([masked_scores(far_scores, far.visible), scores], dim=-1)
             key, value = torch.cat([far.key, key], dim=-2), torch.cat([far.value, value], dim=-2)
         return self.attend_with_bias(query + bias.content_bias[:, None], key, value, scores, None, **kwargs)
+
+
+def is_long(num_keys: int, window: int | None) -> bool:
+    """Whether so many keys are much more than a window: then no mask of a whole call is made."""
+    return window is not None and num_keys >= LONG * max(window, PIECE_LENGTH)
 
 
 def is_known_by_its_weight(layer: nn.Module) -> TypeGuard[nn.Linear]:
@@ -263,4 +284,4 @@ def masked_scores(scores: torch.Tensor, visible: torch.Tensor | None) -> torch.T
     return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
 
 
-__all__ = ["MemoryAttention", "RelativeAttention", "masked_scores"]
+__all__ = ["MemoryAttention", "RelativeAttention", "is_long", "masked_scores"]

@@ -92,7 +92,7 @@ def oracle_layers(scores: torch.Tensor, penalty: float, sigma: float | None) -> 
 
 
 def read_mean(hidden_states: torch.Tensor, mean: torch.Tensor, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of all embeddings that each position's text has shown, up to itself.
+    """The mean of all embeddings that each position's text has shown, up to itself; in an encoder, of all of the text.
 
     Args:
         hidden_states: `(B, T, E)`.
@@ -104,7 +104,8 @@ def read_mean(hidden_states: torch.Tensor, mean: torch.Tensor, segment: Segment)
         Means `(B, T, E)`, and those after the segment, `(B, E)`.
     """
     columns = segment.columns
-    seen = (columns <= columns[:, None]) & (columns >= segment.start[..., None])  # (B or 1, T, T)
+    last = columns if segment.last is None else segment.last
+    seen = (columns <= last[..., None]) & (columns >= segment.start[..., None])  # (B or 1, T, T)
     seen = (seen if segment.mask is None else seen & segment.mask[:, None]).to(hidden_states)
     number = segment.tokens_read.clamp(max=int(2 / torch.finfo(mean.dtype).eps)).to(hidden_states)[:, None, None]
     if segment.document_ids is not None:

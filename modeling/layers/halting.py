@@ -60,10 +60,12 @@ class HaltingAttention(RelativeAttention):
         places = places if num_queries < running.shape[1] else running
         query = self.split_heads(scatter(self.q_proj(gather(hidden_states, running)), places))
         if num_queries < running.shape[1]:
-            own, first = (each.expand_as(running) for each in (context.segment.columns, context.segment.first))
-            own, first = (scatter(gather(each, running), places)[..., None] for each in (own, first))
+            here = context.segment
+            interval = here.columns, here.first, here.columns if here.last is None else here.last
+            moved = (scatter(gather(each.expand_as(running), running), places)[..., None] for each in interval)
+            own, first, last = moved
             columns = torch.arange(key.shape[-2], device=key.device)
-            visible = ((columns >= first) & (columns <= own))[:, None]
+            visible = ((columns >= first) & (columns <= last))[:, None]
             context = context._replace(mask=visible, distance=own - columns)
         attn_output, _ = self.attend(query, key, value, context, **kwargs)
         return self.o_proj(gather(attn_output.flatten(-2), places)), None
@@ -91,6 +93,9 @@ class HaltingLayer(MemoryLayer):
             skip_halted: whether nothing is computed for halted positions but keys and values, which others read.
         """
         halted_states = hidden_states if halted_states is None else halted_states
+        skip_halted = (
+            skip_halted and self.cross_attention is None
+        )  # which reads rows, not the running positions of all
         count = int(running.sum()) if skip_halted and running is not None else None
         if running is None or count == running.numel():
             return super().forward(hidden_states, past, context, **kwargs)

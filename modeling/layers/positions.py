@@ -49,12 +49,13 @@ class RelativePositions(nn.Module):
         self.config = config  # read at every call: a longer memory after training may want distances clamped
         self.bias = RelativeBias(config) if config.share_relative_bias else None
 
-    def forward(self, num_keys: int, like: torch.Tensor) -> torch.Tensor:
-        """R of the distances num_keys-1 .. -1, of shape `(num_keys + 1, hidden_size)`, in dtype and device of `like`.
+    def forward(self, num_keys: int, like: torch.Tensor, nearest: int = -1) -> torch.Tensor:
+        """R of the distances num_keys-1 .. nearest, of shape `(num_keys - nearest, hidden_size)`, in dtype and device of
+        `like`.
 
         The last row is never seen: it makes the relative shift a view, see `ops.relative_attention`.
         """
-        size = (num_keys, self.config.hidden_size, self.config.clamp_len, like.dtype, like.device)
+        size = (num_keys, nearest, self.config.hidden_size, self.config.clamp_len, like.dtype, like.device)
         if torch.compiler.is_compiling():
             return distance_table(*size)
         # most calls want the table of the call before; a tensor made in inference mode is of no use outside of it
@@ -62,11 +63,11 @@ class RelativePositions(nn.Module):
 
 
 def distance_table(
-    num_keys: int, hidden_size: int, clamp_len: int, dtype: torch.dtype, device: torch.device
+    num_keys: int, nearest: int, hidden_size: int, clamp_len: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """The sinusoids `(num_keys + 1, hidden_size)` of the distances num_keys-1 .. -1."""
-    distances = torch.arange(num_keys - 1, -2, -1, device=device)
-    return sinusoids(distances.clamp(max=clamp_len) if clamp_len > 0 else distances, hidden_size, dtype)
+    """The sinusoids `(num_keys - nearest, hidden_size)` of the distances num_keys-1 .. nearest."""
+    distances = torch.arange(num_keys - 1, nearest - 1, -1, device=device)
+    return sinusoids(distances.clamp(-clamp_len, clamp_len) if clamp_len > 0 else distances, hidden_size, dtype)
 
 
 @lru_cache(maxsize=4)

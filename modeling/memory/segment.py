@@ -2,7 +2,7 @@
 
 A row's memory ends where its segment begins, and padding stands after the tokens of a segment. So the distance of two
 tokens is that of their columns in every row, and what a token sees is an interval that ends with itself: one number says
-it.
+it. In an encoder it ends with the text, and a second number says where.
 
     row    memory     segment      first column that b sees
     0      . . p q  | a b .        2   (0 and 1 are unused)
@@ -49,20 +49,21 @@ class Call(NamedTuple):
         """
         mask = None if mask is None or is_true(mask.all(), unless=False) else mask
         pack = None if mask is None else (~mask).long().argsort(dim=1, stable=True)
-        if position_ids is not None:
-            starts = document_starts(position_ids, mask, pack)
-            reset = starts if reset is None else starts | reset
-        document_ids = None
+        num, closed, document_ids = None if mask is None else mask.sum(1), None, None
         if reset is not None and is_true(reset.any(), unless=True):
             document_ids = reset.long().cumsum(1)
-        if mask is None or pack is None:
-            return cls(document_ids=document_ids)
-        closed, num = None, mask.sum(1)
-        if document_ids is not None:
+        if mask is not None and document_ids is not None:
             inside = document_ids.where(mask, 0).amax(1)  # of a row's last token
             closed = document_ids[:, -1] > inside
             document_ids = gather_columns(document_ids.where(mask, inside[:, None]), pack)
-        if is_true((pack[:, 1:] > pack[:, :-1]).all(), unless=False):
+        if position_ids is not None:
+            positions = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
+            starts = F.pad(positions.diff(dim=1) != 1, (1, 0))
+            if num is not None:
+                starts &= torch.arange(starts.shape[1], device=num.device) < num[:, None]
+            if is_true(starts.any(), unless=True):
+                document_ids = starts.long().cumsum(1) + (0 if document_ids is None else document_ids)
+        if pack is None or is_true((pack[:, 1:] > pack[:, :-1]).all(), unless=False):
             return cls(num, document_ids, closed=closed)
         return cls(num, document_ids, pack, inverse(pack), closed)
 
@@ -92,15 +93,6 @@ def are_all(numbers: torch.Tensor, number: int) -> bool:
     return known == number if writes == _writes(numbers) else bool((numbers == number).all())
 
 
-def document_starts(position_ids: torch.Tensor, mask: torch.Tensor | None, pack: torch.Tensor | None) -> torch.Tensor:
-    """Tokens `(B, T)` bool whose position does not continue that of the real token before them."""
-    position_ids = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
-    starts = F.pad(position_ids.diff(dim=1) != 1, (1, 0))
-    if mask is None or pack is None:
-        return starts
-    return gather_columns(starts & gather_columns(mask, pack), inverse(pack))
-
-
 class Segment(NamedTuple):
     """The tokens of a call, which follow the columns of a memory.
 
@@ -113,6 +105,7 @@ class Segment(NamedTuple):
         tokens_read: `(B,)`, how many tokens of its text each row has read before.
         num, document_ids, input_ids: as in [`Call`].
         is_plain: whether all rows are alike: all of their columns are real, and of one document.
+        last: `(B, T)`, the last column that each token sees; None: its own.
     """
 
     num_before: int
@@ -125,6 +118,7 @@ class Segment(NamedTuple):
     document_ids: torch.Tensor | None = None
     is_plain: bool = False
     input_ids: torch.Tensor | None = None
+    last: torch.Tensor | None = None
 
     @classmethod
     def of(cls, num_before: int, lengths: torch.Tensor, tokens_read: torch.Tensor, length: int, call: Call) -> Self:
@@ -143,6 +137,19 @@ class Segment(NamedTuple):
         """The same tokens, following `num_before` columns of another kind, all of them real."""
         lengths = noted(torch.full_like(self.lengths, num_before), num_before)
         return self.of(num_before, lengths, self.tokens_read, self.length, Call(self.num, self.document_ids))
+
+    def both_ways(self) -> Self:
+        """The same tokens, each of which sees all of its document in the call, before it and after it."""
+        stop = self.end[:, None].expand(-1, self.length)
+        if self.document_ids is not None:  # they grow along a row
+            after = torch.searchsorted(self.document_ids, self.document_ids, right=True)
+            stop = stop.minimum(self.num_before + after)
+        return self._replace(last=(stop - 1).clamp(min=0))
+
+    @property
+    def nearest_distance(self) -> int:
+        """No distance of a token to a column is less, in a table of relative positions, whose last row is not seen."""
+        return -1 if self.last is None else -self.length
 
     @property
     def num_keys(self) -> int:
@@ -206,16 +213,19 @@ class Segment(NamedTuple):
 
     def visible(self) -> torch.Tensor | None:
         """Which columns each token sees, `(B or 1, 1, T, K)` bool; None: one token sees them all."""
-        if self.is_plain and self.length == 1 and self.first is self.start:
+        if self.is_plain and (self.length == 1 or self.last is not None) and self.first is self.start:
             return None
         return self.visible_piece(slice(self.num_before, self.num_keys), slice(0, self.num_keys))
 
     def visible_piece(self, tokens: slice, keys: slice) -> torch.Tensor:
         """Which of these columns `keys` the tokens in the columns `tokens` see, `(B or 1, 1, t, k)` bool."""
-        first = self.first[:, tokens.start - self.num_before : tokens.stop - self.num_before, None]
+        here = slice(tokens.start - self.num_before, tokens.stop - self.num_before)
+        first = self.first[:, here, None]
         key = torch.arange(keys.start, keys.stop, device=first.device)
-        query = torch.arange(tokens.start, tokens.stop, device=first.device)[:, None]
-        return ((key >= first) & (key <= query))[:, None]
+        last = (
+            torch.arange(tokens.start, tokens.stop, device=first.device) if self.last is None else self.last[:, here]
+        )
+        return ((key >= first) & (key <= last[..., None]))[:, None]
 
     def newest(self, columns: torch.Tensor, count: int) -> torch.Tensor:
         """The newest `count` columns of each row, or fewer, of `(B, .., K, D)`: padding left out."""
@@ -255,4 +265,4 @@ def _newest(row: torch.Tensor, end: int, count: int) -> torch.Tensor:
     return columns if end >= count else F.pad(columns, (0, 0, count - end, 0))
 
 
-__all__ = ["Call", "Segment", "are_all", "document_starts", "is_true", "noted"]
+__all__ = ["Call", "Segment", "are_all", "is_true", "noted"]

@@ -12,31 +12,33 @@ def relative_shift(scores: torch.Tensor) -> torch.Tensor:
     """Turn scores by distance into scores by key, as a view.
 
     Args:
-        scores (`torch.Tensor` of shape `(..., T, K + 1)`): column c is the distance K-1-c; the last column, distance -1,
-            is never read where a key is visible. The last two dimensions are contiguous.
+        scores (`torch.Tensor` of shape `(..., T, N + 1)`): column c is the distance K-1-c. With N = K the last column,
+            distance -1, is never read where a key is visible. The last two dimensions are contiguous.
 
     Returns:
-        `torch.Tensor` of shape `(..., T, K)`: row t, column j is the distance (K-T+t) - j of query t and key j. Keys after
-        the query hold values of other rows and must be masked.
+        `torch.Tensor` of shape `(..., T, N)`: row t, column j is the distance (K-T+t) - j of query t and key j, to the
+        least one of the table. Columns of less, and from K on, hold values of other rows.
     """
-    length, num_keys = scores.shape[-2], scores.shape[-1] - 1
-    # Row t wants the columns from T-1-t on. In the flat buffer they begin at t*(K+1) + T-1-t = t*K + T-1: equal strides.
+    length, width = scores.shape[-2], scores.shape[-1] - 1
+    # Row t wants the columns from T-1-t on. In the flat buffer they begin at t*(N+1) + T-1-t = t*N + T-1: equal strides.
     flat = scores.flatten(-2)
-    return flat.narrow(-1, length - 1, length * num_keys).unflatten(-1, (length, num_keys))
+    return flat.narrow(-1, length - 1, length * width).unflatten(-1, (length, width))
 
 
-def position_scores(query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def position_scores(query: torch.Tensor, positions: torch.Tensor, num_keys: int | None = None) -> torch.Tensor:
     """The position term `query_i . r_{i-j}` for every query and key, where the queries are the last T of K positions.
 
     Args:
         query (`torch.Tensor` of shape `(B, H, T, D)`): `(q + v)`, scaled.
-        positions (`torch.Tensor` of shape `(H, K + 1, D)`): projected positions of the distances K-1 .. -1.
+        positions (`torch.Tensor` of shape `(H, N + 1, D)`): projected positions of the distances K-1 .. K-1-N.
+        num_keys: K; N where it is not given: no query sees a key after it.
 
     Returns:
         `torch.Tensor` of shape `(B, H, T, K)`.
     """
     # one matrix product per head over batch x length: the positions are not repeated over the batch
-    return relative_shift(torch.einsum("bhtd,hkd->bhtk", query, positions))
+    scores = relative_shift(torch.einsum("bhtd,hkd->bhtk", query, positions))
+    return scores if num_keys is None else scores[..., :num_keys]
 
 
 def position_scores_at(query: torch.Tensor, positions: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ sys.path += [str(FOLDER), str(FOLDER.parent)]
 
 import bench_probe  # noqa: E402
 import claim_runs  # noqa: E402
+import clipping_distance  # noqa: E402
 import split_runs  # noqa: E402
 import write_claims  # noqa: E402
 from run_all import ORDER  # noqa: E402
@@ -40,11 +41,23 @@ def place(tmp_path_factory):
     for part, start, stop in (("train", 0, 6), ("valid", 6, 9), ("test", 9, 12)):
         rows = [json.dumps({"name": f"{row}.py", "text": text[3000 * row :][:3000]}) for row in range(start, stop)]
         (library / f"{part}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    write_pairs(folder / "pairs")
     return folder
 
 
+def write_pairs(folder: Path) -> None:
+    """200 pairs and 40 more: a number in figures, and in words of letters."""
+    folder.mkdir()
+    for split, numbers in (("train", range(200)), ("test_2016_flickr", range(200, 240))):
+        rows = [f"the number {number} stands here" for number in numbers]
+        (folder / f"{split}.en").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        said = [" ".join("abcdefghij"[int(digit)] * 3 for digit in str(number)) for number in numbers]
+        (folder / f"{split}.de").write_text("\n".join(f"hier steht {each}" for each in said) + "\n", encoding="utf-8")
+
+
 def text_of(claim: claim_runs.Claim, place: Path) -> Path:
-    return place / ("library" if claim.text is split_runs.split_folder else "text.txt")
+    others = {split_runs.split_folder: "library", clipping_distance.multi30k: "pairs"}
+    return place / others.get(claim.text, "text.txt")
 
 
 def smaller(name: str, monkeypatch) -> claim_runs.Claim:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
 import transformers_xl  # noqa: F401  registers the variants
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
-from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.auto import ENCODERS, VARIANTS
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 
 VOCAB_SIZE = 37
@@ -40,6 +40,8 @@ ROWS = VARIANTS | {
     name: dataclasses.replace(VARIANTS["segment_memory"], **(TOKENS_ROW if kind == "tokens" else {}))
     for name, (kind, _) in AROUND_BASES.items()
 }
+# what a small model of each type is made of, those of encoders too, which have tests of their own
+MADE_OF = ROWS | ENCODERS
 # every model class of the table: the variant, and what stands before `_class` in its row
 HEADS = [
     (model_type, head)
@@ -151,17 +153,18 @@ def new_config(model_type: str, **fields):
         # large enough that attention is far from uniform and that logits differ
         "initializer_range": 0.2,
     }
-    if VARIANTS[model_type].memory == "none":
+    if MADE_OF[model_type].memory == "none":
         del defaults["mem_len"]
         defaults["segment_length"] = 64  # the longest text that it reads
     if lacks(model_type, "intermediate_size"):
         del defaults["intermediate_size"]
-    return AutoConfig.for_model(model_type, **(defaults | FIELDS.get(model_type, {}) | fields))
+    own = FIELDS.get(model_type, FIELDS.get(model_type.removesuffix("_encoder"), {}))
+    return AutoConfig.for_model(model_type, **(defaults | own | fields))
 
 
 def lacks(model_type: str, name: str) -> bool:
     """Whether the config of a variant has no such field."""
-    return name not in {field.name for field in dataclasses.fields(ROWS[model_type].config_class)}
+    return name not in {field.name for field in dataclasses.fields(MADE_OF[model_type].config_class)}
 
 
 def config_around_base(model_type: str, **fields) -> SegmentMemoryConfig:
@@ -228,7 +231,7 @@ def tiny_model(model_type: str, head: str = "model", dtype: torch.dtype = torch.
     key = repr((model_type, head, dtype, sorted(fields.items())))
     if key not in _BUILT:
         torch.manual_seed(0)
-        model_class = getattr(ROWS[model_type], f"{head}_class")
+        model_class = getattr(MADE_OF[model_type], f"{head}_class")
         model = model_class(tiny_config(model_type, **fields)).to(dtype).eval()
         for module in model.modules():
             for name in ("inv_freq", "original_inv_freq"):

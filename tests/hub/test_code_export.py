@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import VARIANTS, tiny_config, tiny_model, tokens
+from tiny import MADE_OF, VARIANTS, tiny_config, tiny_model, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import check_imports, get_relative_imports
 
@@ -39,6 +39,8 @@ SAVED = [
     for turn, (model_type, row) in enumerate(VARIANTS.items())
     if (heads := [head for head in HEADS if getattr(row, f"{head}_class") is not None])
 ]
+# classes that a call has made, in files of a variant
+SAVED += [("shaw_transformer_encoder", "masked_lm"), ("universal_transformer_encoder", "sequence_classification")]
 
 
 def code_in(folder: Path) -> dict[str, bytes]:
@@ -265,11 +267,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for model_type, head in SAVED:
         folder = root / head / model_type
         # what follows from a field, too: clusters of words, with the head for them
-        has_clusters = head == "causal_lm" and hasattr(VARIANTS[model_type].config_class, "is_adaptive")
+        has_clusters = head == "causal_lm" and hasattr(MADE_OF[model_type].config_class, "is_adaptive")
         fields = {"cutoffs": [8, 14], "div_val": 2} if has_clusters else {}
         tiny_model(model_type, head, **fields).save_pretrained(folder)
         # loaded, too: where weights lie in memory decides about the last bit of a product
-        model = getattr(VARIANTS[model_type], f"{head}_class").from_pretrained(folder)
+        model = getattr(MADE_OF[model_type], f"{head}_class").from_pretrained(folder)
         expected = {"ids": tokens(2, 6)}
         with torch.no_grad():
             output = model(expected["ids"])
@@ -326,7 +328,7 @@ def test_where_it_is_installed_no_code_of_the_folder_runs(
 
     monkeypatch.setattr("builtins.input", asked)
     for model_type, head in SAVED:
-        folder, row = saved / head / model_type, VARIANTS[model_type]
+        folder, row = saved / head / model_type, MADE_OF[model_type]
         assert type(AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)) is row.config_class
         model = AutoModel.from_pretrained(folder, trust_remote_code=trust_remote_code)
         assert type(model) is row.model_class
@@ -342,7 +344,7 @@ def test_where_it_is_installed_no_code_of_the_folder_runs(
 def test_transformers_finds_the_same_imports(saved: Path):
     """It reads the text with regular expressions; a line of a docstring that looks like an import would lead it astray."""
     files = [path for model_type, head in SAVED for path in (saved / head / model_type).glob("*.py")]
-    assert len([path for path in files if not path.name.startswith("tokenization_")]) == 3 * len(VARIANTS)
+    assert len([path for path in files if not path.name.startswith("tokenization_")]) == 3 * len(SAVED)
     for path in files:
         found = set(get_relative_imports(path))
         assert found == get_relative_imports_of(path.read_text())

@@ -66,7 +66,18 @@ def test_starts_of_documents():
     mask = torch.tensor([[1, 1, 1, 1, 0, 1], [1, 1, 0, 0, 1, 1]]).bool()
     call = Call.of(mask, None, position_ids)  # padding after the tokens, in the document of the last one
     assert call.document_ids.tolist() == [[0, 0, 0, 1, 2, 2], [0] * 6]
+    assert call.closed is None  # positions of padding begin nothing
+    reset = torch.tensor(
+        [[0, 1, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0]]
+    ).bool()  # that of padding begins the next token's document
+    call = Call.of(mask, reset, position_ids)
+    assert call.document_ids.diff(dim=1).bool().tolist() == [
+        [True, False, True, True, False],
+        [False, True, False, False, False],
+    ]
     assert call.closed.tolist() == [False, False]
+    last = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1]]).bool()
+    assert Call.of(last, reset, position_ids).closed.tolist() == [True, False]
     assert Call.of(None, None, torch.arange(6)[None]).document_ids is None
 
 

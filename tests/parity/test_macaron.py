@@ -15,7 +15,7 @@ from contexts import context_of
 from golden import Case
 from torch.nn import functional as F
 
-from transformers_xl import MacaronConfig
+from transformers_xl import MacaronConfig, MacaronEncoderConfig, MacaronEncoderModel
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
@@ -163,6 +163,43 @@ def test_values_and_gradients(case: Case):
     case.check("scalar", scalar)
     scalar.backward()
     case.check_gradients(golden.gradients_of(layer, **inputs), translated)
+    case.finish()
+
+
+ENCODERS = [file for file in golden.files_of("macaron") if golden.described_in(file.parent)[file]["hyper"]["macaron"]]
+ENCODERS = [file for file in ENCODERS if golden.described_in(file.parent)[file]["hyper"]["kind"] == "encoder"]
+
+
+@pytest.mark.parametrize("case", ENCODERS, ids=[file.stem for file in ENCODERS], indirect=True)
+def test_the_encoder_of_one_layer(case: Case):
+    """`MacaronEncoderModel` itself: with projections of positions and biases of zero its attention is the recorded one."""
+    hyper, weights = case.hyper, translated(case.weights)
+    describe(case, weights)
+    case.choice("macaron", True)
+    config = MacaronEncoderConfig(
+        vocab_size=3,
+        hidden_size=hyper["dim"],
+        num_hidden_layers=1,
+        num_attention_heads=hyper["heads"],
+        intermediate_size=len(weights["mlp.fc1.bias"]),
+        norm_position="pre" if hyper["normalize_before"] else "post",
+        use_final_norm=False,
+        attention_bias=True,
+        dropout=0.0,
+    )
+    model = MacaronEncoderModel(config).to(case.dtype)
+    for name, parameter in model.named_parameters():
+        if "r_proj" in name or "content_bias" in name or "position_bias" in name:
+            torch.nn.init.zeros_(parameter)
+    assert not model.layers[0].load_state_dict(weights, strict=False).unexpected_keys
+    x, padding = case.leaf("x"), [case.inputs[name] for name in OWN_PADDING if name in case.inputs]
+    mask = None if not padding else ~padding[0].bool()
+    y = model(inputs_embeds=x.transpose(0, 1), attention_mask=mask).last_hidden_state.transpose(0, 1)
+    case.check("y", y)
+    scalar = golden.squares(y) + (y * golden.ramp(y)).sum()
+    case.check("scalar", scalar)
+    scalar.backward()
+    case.check_gradients(golden.gradients_of(model.layers[0], x=x), translated)
     case.finish()
 
 

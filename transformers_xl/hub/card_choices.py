@@ -14,7 +14,7 @@ from transformers_xl.configuration.configuration_segment_memory import SegmentMe
 from transformers_xl.files.json_files import read_json
 from transformers_xl.files.plain_files import read_text
 from transformers_xl.files.yaml_files import load_yaml
-from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.auto import MODEL_TYPES
 
 MAX_BYTES = 1 << 24  # of a README.md, which may hold pictures
 
@@ -53,7 +53,7 @@ def choices_of_base(base: str) -> Choices:
         return _choices(_metadata_of_repo(base), base)
     described = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     known = metadata_of(folder)
-    return _choices(known, known.base_model if described.get("model_type") in list(VARIANTS) else None)
+    return _choices(known, known.base_model if described.get("model_type") in list(MODEL_TYPES) else None)
 
 
 def choices_of_loaded(config: PreTrainedConfig) -> Choices:

@@ -36,7 +36,7 @@ from transformers_xl.hub.measurements import (
     known_measurements,
     read_measurements,
 )
-from transformers_xl.modeling.auto import VARIANTS, Variant
+from transformers_xl.modeling.auto import MODEL_TYPES, Variant
 
 # the Hub shows the code of this library, and counts its downloads: it is what loads the model, with or without our package
 LIBRARY = "transformers"
@@ -174,12 +174,12 @@ def _config_of(folder: Path, adapter: Adapter | None) -> tuple[dict[str, Any], V
         raise ValueError(
             f"{path}: `model_type`='transfo-xl' is of transformers 4: convert it with `transformers-xl convert`."
         )
-    if config.get("model_type") not in list(VARIANTS):  # a hostile one may not be hashable
-        known = ", ".join(VARIANTS)
+    if config.get("model_type") not in list(MODEL_TYPES):  # a hostile one may not be hashable
+        known = ", ".join(MODEL_TYPES)
         raise ValueError(
             f"{path}: `model_type`={config.get('model_type')!r} is not a model of this package: known are {known}."
         )
-    return config, VARIANTS[config["model_type"]]
+    return config, MODEL_TYPES[config["model_type"]]
 
 
 def _metadata(

@@ -21,7 +21,7 @@ from transformers_xl.hub.measurements import (
     measurements_of,
     write_measurements,
 )
-from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.auto import MODEL_TYPES
 
 logger = logging.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class RunCards(Trainer):
 
     @property
     def _is_ours(self) -> bool:
-        return getattr(getattr(self.model, "config", None), "model_type", "") in VARIANTS
+        return getattr(getattr(self.model, "config", None), "model_type", "") in MODEL_TYPES
 
     @staticmethod
     def _evaluations_in(folder: Path) -> tuple[Evaluation, ...]:
