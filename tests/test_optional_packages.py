@@ -12,7 +12,8 @@ from optional_packages import needs
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "datasets", "evaluate", "faiss", "fastapi", "gradio", "gymnasium", "onnx", "onnxruntime",
-    "onnxscript", "openai", "optuna", "peft", "popgym", "prometheus_client", "pytorch_optimizer", "sacremoses", "selenium",
+    "onnxscript", "openai", "optuna", "peft", "popgym", "prometheus_client", "pytorch_optimizer", "sacrebleu",
+    "sacremoses", "selenium",
     "tensorboardX", "torchao", "triton", "trl", "uvicorn", "zstandard",
 }  # fmt: skip
 
