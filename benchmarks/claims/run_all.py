@@ -30,7 +30,8 @@ ORDER = (
     "complex_order",
     "spans_by_layer",
     "pre_norm",
-    "gates_remember",
+    "canonical_agents",
+    "steady_agents",
     "clipping_distance",
 )
 

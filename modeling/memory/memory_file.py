@@ -248,7 +248,7 @@ def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
 
 def active_adapters(model: nn.Module) -> dict[str, str]:
     """Which of the adapters that PEFT has loaded change results; nothing where there are none."""
-    layers = [part for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
+    layers = [cast(Any, part) for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
     states = {json.dumps([*part.active_adapters, part.disable_adapters]) for part in layers}
     return {"adapters": ", ".join(sorted(states))} if states else {}
 
