@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import transformers
 from transformers import AutoTokenizer, PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_memory_encoder_decoder import (
+    MemoryEncoderDecoderConfig,
+    register_part_config,
+)
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling import (
     modeling_absolute_transformer_xl,
@@ -38,6 +42,11 @@ from transformers_xl.modeling import (
 )
 from transformers_xl.modeling.auto_actor_critic import AutoModelForActorCritic
 from transformers_xl.modeling.conversion import transfo_xl
+from transformers_xl.modeling.modeling_memory_encoder_decoder import (
+    MemoryForConditionalGeneration,
+    register_decoder,
+    register_encoder,
+)
 from transformers_xl.modeling.ops.backends import register_backend
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
@@ -358,6 +367,11 @@ ENCODERS: dict[str, Variant] = {
 }
 # all that has a model type of its own
 MODEL_TYPES = VARIANTS | ENCODERS
+# the classes of an encoder-decoder, whose parts are variants, by the names of the Auto classes that build them
+ENCODER_DECODER: dict[str, type] = {
+    "AutoConfig": MemoryEncoderDecoderConfig,
+    "AutoModelForSeq2SeqLM": MemoryForConditionalGeneration,
+}
 _registered = False
 
 
@@ -376,6 +390,17 @@ def encoder_of(model_type: str) -> Variant:
     if isinstance(known, str):
         raise ValueError(f"`model_type`={model_type!r} has no encoder: {known}.")
     return known
+
+
+def register_parts() -> None:
+    """Let an encoder-decoder be made of the variants."""
+    for variant in MODEL_TYPES.values():
+        if issubclass(variant.config_class, MemoryConfig):
+            register_part_config(variant.config_class)
+        if variant.causal_lm_class is not None:
+            register_decoder(cast(Any, variant.causal_lm_class))
+        if not variant.causal:
+            register_encoder(cast(Any, variant.model_class))
 
 
 def register_kernels() -> None:
@@ -413,6 +438,13 @@ def register() -> None:
         for auto, cls in variant.auto_classes().items():
             key = model_type if auto == "AutoConfig" else variant.config_class
             _auto_class(auto).register(key, cls)
+    register_parts()
+    for auto, cls in ENCODER_DECODER.items():
+        key = MemoryEncoderDecoderConfig.model_type if auto == "AutoConfig" else MemoryEncoderDecoderConfig
+        _auto_class(auto).register(key, cls)
+    AutoTokenizer.register(
+        MemoryEncoderDecoderConfig, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer
+    )
     transfo_xl.register()
     if torch.version.cuda is not None:  # says how torch was built: no device is asked
         register_kernels()

@@ -26,7 +26,7 @@ from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrain
 PREFILL_CHUNK = 512
 
 
-class _WithMemory:
+class WithMemory:
     """Memory of a generated text, as a property: a field would be copied into the answers of a pipeline."""
 
     past_key_values: Any  # a `MemoryCache`, or None
@@ -45,11 +45,11 @@ class _WithMemory:
         return cache.memory.map(torch.clone)  # the cache writes to its own
 
 
-class MemoryGenerateOutput(_WithMemory, GenerateDecoderOnlyOutput):
+class MemoryGenerateOutput(WithMemory, GenerateDecoderOnlyOutput):
     """Result of `generate(return_dict_in_generate=True)`, with `mems`."""
 
 
-class MemoryGenerateBeamOutput(_WithMemory, GenerateBeamDecoderOnlyOutput):
+class MemoryGenerateBeamOutput(WithMemory, GenerateBeamDecoderOnlyOutput):
     """Result of beam search, whose `mems` are None."""
 
 
@@ -71,6 +71,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
     model: MemoryModel
     generation_step: Any = None  # what `compile_generation` made
+    result_classes: tuple[type[ModelOutput], type[ModelOutput]] = (MemoryGenerateOutput, MemoryGenerateBeamOutput)
 
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
@@ -112,9 +113,9 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             cache.finish()  # an assistant's next call takes tokens back
         if not is_result:
             return result
-        if isinstance(result, GenerateBeamDecoderOnlyOutput):
-            return MemoryGenerateBeamOutput(**{**result, "past_key_values": None})
-        return MemoryGenerateOutput(**{**result, "past_key_values": cache if isinstance(cache, MemoryCache) else None})
+        has_beams = "beam_indices" in type(result).__dataclass_fields__
+        kept = cache if isinstance(cache, MemoryCache) and not has_beams else None
+        return self.result_classes[has_beams](**{**result, "past_key_values": kept})
 
     def _returns_ids_alone(self, configs: list[dict]) -> bool:
         """Whether no other tensor that is made on the way can be seen afterwards."""
@@ -204,9 +205,9 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
         input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
-        mems = model_kwargs.get("mems")  # transformers repeats tensors only
-        if expand_size > 1 and mems is not None:
-            model_kwargs["mems"] = mems.repeat(expand_size)
+        for name in ("mems", "source_mems"):  # transformers repeats tensors only
+            if expand_size > 1 and model_kwargs.get(name) is not None:
+                model_kwargs[name] = model_kwargs[name].repeat(expand_size)
         return input_ids, model_kwargs
 
     def _update_model_kwargs_for_generation(self, outputs: ModelOutput, model_kwargs: dict, **kwargs) -> dict:

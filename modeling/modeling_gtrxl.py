@@ -35,7 +35,7 @@ class GTrXLLayer(MemoryLayer):
 
     def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
         attn_output, kept = self.attend(hidden_states, past.columns, context, **kwargs)
-        gated = self.attn_gate(hidden_states, attn_output.relu())
+        gated = self.read_source(self.attn_gate(hidden_states, attn_output.relu()), context)
         mlp_output = self.mlp(self.post_attention_layernorm.before(gated))
         return LayerOutput(self.mlp_gate(gated, mlp_output.relu()), LayerMemory(kept))
 

@@ -291,13 +291,22 @@ class MemoryModel(MemoryPreTrainedModel):
 
     @capture_outputs
     def read(
-        self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        memory: Memory,
+        call: Call,
+        cache: MemoryCache | None = None,
+        source: Any = None,
+        **kwargs,
     ) -> MemoryModelOutput:
-        """The output of a call `(B, T, E)` whose padding stands after its tokens, with the memory after it in `mems`."""
+        """The output of a call `(B, T, E)` whose padding stands after its tokens, with the memory after it in `mems`.
+        `source` is the other text that the decoder of an encoder-decoder reads."""
         hidden_states = self.dropout(hidden_states)
         segment = Segment.of(memory.num_columns, memory.lengths, memory.tokens_read, hidden_states.shape[1], call)
         segment, plan, state = self.plan(segment, memory)
         contexts = self.contexts(segment, memory, plan, cache, hidden_states)
+        if source is not None:
+            contexts = [context._replace(source=source) for context in contexts]
         output, layers = self.run_layers(hidden_states, memory.layers, contexts, **kwargs)
         if self.norm is not None:
             output["last_hidden_state"] = self.norm(output.last_hidden_state)

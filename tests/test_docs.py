@@ -31,6 +31,7 @@ PAGES = [
     "serve.md",
     "training.md",
     "training_papers.md",
+    "translation.md",
     "words.md",
     *CONCEPTS,
 ]

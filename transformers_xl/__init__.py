@@ -17,6 +17,8 @@ _NAMES = {
     "ByteTokenizer": "transformers_xl.tokenization.tokenization_bytes",
     "Memory": "transformers_xl.modeling.memory.memory_value",
     "MemoryCache": "transformers_xl.modeling.memory.memory_cache",
+    "MemoryEncoderDecoderConfig": "transformers_xl.configuration.configuration_memory_encoder_decoder",
+    "MemoryForConditionalGeneration": "transformers_xl.modeling.modeling_memory_encoder_decoder",
     "MemoryConfig": "transformers_xl.configuration.configuration_memory",
     "MemoryFeatureExtractionPipeline": "transformers_xl.modeling.feature_extraction",
     "MemoryTrainer": "transformers_xl.training.trainer",

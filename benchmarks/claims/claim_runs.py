@@ -85,7 +85,7 @@ def import_log() -> Path:
 
 def text_digest(text: Path) -> str:
     """A SHA-256 of a text, or of the files of a folder of texts."""
-    return sha256(*sorted(text.glob("*.jsonl"))) if text.is_dir() else sha256(text)
+    return sha256(*(sorted(text.glob("*.jsonl")) or sorted(text.glob("*.*")))) if text.is_dir() else sha256(text)
 
 
 @dataclass(frozen=True)

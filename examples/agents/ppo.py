@@ -1,4 +1,4 @@
-"""PPO for an agent with memory, on any environment of gymnasium with plain spaces, in one file to copy and change.
+"""PPO for an agent with memory, on any environment of gymnasium, in one file to copy and change.
 
     pip install '.[rl]'
     python examples/agents/ppo.py popgym:popgym-RepeatFirstEasy-v0 -o build/agent
@@ -9,14 +9,16 @@ it play. Every rollout starts from the `mems` that the one before left, acts ste
 again in one window from those same `mems`, with `reset` where episodes begin: one memory a rollout, not one a step. The
 memory is stale after the first update of the weights, as is usual.
 
-TorchRL was tried (0.14.1): declared with a `TensorDictPrimer`, `mems` do travel through its rollouts and `ClipPPOLoss`, but
-as fields of every step that hold the whole memory, and the loss runs the model once for the policy and once for the value.
+TorchRL was tried (0.14.1, the newest in November 2026): declared with a `TensorDictPrimer`, `mems` do travel through its
+rollouts and `ClipPPOLoss`, but as fields of every step that hold the whole memory, and the loss runs the model once for the
+policy and once for the value. The backbones with a cache of keys and values of its main branch are in no release yet.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -42,10 +44,13 @@ class Settings:
     entropy: float = 0.01
 
 
+Observation = torch.Tensor | dict[str, "Observation"]
+
+
 class Rollout(NamedTuple):
     """What was seen and done, `(environments, window, ..)`."""
 
-    observations: torch.Tensor
+    observations: Observation
     resets: torch.Tensor  # where the observation begins an episode
     actions: torch.Tensor
     log_probs: torch.Tensor
@@ -57,24 +62,37 @@ class Rollout(NamedTuple):
 class Beginning(NamedTuple):
     """Where a rollout begins: the first observations, whether they begin episodes, and what is remembered."""
 
-    observation: torch.Tensor
+    observation: Observation
     reset: torch.Tensor
     mems: Memory | None
 
 
-def named(model: MemoryForActorCritic, observations: torch.Tensor) -> dict[str, torch.Tensor]:
+def parts(change: Callable, *observations: Any) -> Any:
+    """`change` of observations, or, where these are dicts, of each of their parts."""
+    if isinstance(observations[0], dict):
+        return {name: parts(change, *(each[name] for each in observations)) for name in observations[0]}
+    return change(*observations)
+
+
+def stacked(*steps: torch.Tensor) -> torch.Tensor:
+    return torch.stack(steps, dim=1)
+
+
+def named(model: MemoryForActorCritic, observations: Observation) -> dict[str, Observation]:
     """The observations as the argument that the model reads: ids, where it has no encoder."""
     return {"input_ids" if model.observation_proj is None else "observations": observations}
 
 
 @torch.no_grad()
-def act(model: MemoryForActorCritic, observation: torch.Tensor, reset: torch.Tensor, past: dict, mems: Memory | None):
+def act(model: MemoryForActorCritic, observation: Observation, reset: torch.Tensor, past: dict, mems: Memory | None):
     """One step of the rollout: the last step of `model` on what is new, or on the window so far without memory."""
     if model.config.mem_len == 0:
         for name, new in (*named(model, observation).items(), ("reset", reset)):
-            past[name] = torch.cat([past[name], new[:, None]], dim=1) if name in past else new[:, None]
+            new = parts(lambda each: each[:, None], new)
+            past[name] = parts(lambda *both: torch.cat(both, dim=1), past[name], new) if name in past else new
         return model(**past)
-    outputs = model(**named(model, observation[:, None]), reset=reset, **(past or {"mems": mems}), use_cache=True)
+    observations = parts(lambda each: each[:, None], observation)
+    outputs = model(**named(model, observations), reset=reset, **(past or {"mems": mems}), use_cache=True)
     past["past_key_values"] = outputs.past_key_values
     return outputs
 
@@ -95,9 +113,9 @@ def collect(model: MemoryForActorCritic, environments: VectorEnv, start: Beginni
         reward, ended = torch.from_numpy(reward).float(), torch.from_numpy(terminated | truncated)
         steps.append((observation, reset, action, policy.log_prob(action), outputs.value[:, -1], reward, ended))
         # SAME_STEP: the observation beside the end of an episode begins the next
-        observation, reset = torch.from_numpy(new), ended
+        observation, reset = parts(torch.from_numpy, new), ended
     following = act(model, observation, reset, past, mems).value[:, -1:]
-    rollout = Rollout(*(torch.stack(column, dim=1) for column in zip(*steps, strict=True)))
+    rollout = Rollout(*(parts(stacked, *column) for column in zip(*steps, strict=True)))
     return rollout, following, Beginning(observation, reset, None)
 
 
@@ -130,7 +148,7 @@ def update(model, optimizer, rollout: Rollout, following: torch.Tensor, mems: Me
     returns, advantage = advantage + rollout.values, (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     for _ in range(settings.epochs):
         for rows in torch.randperm(len(advantage)).chunk(settings.minibatches):
-            here = Rollout(*(each[rows] for each in rollout))
+            here = Rollout(*(parts(itemgetter(rows), each) for each in rollout))
             past = None if mems is None else mems.rows(rows)
             loss = loss_of(model, here, (advantage[rows], returns[rows]), past, settings)
             optimizer.zero_grad()
@@ -144,12 +162,30 @@ def update(model, optimizer, rollout: Rollout, following: torch.Tensor, mems: Me
 def learn(model: MemoryForActorCritic, environments: VectorEnv, seed: int, settings: Settings) -> Iterator[Rollout]:
     """Train an agent; yields every rollout after its update."""
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    first = torch.from_numpy(environments.reset(seed=seed * environments.num_envs)[0])
+    first = parts(torch.from_numpy, environments.reset(seed=seed * environments.num_envs)[0])
     start = Beginning(first, torch.ones(environments.num_envs, dtype=torch.bool), None)
     for _ in range(settings.updates):
         rollout, following, after = collect(model, environments, start, settings.window)
         start = after._replace(mems=update(model, optimizer, rollout, following, start.mems, settings))
         yield rollout
+
+
+def made(name: str) -> gym.Env:
+    """An environment whose observation is one array: parts of a dict or tuple side by side, a choice as zeros and a one.
+
+    Raises:
+        ValueError: a part is no number.
+    """
+    environment = gym.make(name)
+    if not isinstance(environment.observation_space, (gym.spaces.Dict, gym.spaces.Tuple, gym.spaces.MultiDiscrete)):
+        return environment
+    try:
+        return gym.wrappers.FlattenObservation(environment)
+    except NotImplementedError:
+        raise ValueError(
+            f"`environment`={name} shows {environment.observation_space}, which is not numbers alone: leave parts out with "
+            "`gymnasium.wrappers.FilterObservation`, as minigrid_memory.py does."
+        ) from None
 
 
 def vector(maker: Callable[[], gym.Env], count: int) -> SyncVectorEnv:
@@ -185,7 +221,7 @@ def main() -> None:
     args = parse()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # small models: more threads wait for each other
-    environments = vector(lambda: gym.make(args.environment), args.environments)
+    environments = vector(lambda: made(args.environment), args.environments)
     config = GTrXLConfig(
         observation_size=environments.single_observation_space,
         num_actions=environments.single_action_space,
@@ -201,7 +237,9 @@ def main() -> None:
             )
     agent.save_pretrained(args.output)
     agent = AutoModelForActorCritic.from_pretrained(args.output)
-    first = Beginning(torch.from_numpy(environments.reset()[0]), torch.ones(args.environments, dtype=torch.bool), None)
+    first = Beginning(
+        parts(torch.from_numpy, environments.reset()[0]), torch.ones(args.environments, dtype=torch.bool), None
+    )
     played = Returns(args.environments)
     played.add(collect(agent, environments, first, 512)[0])
     print(f"{args.output}, loaded again: return {np.mean(played.ended):.3f} in {len(played.ended)} episodes")

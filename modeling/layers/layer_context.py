@@ -29,6 +29,7 @@ class LayerContext(NamedTuple):
         distance: `(B or 1, T, K)` integers, how far the columns lie from each token, where they do not stand in their
             order; None: they do.
         plan: what a variant says of the call, the same for all layers.
+        source: the other text that the decoder of an encoder-decoder reads.
         keeps_graph: whether gradients pass through the columns that it remembers, to earlier parts of the same call.
     """
 
@@ -42,6 +43,7 @@ class LayerContext(NamedTuple):
     room: LayerRoom | None = None
     distance: torch.Tensor | None = None
     plan: Any = None
+    source: Any = None
     keeps_graph: bool = False
 
     @property

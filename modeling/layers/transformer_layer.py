@@ -40,6 +40,7 @@ class MemoryLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = self.norm_class(config)
         self.mlp = self.feed_forward_class(config)
         self.dropout = Dropout(config, config.residual_dropout)
+        self.cross_attention: nn.Module | None = None  # placed by an encoder-decoder
 
     def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
         """What the layer remembers of new rows, with `num_columns` zeros in its window."""
@@ -78,11 +79,15 @@ class MemoryLayer(GradientCheckpointingLayer):
         hidden_states = self.after_attention(hidden_states, attn_output, context, **kwargs)
         return LayerOutput(hidden_states, past._replace(columns=kept))
 
+    def read_source(self, hidden_states: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """The states `(B, T, E)` with what the decoder of an encoder-decoder reads of the other text."""
+        return hidden_states if self.cross_attention is None else self.cross_attention(hidden_states, context.source)
+
     def after_attention(
         self, hidden_states: torch.Tensor, attn_output: torch.Tensor, context: LayerContext, **kwargs
     ) -> torch.Tensor:
-        """The residual sums and the feed-forward, of `(B, T, E)` or `(N, E)`."""
-        hidden_states = self.input_layernorm.after(hidden_states + attn_output)
+        """The residual sums, what is read of another text, and the feed-forward, of `(B, T, E)` or `(N, E)`."""
+        hidden_states = self.read_source(self.input_layernorm.after(hidden_states + attn_output), context)
         mlp_output = self.feed_forward(self.post_attention_layernorm.before(hidden_states), context, **kwargs)
         return self.post_attention_layernorm.after(hidden_states + mlp_output)
 

@@ -92,6 +92,7 @@ class MemoryCache(Cache):
         self.ended: torch.Tensor | None = None
         self.aside: dict[int, Memory] = {}
         self.placed: Memory | None = None  # tensors of a static cache
+        self.source: Any = None  # what the decoder of an encoder-decoder reads: no row of it moves inside `generate()`
         self.num_tokens: int | torch.Tensor = 0
         self.reset()
         self.memory = memory

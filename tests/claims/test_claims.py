@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -21,6 +22,7 @@ sys.path += [str(FOLDER), str(FOLDER.parent)]
 
 import bench_probe  # noqa: E402
 import claim_runs  # noqa: E402
+import clipping_distance  # noqa: E402
 import split_runs  # noqa: E402
 import write_claims  # noqa: E402
 from run_all import ORDER  # noqa: E402
@@ -39,11 +41,23 @@ def place(tmp_path_factory):
     for part, start, stop in (("train", 0, 6), ("valid", 6, 9), ("test", 9, 12)):
         rows = [json.dumps({"name": f"{row}.py", "text": text[3000 * row :][:3000]}) for row in range(start, stop)]
         (library / f"{part}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    write_pairs(folder / "pairs")
     return folder
 
 
+def write_pairs(folder: Path) -> None:
+    """200 pairs and 40 more: a number in figures, and in words of letters."""
+    folder.mkdir()
+    for split, numbers in (("train", range(200)), ("test_2016_flickr", range(200, 240))):
+        rows = [f"the number {number} stands here" for number in numbers]
+        (folder / f"{split}.en").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        said = [" ".join("abcdefghij"[int(digit)] * 3 for digit in str(number)) for number in numbers]
+        (folder / f"{split}.de").write_text("\n".join(f"hier steht {each}" for each in said) + "\n", encoding="utf-8")
+
+
 def text_of(claim: claim_runs.Claim, place: Path) -> Path:
-    return place / ("library" if claim.text is split_runs.split_folder else "text.txt")
+    others = {split_runs.split_folder: "library", clipping_distance.multi30k: "pairs"}
+    return place / others.get(claim.text, "text.txt")
 
 
 def smaller(name: str, monkeypatch) -> claim_runs.Claim:
@@ -54,6 +68,11 @@ def smaller(name: str, monkeypatch) -> claim_runs.Claim:
         monkeypatch.setattr(module, "CONTEXTS", [2, 4, 6])
     if name == "early_exit":
         monkeypatch.setattr(module, "WAYS", {way: module.WAYS[way] for way in ("threshold 0.9", "layer 3")})
+    if name == "canonical_agents":
+        runs = {run: terms for run, terms in runs.items() if run.endswith("Easy")}
+    if name == "steady_agents":
+        monkeypatch.setattr(module, "RATES", module.RATES[:1])
+        runs = {run: terms for run, terms in runs.items() if run.endswith(", 0.001")}
     if name == "gates_steady":
         monkeypatch.setattr(module, "RATES", module.RATES[-2:])
         runs = {run: terms for run, terms in runs.items() if run.endswith((", 0.03", ", 0.1"))}
@@ -65,8 +84,8 @@ def smaller(name: str, monkeypatch) -> claim_runs.Claim:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ORDER if name not in SAME_CODE])
 def test_a_claim_runs_once_and_draws(place, monkeypatch, capsys, name):
-    if name == "gates_remember":
-        needs("gymnasium")
+    if name in ("canonical_agents", "steady_agents"):
+        list(map(needs, ("gymnasium", "popgym", "bsuite", "minigrid")))
     claim = smaller(name, monkeypatch)
     text = text_of(claim, place)
     arguments = ["--text", str(text), "--models", str(place / "models"), "--results", str(place)]
@@ -150,7 +169,7 @@ def test_steps_to_try_make_no_result(place, capsys):
 
 
 def test_every_file_is_a_claim_in_the_order():
-    helpers = {"claim_runs", "run_all", "split_runs", "write_claims"}
+    helpers = {"agent_records", "claim_runs", "run_all", "split_runs", "write_claims"}
     assert {path.stem for path in FOLDER.glob("*.py")} - helpers == set(ORDER)
     for name, (claim, text) in write_claims.claims().items():
         assert claim.name == name
@@ -185,6 +204,40 @@ def test_seeds_on_both_sides_decide_nothing(monkeypatch):
         assert claim.decide(FOLDER).held is expected
         powerless = replace(claim, no_power="a reason").decide(FOLDER).held
         assert powerless is (expected or None)
+
+
+def test_fishers_test_counts_arrangements():
+    """Those of three that learned among eight runs: how many leave one kind as many as it had, or more."""
+    fisher = importlib.import_module("agent_records").fisher
+    for one in range(4):
+        arrangements = list(combinations(range(8), 3))
+        as_many = sum(len([run for run in learned if run < 4]) >= one for learned in arrangements)
+        assert fisher(one, 3 - one, 4) == pytest.approx(as_many / len(arrangements))
+    assert fisher(5, 0, 5) == pytest.approx(1 / 252)
+
+
+@pytest.mark.parametrize(("gated", "others", "expected"), [(5, 0, True), (0, 5, False), (5, 5, None)])
+def test_agents_need_seeds_enough_for_a_verdict(monkeypatch, gated, others, expected):
+    claim = importlib.import_module("steady_agents").CLAIM
+    rows = {
+        run: [{"learned": seed < (gated if run.startswith("GTrXL") else others)} for seed in range(5)]
+        for run in claim.runs
+    }
+    monkeypatch.setattr(claim_runs.Claim, "read", lambda claim, results: claim_runs.Records(rows))
+    assert claim.decide(FOLDER).held is expected
+
+
+@pytest.mark.parametrize(("gated", "canonical", "expected"), [(5, 0, True), (5, 5, False), (5, 4, None), (0, 0, None)])
+def test_a_canonical_agent_that_learns_as_often_speaks_against_the_claim(monkeypatch, gated, canonical, expected):
+    claim = importlib.import_module("canonical_agents").CLAIM
+    rows = {
+        run: [
+            {"learned": seed < (gated if run.startswith("GTrXL") else canonical), "success": 0.5} for seed in range(5)
+        ]
+        for run in claim.runs
+    }
+    monkeypatch.setattr(claim_runs.Claim, "read", lambda claim, results: claim_runs.Records(rows))
+    assert claim.decide(FOLDER).held is expected
 
 
 def test_the_tables_of_the_probe_are_what_its_results_say():

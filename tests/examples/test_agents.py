@@ -143,6 +143,39 @@ def test_any_environment_goes_in_and_an_agent_comes_out(environment, monkeypatch
     assert (tmp_path / "model.safetensors").exists()
 
 
+def test_dicts_and_tuples_go_in_as_one_array_and_text_is_refused():
+    space = ppo.made("Blackjack-v1").observation_space
+    assert (type(space).__name__, space.shape) == ("Box", (32 + 11 + 2,))
+    needs("minigrid")
+    with pytest.raises(ValueError, match=r"`environment`=minigrid:MiniGrid-MemoryS7-v0 .*FilterObservation"):
+        ppo.made("minigrid:MiniGrid-MemoryS7-v0")
+
+
+@pytest.mark.parametrize("mem_len", [0, 8])
+def test_observations_may_be_dicts(mem_len):
+    """What is learned from the parts of an observation is what is learned from all of it."""
+
+    def parts() -> task.gym.Env:
+        boxes = {name: task.gym.spaces.Box(-1, 1, (2,)) for name in ("where", "what")}
+        cut = lambda seen: {"where": seen[:2], "what": seen[2:]}  # noqa: E731
+        return task.gym.wrappers.TransformObservation(task.CueTask(3, 4), cut, task.gym.spaces.Dict(boxes))
+
+    class Whole(torch.nn.Linear):
+        def forward(self, seen):
+            return super().forward(torch.cat([seen["where"], seen["what"]], -1) if isinstance(seen, dict) else seen)
+
+    weights = []
+    for environment in (partial(task.CueTask, 3, 4), parts):
+        torch.manual_seed(0)
+        fields = task.SIZES | {"observation_size": None, "mem_len": mem_len, "same_length": mem_len > 0}
+        model = task.GTrXLForActorCritic(task.GTrXLConfig(**fields), encoder=Whole(4, 32))
+        environments = ppo.vector(environment, 4)
+        for _ in ppo.learn(model, environments, 0, ppo.Settings(updates=2, window=6)):
+            pass
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*weights)
+
+
 @pytest.mark.slow
 def test_it_remembers_what_was_shown_first(monkeypatch, capsys, tmp_path):
     """An environment that nobody here wrote: popgym's RepeatFirst asks for the first observation at each of 52 steps. A

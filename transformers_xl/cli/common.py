@@ -68,6 +68,14 @@ def check_spelling(ctx: typer.Context, words: Iterable[str]) -> None:
             raise ValueError(f"no such option: {name!r}. Did you mean {close[0]}?")
 
 
+def refuse_others(ctx: typer.Context, known: set[str], option: str) -> None:
+    """Raise a `ValueError` where another option than the `known` ones was given beside `option`."""
+    for name, value in ctx.params.items():
+        given = ctx.get_parameter_source(name)
+        if name not in known and given is not None and given.name == "COMMANDLINE":
+            raise ValueError(f"`{name}`={value!r} has no effect with {option}: leave it out.")
+
+
 def is_main_process() -> bool:
     """Whether this is the process that speaks for all that a launcher started; known before torch is imported."""
     return int(os.environ.get("RANK", 0)) == 0

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsMarkdown
-from transformers_xl.cli.measuring import check_picture, tell, write_picture
+from transformers_xl.cli.common import AsMarkdown, refuse_others
+from transformers_xl.cli.measuring import check_picture, tell, tell_translations, write_picture
 from transformers_xl.runs.loading import load_model
 
 OF_COMPARISON = {"model_dir", "text", "segment_length", "mem_len", "compare_base", "picture", "as_json", "as_markdown"}
@@ -17,7 +17,16 @@ OF_COMPARISON = {"model_dir", "text", "segment_length", "mem_len", "compare_base
 def evaluate(
     ctx: typer.Context,
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
-    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    text: Annotated[
+        list[Path] | None, Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")
+    ] = None,
+    source: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="Of an encoder-decoder, instead of --text: sentences, one a line."),
+    ] = None,
+    target: Annotated[
+        Path | None, Option(exists=True, dir_okay=False, help="Their translations: prints BLEU and chrF.")
+    ] = None,
     segment_length: Annotated[int | None, Option(help="Tokens per segment.", show_default="as in training")] = None,
     batch_size: Annotated[
         int, Option(help="Batch rows: lanes of the text that are read side by side, each from an empty memory.")
@@ -85,6 +94,13 @@ def evaluate(
     The text is read in segments. A model without memory is measured once. How much a score drops when the memory is taken
     away is not what memory is worth: a model that was trained without one has learned to do without.
     """
+    if source is not None or target is not None:
+        _evaluate_pairs(ctx, model_dir, source, target)
+        return
+    if not text:
+        raise ValueError(
+            "`text`=None: name the text with --text, or the pairs of a translation with --source and --target."
+        )
     if compare_base:
         _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
         return
@@ -126,6 +142,20 @@ def evaluate(
     tell(result, model_dir.name, header, rows, as_json, as_markdown)
 
 
+def _evaluate_pairs(ctx: typer.Context, model_dir: Path, source: Path | None, target: Path | None) -> None:
+    """Print what a model's translations of sentences are worth."""
+    if source is None or target is None:
+        raise ValueError(f"`source`={source} and `target`={target} belong together: give both.")
+    refuse_others(ctx, {"model_dir", "source", "target", "as_json", "as_markdown"}, "--source")
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    from transformers_xl.data.pairs import read_pairs
+    from transformers_xl.runs.translation_run import load_translator, score_pairs
+
+    pairs = read_pairs(str(source), str(target))
+    scores = score_pairs(*load_translator(model_dir), pairs)
+    tell_translations(scores, model_dir.name, ctx.params["as_json"], ctx.params["as_markdown"])
+
+
 def _check_effects(picture: Path | None, dataset: str | None, record: bool) -> None:
     if picture is not None:
         raise ValueError(f"`picture`={str(picture)!r} is of a comparison: add --compare-base, or leave it out.")
@@ -142,10 +172,7 @@ def _compare_base(
     picture: Path | None,
 ) -> None:
     """Print what each way of reading is worth."""
-    for name, value in ctx.params.items():
-        source = ctx.get_parameter_source(name)
-        if name not in OF_COMPARISON and source is not None and source.name == "COMMANDLINE":
-            raise ValueError(f"`{name}`={value!r} has no effect with --compare-base: leave it out.")
+    refuse_others(ctx, OF_COMPARISON, "--compare-base")
     form = ctx.params["as_json"], ctx.params["as_markdown"]
     check_picture(picture)
     typer.echo("starting ...", err=True)  # the imports take seconds

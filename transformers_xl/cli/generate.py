@@ -20,15 +20,17 @@ from transformers_xl.cli.common import (
     TypicalP,
     generation_options,
     greedy_temperature,
+    refuse_others,
     streamer_of,
 )
 from transformers_xl.files.plain_files import read_text
-from transformers_xl.runs.loading import MAX_BEAMS, check_generation, load_model
+from transformers_xl.runs.loading import MAX_BEAMS, check_generation, is_translator, load_model
 
 MAX_PROMPT = 1 << 24  # bytes
 
 
 def generate(
+    ctx: typer.Context,
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
     prompt: Annotated[
         list[str] | None, Option("--prompt", "-p", help="Text to continue; may be given more than once.")
@@ -54,8 +56,14 @@ def generate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue prompts. One text is streamed to standard output; several are printed one below the other."""
+    """Continue prompts. One text is streamed to standard output; several are printed one below the other.
+
+    An encoder-decoder translates each prompt, and each line of a prompt file, by beam search unless told otherwise.
+    """
     prompts = [*(prompt or []), *(read_text(file, MAX_PROMPT) for file in prompt_file or [])]
+    if is_translator(model_dir):
+        _translate(ctx, model_dir, prompts)
+        return
     temperature = greedy_temperature(temperature, greedy)
     single = _is_single(prompts, num_samples, num_beams, temperature, as_json)
     if stream and not single:
@@ -90,6 +98,33 @@ def generate(
         typer.echo(json.dumps(written, indent=1))
         return
     typer.echo("\n---\n".join(text for found in texts for text in found))
+
+
+def _translate(ctx: typer.Context, model_dir: Path, prompts: list[str]) -> None:
+    """Print the translation of each line."""
+    lines = [line for text in prompts for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("`prompt`='' is empty: give a line to translate.")
+    refuse_others(
+        ctx,
+        {"model_dir", "prompt", "prompt_file", "num_beams", "max_new_tokens", "greedy", "as_json"},
+        "a translation",
+    )
+    typer.echo("starting ...", err=True)  # the imports take seconds
+    from transformers_xl.evaluation.translations import translate
+    from transformers_xl.runs.translation_run import load_translator
+
+    given = ctx.get_parameter_source("max_new_tokens")
+    options = (
+        {"max_new_tokens": ctx.params["max_new_tokens"]} if given is not None and given.name == "COMMANDLINE" else {}
+    )
+    beams = ctx.params["num_beams"] or (1 if ctx.params["greedy"] else 4)
+    found = translate(*load_translator(model_dir), lines, beams, **options)
+    if ctx.params["as_json"]:
+        written = [{"prompt": line, "texts": [text]} for line, text in zip(lines, found, strict=True)]
+        typer.echo(json.dumps(written, indent=1))
+    else:
+        typer.echo("\n".join(found))
 
 
 def _is_single(prompts: list[str], num_samples: int, num_beams: int | None, temperature: float, as_json: bool) -> bool:

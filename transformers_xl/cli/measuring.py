@@ -49,4 +49,12 @@ def tell(
     show_table(title, header, rows, as_markdown)
 
 
-__all__ = ["check_picture", "model_names", "tell", "write_picture"]
+def tell_translations(scores: dict, title: str, as_json: bool, as_markdown: bool = False) -> None:
+    """Print what translations are worth."""
+    names = [name for name in ("bleu", "chrf", "perplexity", "pairs") if name in scores]
+    tell(scores, title, ["", *names], [["", *(f"{scores[name]:,}" for name in names)]], as_json, as_markdown)
+    if not as_json:
+        typer.echo(scores["signature"], err=True)
+
+
+__all__ = ["check_picture", "model_names", "tell", "tell_translations", "write_picture"]

@@ -16,7 +16,7 @@ from transformers_xl.cli.common import (
     check_spelling,
     is_main_process,
 )
-from transformers_xl.cli.measuring import tell
+from transformers_xl.cli.measuring import tell, tell_translations
 from transformers_xl.files.output_folder import check_new_run, run_to_resume
 from transformers_xl.runs.loading import import_models
 
@@ -29,7 +29,7 @@ Every field of a run can be given as an option, and in a YAML file under its sec
 
 --tokenizer.FIELD: path, clusters
 
---data.FIELD: path, eval_path, dataset, documents, batch_size, ...
+--data.FIELD: path, eval_path, dataset, documents, batch_size, ...; source and target of a translation
 
 --training.FIELD: those of transformers' TrainingArguments and of MemoryTrainingArguments, as --training.learning_rate 1e-4
 
@@ -89,6 +89,9 @@ def train(
     if not resume:
         check_inputs("output", output, input_files(run_config))
     _check_devices(run_config.training.n_gpu)
+    if run_config.data.source is not None:
+        _train_on_pairs(run_config, output, resume, as_json, as_markdown)
+        return
     command = _command(words or [], output, config or [], recipe, resume)
     run = TrainingRun(run_config, output, command, resume, not as_json, trust_remote_code)
     if is_main_process():
@@ -105,6 +108,20 @@ def train(
         result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
         tell(result, "held-out text", header, rows, as_json, as_markdown)
         typer.echo(f"wrote {output}", err=as_json)
+
+
+def _train_on_pairs(config: Any, output: Path, resume: bool, as_json: bool, as_markdown: bool) -> None:
+    """Train an encoder-decoder by `config`, a [`~transformers_xl.runs.run_config.RunConfig`]."""
+    from transformers_xl.runs.translation_run import TranslationRun
+
+    run = TranslationRun(config, output, resume, not as_json)
+    typer.echo(
+        f"{run.model.config.encoder.model_type} and {run.model.config.decoder.model_type}: "
+        f"{run.model.num_parameters():,} parameters, {len(run.pairs):,} pairs, {len(run.held_out):,} held out",
+        err=as_json,
+    )
+    tell_translations(run.train(), "held-out pairs", as_json, as_markdown)
+    typer.echo(f"wrote {output}", err=as_json)
 
 
 def _tell_run(run: Any, as_json: bool) -> None:

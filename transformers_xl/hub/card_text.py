@@ -18,6 +18,7 @@ TASKS = {
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
+    "ForActorCritic": "reinforcement-learning",
     "Model": "feature-extraction",
 }
 AUTO_CLASSES = {
@@ -79,6 +80,8 @@ def _origin(data: ModelCardData) -> str:
 
 
 def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
+    if task == "reinforcement-learning":
+        return _use_agent(name, has_code)
     repo = name if "/" in name else f"you/{name}"
     auto = AUTO_CLASSES[task]
     lines = [
@@ -95,6 +98,19 @@ def _use(name: str, task: str, has_code: bool, variant: Variant) -> str:
             "text = model.generate(**inputs, mems=first.mems, max_new_tokens=100)",
         ]
     without = "Without the package, leave out the first line and add `trust_remote_code=True`: the code is here."
+    return as_block("\n".join(lines), "python") + (f"\n\n{without}" if has_code else "")
+
+
+def _use_agent(name: str, has_code: bool) -> str:
+    """transformers has no Auto class of agents: the package's, or, where the code is beside the weights, `AutoModel`."""
+    repo = as_python(name if "/" in name else f"you/{name}")
+    lines = [
+        f"from transformers_xl import AutoModelForActorCritic  # {pip_install()}",
+        "",
+        f"agent = AutoModelForActorCritic.from_pretrained({repo})  # with `encoder=..`, if it has one of your own",
+    ]
+    elsewhere = as_code(f"AutoModel.from_pretrained({repo}, trust_remote_code=True)")
+    without = f"Without the package, {elsewhere} of transformers loads it with its heads: the code is here."
     return as_block("\n".join(lines), "python") + (f"\n\n{without}" if has_code else "")
 
 

@@ -16,57 +16,70 @@ import ast
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from transformers_xl.hub.module_source import PACKAGE, ModuleSource, module_source
 
 WIDTH = 119
+Calls = Mapping[str, Sequence[tuple[str, type]]]
 
 
-def exported_files(modules: Iterable[str]) -> dict[str, str]:
+def exported_files(modules: Iterable[str], calls: Calls | None = None) -> dict[str, str]:
     """The modules with all of this package that they import, gathered: file name to text, in the order of the names.
+
+    `calls`: of a module, functions that it calls at its end, each with a class: what the package registers elsewhere.
 
     Raises:
         ValueError: an import that cannot be gathered ([`module_source`] says which), a name with two meanings in one file,
             or two files of one name.
     """
-    return dict(_exported(tuple(modules)))
+    return dict(_exported(tuple(modules), tuple((module, tuple(named)) for module, named in (calls or {}).items())))
 
 
 @cache
-def _exported(modules: tuple[str, ...]) -> dict[str, str]:
+def _exported(modules: tuple[str, ...], calls: tuple[tuple[str, tuple], ...]) -> dict[str, str]:
     files: dict[str, str] = {}
     placed: dict[str, str] = {}  # module: the file that has it
-    needed = {module: _with_needs(module) for module in modules}
+    sources = {module: _calling(module_source(module), named) for module, named in calls}
+    needed = {module: _with_needs(module, sources) for module in modules}
     for module in sorted(needed, key=lambda each: (len(needed[each]), each)):  # what others need comes before them
         for name, gathered in _split(module, [each for each in needed[module] if each not in placed]):
             if name in files:
                 raise ValueError(
                     f"`{module}` and another module would both be exported as {name}: rename one of them."
                 )
-            files[name] = _gather(name, [module_source(each) for each in gathered], placed)
+            files[name] = _gather(name, [sources.get(each) or module_source(each) for each in gathered], placed)
             placed |= dict.fromkeys(gathered, name)
     return dict(sorted(files.items()))
 
 
-def write_code(folder: Path, modules: Iterable[str]) -> list[Path]:
+def write_code(folder: Path, modules: Iterable[str], calls: Calls | None = None) -> list[Path]:
     """Write what [`exported_files`] gives into `folder`, the same bytes every time."""
     written = []
-    for name, text in exported_files(modules).items():
+    for name, text in exported_files(modules, calls).items():
         path = folder / name
         path.write_bytes(text.encode("ascii"))  # bytes: the same on every system
         written.append(path)
     return written
 
 
-def _with_needs(module: str) -> list[str]:
+def _calling(source: ModuleSource, named: Sequence[tuple[str, type]]) -> ModuleSource:
+    """A module that calls these functions of its own at its end, each with a class of another module."""
+    needs = dict(source.needs)
+    for _, cls in named:
+        needs[cls.__module__] = needs.get(cls.__module__, frozenset()) | {cls.__name__}
+    lines = "\n".join(f"{function}({cls.__name__})" for function, cls in named)
+    return source._replace(needs=needs, body=f"{source.body}\n\n\n{lines}")
+
+
+def _with_needs(module: str, sources: Mapping[str, ModuleSource]) -> list[str]:
     """All modules of this package that `module` imports, each below what it needs, and `module` itself at the end."""
     found: dict[str, None] = {}
 
     def visit(each: str) -> None:
-        for needed in module_source(each).needs:
+        for needed in (sources.get(each) or module_source(each)).needs:
             if needed not in found:
                 visit(needed)
         found[each] = None

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 
 from transformers_xl.configuration.saved_with_code import ConfigWithCode, Saver, TokenizerWithCode, register_saver
 from transformers_xl.hub.card_choices import choices_of_loaded
 from transformers_xl.hub.cards import card_for_push
-from transformers_xl.hub.code_export import write_code
+from transformers_xl.hub.code_export import Calls, write_code
 from transformers_xl.hub.module_source import PACKAGE
 from transformers_xl.hub.uploading import explained, files_below
-from transformers_xl.modeling.auto import MODEL_TYPES
+from transformers_xl.modeling.auto import ENCODER_DECODER, MODEL_TYPES
 
 
 class PackageSaver(Saver):
@@ -37,7 +37,7 @@ class PackageSaver(Saver):
 
     def write_code(self, saved: ConfigWithCode | TokenizerWithCode, folder: Path) -> list[Path]:
         if isinstance(saved, ConfigWithCode):
-            return write_code(folder, {cls.__module__ for cls in _auto_classes(saved).values()})
+            return write_code(folder, {cls.__module__ for cls in _auto_classes(saved).values()}, _calls(saved))
         return write_code(folder, [type(saved).__module__]) if _is_ours(saved) else []
 
     @contextmanager
@@ -54,8 +54,25 @@ class PackageSaver(Saver):
 
 def _auto_classes(config: ConfigWithCode) -> dict[str, type]:
     """The classes that the Auto classes need to load what is saved."""
+    if type(config) is ENCODER_DECODER["AutoConfig"]:
+        return ENCODER_DECODER
     row = MODEL_TYPES.get(config.model_type)
     return {} if row is None or type(config) is not row.config_class else row.auto_classes()
+
+
+def _calls(config: Any) -> Calls:
+    """What the code of an encoder-decoder says of its parts, which the package registers by its table of variants."""
+    classes = _auto_classes(config)
+    if classes is not ENCODER_DECODER:
+        return {}
+    rows = {name: MODEL_TYPES[getattr(config, name).model_type] for name in ("encoder", "decoder")}
+    return {
+        classes["AutoConfig"].__module__: [("register_part_config", row.config_class) for row in rows.values()],
+        classes["AutoModelForSeq2SeqLM"].__module__: [
+            ("register_encoder", rows["encoder"].model_class),
+            ("register_decoder", cast(type, rows["decoder"].causal_lm_class)),
+        ],
+    }
 
 
 def _is_ours(tokenizer: TokenizerWithCode) -> bool:

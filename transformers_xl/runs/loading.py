@@ -36,6 +36,14 @@ def import_models() -> dict:
     return VARIANTS
 
 
+def is_translator(folder: Path) -> bool:
+    """Whether a folder holds an encoder-decoder of this package."""
+    from transformers_xl.files.json_files import read_json
+
+    file = folder / "config.json"
+    return file.is_file() and read_json(file).get("model_type") == "memory_encoder_decoder"
+
+
 def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> tuple:
     """The language model in a folder, as [`load_weights`] reads it, and its tokenizer.
 

@@ -343,7 +343,9 @@ def _paths(section: DataSection) -> tuple[list[str], list[str]]:
 
 def input_files(run: RunConfig) -> list[Path]:
     """The files and folders on this machine that a run reads: texts, tokenizer and base."""
-    texts = [file for path in (*run.data.path, *run.data.eval_path) for file in _files_of(path)]
+    sides = (run.data.source, run.data.target, run.data.eval_source, run.data.eval_target)
+    of_pairs = [] if run.data.path or run.data.dataset else [each for each in sides if each is not None]
+    texts = [file for path in (*run.data.path, *run.data.eval_path, *of_pairs) for file in _files_of(path)]
     named = [name for name in (run.tokenizer.path, run.model.base) if name is not None]
     return [Path(text.partition(MEMBER)[0]) for text in texts] + [Path(name) for name in named]
 

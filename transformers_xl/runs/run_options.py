@@ -35,6 +35,7 @@ from transformers_xl.runs.run_config import (
 from transformers_xl.runs.section_fields import SECTIONS, section_classes, type_name
 
 DEFAULT_RECIPE = "small-bytes"
+RECIPE_OF_PAIRS = "small-translation"
 RECIPES_OF_KIND = {"window": "add-memory-window", "tokens": "add-memory-tokens"}
 # what says which model to take, how long its memory is, which memory it gets, and whether a step is compiled
 CHOICES = (
@@ -96,7 +97,8 @@ def read_config(
             _check_learned(learned, base.config, chosen["model"]["base"])
     if recipe is None:
         wrapper = base.config if base and isinstance(base.config, SegmentMemoryConfig) else None
-        recipe = DEFAULT_RECIPE if wrapper is None else RECIPES_OF_KIND[wrapper.kind]
+        recipe = RECIPE_OF_PAIRS if _gives("data.source", given, options) else DEFAULT_RECIPE
+        recipe = recipe if wrapper is None else RECIPES_OF_KIND[wrapper.kind]
         shipped = _read(recipe_path(recipe))
     variant = (
         base.config.model_type if base else chosen["model"].get("variant", shipped.get("model", {}).get("variant"))

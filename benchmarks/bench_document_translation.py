@@ -1,0 +1,57 @@
+"""What memory across the sentences of a document is worth to a translation: `examples/translate_documents.py`, with each
+paragraph alone and with both memories, three seeds each, and the interval of the difference for other seeds and pages.
+
+    python benchmarks/bench_document_translation.py
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from bootstrap import interval
+
+from transformers_xl.files.processor import processor
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "examples"))
+from translate_documents import arguments, run  # noqa: E402
+
+RESULT = ROOT / "benchmarks" / "results" / "document_translation.json"
+WORDS = ["--steps", "100", "--words", "2000", "--pages", "40", "--rows", "24"]
+WAYS, SEEDS = ("none", "both"), range(3)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    records: list[dict] = []
+    for seed in SEEDS:
+        for carry in WAYS:
+            records.append(run(arguments([*WORDS, "--carry", carry, "--seed", str(seed)])))
+            print({name: value for name, value in records[-1].items() if name != "pages"}, flush=True)
+        write(records)
+
+
+def write(records: list[dict]) -> None:
+    """The records so far, and what both memories add, in nats a token: below zero they help."""
+    tokens = np.array([count for _, count in records[0]["pages"]])
+    nats = {
+        way: np.array([[loss for loss, _ in row["pages"]] for row in records if row["carry"] == way]) / tokens
+        for way in WAYS
+    }
+    found = interval(nats["both"] - nats["none"], tokens)
+    means = {
+        way: round(float(np.mean([row["nats_per_token"] for row in records if row["carry"] == way])), 4)
+        for way in WAYS
+    }
+    rows = [{name: value for name, value in row.items() if name != "pages"} for row in records]
+    result = {
+        "words": WORDS, "threads": 1, "processor": str(processor()), "seeds": len(rows) // len(WAYS), "pages": len(tokens),
+        "nats_per_token": means, "difference": [round(each, 4) for each in found], "records": rows,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

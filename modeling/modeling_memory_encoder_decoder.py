@@ -1,0 +1,389 @@
+"""An encoder-decoder with memory: translation, one sentence of a document after the other.
+
+An encoder and a decoder of this package, and attention of each layer of the decoder to the encoder's output, as in Vaswani
+et al., 2017, https://arxiv.org/abs/1706.03762, section 3.1. What the decoder has written stays in its memory when the next
+sentence begins (`mems`), and so do the encoder's outputs for the last sentences (`source_mems`).
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput, GenerationConfig
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
+
+from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
+from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
+from transformers_xl.modeling.heads import MemoryForCausalLM
+from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.modeling_memory import MemoryModel
+from transformers_xl.modeling.ops.columns import drop_full_mask
+
+_ENCODERS: dict[str, type[MemoryModel]] = {}
+_DECODERS: dict[str, type[MemoryForCausalLM]] = {}
+
+# decoders that have no place for attention to another text, or no meaning with it
+REFUSED = {
+    "block_recurrent": "its layers read blocks, which end in the middle of a sentence",
+    "memorizing_transformer": "it looks up what it has read, whatever the source says now",
+    "recurrent_memory_transformer": "its memory tokens would read the source too",
+    "segment_memory": "its base has its own layers",
+    "sha_rnn": "its layers are LSTMs, and only one of them attends",
+    "streaming_transformer": "its layers are its own, without this place",
+}
+
+
+def register_encoder(model_class: type[MemoryModel]) -> None:
+    """Let a model be an encoder. The package registers all that can, an exported file the one that it holds."""
+    _ENCODERS[cast(Any, model_class.config_class).model_type] = model_class
+
+
+def register_decoder(model_class: type[MemoryForCausalLM]) -> None:
+    """Let a language model be a decoder."""
+    _DECODERS[cast(Any, model_class.config_class).model_type] = model_class
+
+
+def _part(name: str, model_type: str, known: dict[str, Any]) -> Any:
+    if name == "decoder" and model_type in REFUSED:
+        raise ValueError(f"`decoder` is a {model_type!r}, which cannot read a source: {REFUSED[model_type]}.")
+    if model_type not in known:
+        raise ValueError(f"`{name}` is a {model_type!r}, which is no {name}: use one of {', '.join(sorted(known))}.")
+    return known[model_type]
+
+
+@dataclass
+class MemorySeq2SeqOutput(ModelOutput):
+    """
+    Args:
+        loss (`torch.Tensor` of shape `(1,)`, *optional*):
+            Nats per token, where labels were given.
+        logits (`torch.Tensor` of shape `(batch, length, vocab_size)`):
+            Of each token of the target.
+        past_key_values ([`MemoryCache`], *optional*):
+            The cache of the call, which holds `mems` too.
+        mems ([`Memory`], *optional*):
+            What the decoder remembers of the target, to be given to the next call: of this sentence or of the next one.
+        source_mems ([`Memory`], *optional*):
+            The encoder's outputs that stay visible, those of this call among them: for the next sentence. Another call for
+            the same sentence takes what this call took. None where `source_mem_len` is 0.
+        decoder_hidden_states, decoder_attentions:
+            As in [`MemoryModelOutput`].
+        cross_attentions:
+            None: they are not recorded.
+        encoder_last_hidden_state (`torch.Tensor` of shape `(batch, source length, hidden_size)`):
+            The encoder's output.
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    past_key_values: Cache | None = None
+    mems: Memory | None = None
+    source_mems: Memory | None = None
+    decoder_hidden_states: tuple[torch.Tensor, ...] | None = None
+    decoder_attentions: tuple[torch.Tensor, ...] | None = None
+    cross_attentions: tuple[torch.Tensor, ...] | None = None
+    encoder_last_hidden_state: torch.Tensor | None = None
+
+
+class _WithSourceMemory(WithMemory):
+    @property
+    def source_mems(self) -> Memory | None:
+        """What to give to the next sentence beside `mems`; None after beam search."""
+        source = None if self.past_key_values is None else self.past_key_values.source
+        return None if source is None else source.remembered
+
+
+class MemoryGenerateSeq2SeqOutput(_WithSourceMemory, GenerateEncoderDecoderOutput):
+    """Result of `generate(return_dict_in_generate=True)`, with `mems` and `source_mems`."""
+
+
+class MemoryGenerateBeamSeq2SeqOutput(_WithSourceMemory, GenerateBeamEncoderDecoderOutput):
+    """Result of beam search, whose `mems` and `source_mems` are None: a call that reads its sequences gives both."""
+
+
+class EarlierSource(nn.Module):
+    """A learned vector that tells outputs of the encoder for earlier sentences from those of this one."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def init_weights(self, config: MemoryEncoderDecoderConfig) -> None:
+        init.zeros_(self.weight)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states + self.weight
+
+
+@auto_docstring(
+    custom_intro="""
+    An encoder, and a decoder with memory that reads the encoder's output. `encoder` is a model without a head, `decoder` a
+    language model.
+    """
+)
+class MemoryForConditionalGeneration(MemoryGenerationMixin):
+    config: MemoryEncoderDecoderConfig  # type: ignore[assignment]  # its fields describe no architecture
+    base_model_prefix = "encoder_decoder"  # there is no model without a head
+    _can_record_outputs = {}
+    _can_compile_fullgraph = False  # a cache keeps what is projected of the source
+    result_classes = (MemoryGenerateSeq2SeqOutput, MemoryGenerateBeamSeq2SeqOutput)
+
+    def __init__(self, config: MemoryEncoderDecoderConfig):
+        super().__init__(cast(Any, config))
+        encoder, decoder = cast(Any, config.encoder), cast(Any, config.decoder)
+        self.encoder = _part("encoder", encoder.model_type, _ENCODERS)(encoder)
+        self.decoder = _part("decoder", decoder.model_type, _DECODERS)(decoder)
+        for index, layer in enumerate(dict.fromkeys(self.model.layers)):  # one may run again and again
+            layer = cast(MemoryLayer, layer)
+            layer.cross_attention = CrossAttention(
+                decoder, encoder.hidden_size, type(layer.post_attention_layernorm)(decoder), index
+            )
+        self.model.extra_arguments = (*self.model.extra_arguments, "source")
+        self.earlier_source = EarlierSource(encoder.hidden_size) if config.source_mem_len else None
+        names = [name for name, _ in self.model.embed_tokens.named_parameters()] if config.share_embeddings else []
+        tied = {f"encoder.embed_tokens.{name}": f"decoder.model.embed_tokens.{name}" for name in names}
+        self._tied_weights_keys = tied
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
+            cast(Any, module).init_weights(self.config)  # the parts start their own
+
+    @property
+    def model(self) -> MemoryModel:  # type: ignore[override]
+        """What remembers what is written: the decoder without its head."""
+        return self.decoder.model
+
+    @property
+    def _is_stateful(self) -> bool:  # type: ignore[override]
+        return self.decoder._is_stateful
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        return self.encoder
+
+    def get_decoder(self) -> nn.Module:
+        return self.decoder
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder.get_output_embeddings()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels)
+        return dict(self._tied_weights_keys)  # the decoder ties its own
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        """As in transformers, of both tables of words."""
+        for part in (self.encoder, self.decoder):
+            part.resize_token_embeddings(*args, **kwargs)
+        self.tie_weights()
+        return self.get_input_embeddings()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """What the decoder reads to predict `labels` `(batch, length)`: each token before it, and first of all
+        `decoder_start_token_id`."""
+        start = cast(int, self.config.decoder_start_token_id)
+        before = nn.functional.pad(labels[:, :-1], (1, 0), value=-100)
+        return before.masked_fill(before == -100, start)
+
+    def encode(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> BaseModelOutput:
+        """The encoder's output for a source `(batch, length)`, padded on any side."""
+        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds)
+        return BaseModelOutput(last_hidden_state=outputs.last_hidden_state)
+
+    def source_mask(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Which tokens of the source are real: all but `pad_token_id`, where nobody says it."""
+        pad = self.config.pad_token_id
+        return attention_mask if attention_mask is not None or input_ids is None or pad is None else input_ids != pad
+
+    def read_source(
+        self,
+        states: torch.Tensor,
+        mask: torch.Tensor | None,
+        source_mems: Memory | None,
+        cache: MemoryCache | None,
+    ) -> Source:
+        """What the layers of the decoder read of the encoder's output `(batch, length, size)` and of earlier sentences. A
+        cache keeps it, with keys and values, for the tokens to come."""
+        given = (states, mask, source_mems)
+        kept = None if cache is None else cache.source
+        if kept is not None and all(old is new for old, new in zip(kept.made_of, given, strict=True)):
+            return kept
+        real = None if mask is None else drop_full_mask(mask.bool())
+        read, visible = states, real
+        if source_mems is not None:
+            earlier, module = source_mems.layers[0].columns[0].to(states), cast(EarlierSource, self.earlier_source)
+            read = torch.cat([module(earlier), states], 1)
+            visible = torch.ones_like(states[..., 0], dtype=torch.bool) if real is None else real
+            visible = drop_full_mask(torch.cat([earlier_mask(source_mems), visible], 1))
+        keeps = cache is not None and not torch.is_grad_enabled()
+        source = Source(read, None if visible is None else visible[:, None, None], keeps)
+        count = self.config.source_mem_len
+        source.made_of, source.remembered = given, remember_source(source_mems, states, real, count) if count else None
+        if cache is not None:
+            cache.source = source
+        return source
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: MemoryCache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        decoder_inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        mems: Memory | None = None,
+        source_mems: Memory | None = None,
+        reset: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> MemorySeq2SeqOutput:
+        r"""
+        attention_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*):
+            1 for real tokens of the source, 0 for padding, on any side; all but `pad_token_id` when not given.
+        decoder_attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
+            The same of the target; with `labels` it follows from them.
+        encoder_outputs (`BaseModelOutput`, *optional*):
+            What [`encode`] gave for this source.
+        labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
+            The target; -100 is ignored. `decoder_input_ids` follow from it when not given.
+        mems ([`Memory`], *optional*):
+            What the decoder remembers: `mems` of the call before, for the same sentence or for the one before it.
+        source_mems ([`Memory`], *optional*):
+            The `source_mems` of the sentence before.
+        reset (`torch.Tensor` of shape `(batch,)`, *optional*):
+            Bool, rows that begin a new document: neither memory is seen.
+        """
+        self._check(source_mems, reset, labels, decoder_input_ids, decoder_inputs_embeds)
+        if encoder_outputs is None:
+            attention_mask = self.source_mask(input_ids, attention_mask)
+            encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds)
+        if labels is not None:
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
+            if decoder_attention_mask is None:
+                decoder_attention_mask = between_labels(labels)
+        if use_cache and past_key_values is None and self.config.mem_len > 0:
+            past_key_values, mems = MemoryCache(mems), None
+        states = encoder_outputs[0]
+        source = self.read_source(states, attention_mask, forget_source(source_mems, reset), past_key_values)
+        outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            mems=mems,
+            reset=reset,
+            shift_labels=labels,
+            logits_to_keep=logits_to_keep,
+            source=source,
+            **(kwargs | {"return_dict": True}),
+        )
+        return MemorySeq2SeqOutput(
+            loss=outputs.loss,
+            logits=outputs.logits,
+            past_key_values=outputs.past_key_values,
+            mems=outputs.mems,
+            source_mems=source.remembered,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            encoder_last_hidden_state=states,
+        )
+
+    def _check(
+        self,
+        source_mems: Memory | None,
+        reset: torch.Tensor | None,
+        labels: torch.Tensor | None,
+        decoder_input_ids: torch.Tensor | None,
+        decoder_inputs_embeds: torch.Tensor | None,
+    ) -> None:
+        if labels is None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "`decoder_input_ids`=None: give what the decoder reads, or `labels`, from which it follows."
+            )
+        if source_mems is not None and self.earlier_source is None:
+            raise ValueError(
+                "`source_mems` was given, but `source_mem_len`=0: earlier sentences are not seen, leave it out."
+            )
+        if reset is not None and reset.dim() != 1:
+            raise ValueError(
+                f"`reset` has shape {tuple(reset.shape)}: it must be (batch,), rows that begin a document."
+            )
+
+    def generate(
+        self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
+    ) -> ModelOutput | torch.Tensor:
+        r"""
+        Everything of transformers' `generate()` for an encoder-decoder, and:
+
+        Args:
+            mems, source_mems ([`Memory`], *optional*):
+                Those of the sentence before: of a result, or of a model's output.
+            reset (`torch.Tensor` of shape `(batch,)`, *optional*):
+                Bool, rows that begin a new document.
+
+        Returns:
+            Token ids `(batch, length)`, or with `return_dict_in_generate=True` a result that has `.mems` and `.source_mems`
+            too: None after beam search.
+        """
+        if "source_mems" in kwargs:
+            kwargs["source_mems"] = forget_source(kwargs["source_mems"], kwargs.get("reset"))
+        return super().generate(inputs, generation_config, **kwargs)
+
+    def _prepare_text_encoder_decoder_kwargs_for_generation(
+        self, inputs_tensor: torch.Tensor, model_kwargs: dict, model_input_name: str | None, *args, **kwargs
+    ) -> dict:
+        """The encoder's output, once: with its own arguments alone, while a decoder takes more."""
+        ids = inputs_tensor if model_input_name == "input_ids" else None
+        mask = self.source_mask(ids, model_kwargs.get("attention_mask"))
+        outputs = self.encode(ids, mask, None if ids is not None else inputs_tensor)
+        return model_kwargs | {"encoder_outputs": outputs, "attention_mask": mask}
+
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers looks at its arguments
+    def prepare_inputs_for_generation(self, *args, **kwargs) -> dict:
+        for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
+            kwargs.pop(name, None)  # transformers hands what decodes stop strings to the model, too
+        return GenerationMixin.prepare_inputs_for_generation(self, *args, **kwargs)
+
+
+def between_labels(labels: torch.Tensor) -> torch.Tensor:
+    """Which tokens of a target are real, `(batch, length)` bool: those between the first and the last label that is not
+    -100."""
+    is_given = labels != -100
+    return (is_given.cumsum(1) > 0) & (is_given.flip(1).cumsum(1) > 0).flip(1)
+
+
+def forget_source(source_mems: Memory | None, reset: torch.Tensor | None) -> Memory | None:
+    """What is remembered of the source, without the rows of `reset` `(batch,)` bool."""
+    if source_mems is None or reset is None:
+        return source_mems
+    return source_mems._replace(
+        lengths=source_mems.lengths.masked_fill(reset, 0), tokens_read=source_mems.tokens_read.masked_fill(reset, 0)
+    )
+
+
+__all__ = ["MemoryForConditionalGeneration", "MemorySeq2SeqOutput", "register_decoder", "register_encoder"]

@@ -1,0 +1,103 @@
+"""`train`, `evaluate` and `generate` on pairs of sentences, on 200 pairs that the test makes."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from optional_packages import needs
+from programs import run
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from transformers_xl.evaluation.translations import score_translations, translate
+
+SMALL = (
+    "--model.hidden_size 32 --model.num_hidden_layers 1 --model.intermediate_size 64 --model.num_attention_heads 2 "
+    "--training.max_steps 150 --training.learning_rate 0.01 --training.save_steps 75"
+)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of words, and the same in capital letters."""
+    needs("sacrebleu")
+    folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(0)
+    words = [" ".join("".join(draw.choices("abcd", k=2)) for _ in range(2)) for _ in range(200)]
+    (folder / "a.en").write_text("\n".join(words) + "\n")
+    (folder / "a.de").write_text("\n".join(words).upper() + "\n")
+    rows = [{"translation": {"en": word, "de": word.upper()}} for word in words]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(pairs: Path) -> tuple[Path, dict]:
+    words = ["train", "--data.source", pairs / "a.en", "--data.target", pairs / "a.de", "-o", pairs / "out", "--json"]
+    result = run(*words, *SMALL.split())
+    assert result.exit_code == 0, (result.output, result.exception)
+    return pairs / "out", json.loads(result.stdout)
+
+
+def test_what_is_trained_translates(pairs: Path, trained: tuple[Path, dict]) -> None:
+    folder, scores = trained
+    assert scores["chrf"] > 70
+    assert scores["pairs"] == 10
+    assert 1 < scores["perplexity"] < 2
+    assert not (folder / "training_args.bin").exists()
+    assert json.loads((folder / "translation_metrics.json").read_text()) == scores
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.encoder.model_type == "shaw_transformer_encoder"
+    lines = (pairs / "a.en").read_text().splitlines()[:40]
+    made = translate(model.eval(), tokenizer, lines)
+    right = sum(text == line.upper() for text, line in zip(made, lines, strict=True))
+    assert right > 20
+    (pairs / "few.en").write_text("\n".join(lines) + "\n")
+    (pairs / "few.de").write_text("\n".join(lines).upper() + "\n")
+    result = run("evaluate", folder, "--source", pairs / "few.en", "--target", pairs / "few.de", "--json")
+    found = json.loads(result.stdout)
+    assert {name: found[name] for name in ("bleu", "chrf")} == {
+        name: score_translations(made, [line.upper() for line in lines])[name] for name in ("bleu", "chrf")
+    }
+    result = run("generate", folder, "--prompt", lines[0], "--prompt-file", pairs / "few.en")
+    assert result.stdout.splitlines() == [made[0], *made]
+
+
+def test_another_variant_from_json_lines_and_resumed(pairs: Path) -> None:
+    small = SMALL.replace("150", "4").replace("75", "2").split()
+    fields = ["--data.source", "translation.en", "--data.target", "translation.de", "--model.variant", "macaron"]
+    result = run("train", pairs / "rows.jsonl", *fields, "-o", pairs / "macaron", *small)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "macaron_encoder and macaron" in result.output
+    result = run("train", "--resume", "-o", pairs / "macaron", "--training.max_steps", 6)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert (pairs / "macaron" / "checkpoint-6").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--data.source {en}", "`data.target`=None"),
+        ("--data.source {en} --data.target {de} --data.overlap 4", "`data.overlap`=4 has no meaning"),
+        ("--data.source {en} --data.target {de} --data.eval_source {en}", "belong together"),
+        ("--data.source {en} --data.target {de} --training.initial_mem_len 4", "`training.initial_mem_len`=4"),
+        ("--data.source {en} --data.target {de} --model.variant sha_rnn", "has no encoder"),
+    ],
+)
+def test_what_has_no_meaning_for_pairs_is_refused(pairs: Path, words: str, said: str) -> None:
+    given = words.format(en=pairs / "a.en", de=pairs / "a.de").split()
+    result = run("train", *given, "-o", pairs / "refused")
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+
+
+def test_commands_say_what_they_need(pairs: Path, trained: tuple[Path, dict]) -> None:
+    for words, said in (
+        (("evaluate", trained[0]), "--source and --target"),
+        (("evaluate", trained[0], "--source", pairs / "a.en"), "belong together"),
+        (("evaluate", pairs, "--source", pairs / "a.en", "--target", pairs / "a.de"), "holds no encoder-decoder"),
+        (("generate", trained[0], "-p", "ab", "--top-p", 0.5), "has no effect with a translation"),
+        (("generate", trained[0]), "give a line to translate"),
+    ):
+        result = run(*words)
+        assert result.exit_code == 2, (words, result.output)
+        assert said in " ".join(result.output.split())

@@ -1,0 +1,55 @@
+"""Pairs of sentences: from two files, from JSON lines, and held out."""
+
+import json
+
+import pytest
+
+from transformers_xl import ByteTokenizer
+from transformers_xl.data.pairs import hold_out_pairs, pairs_of_rows, read_pairs, text_ids
+
+PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei")]
+
+
+def test_two_files_and_json_lines_are_the_same(tmp_path):
+    for side, name in enumerate(("a.en", "a.de")):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
+    source, target = str(tmp_path / "a.en"), str(tmp_path / "a.de")
+    assert read_pairs(source, target) == PAIRS
+    rows = [{"id": 0, "translation": {"en": a, "de": b}} for a, b in PAIRS]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert read_pairs("translation.en", "translation.de", [str(tmp_path / "a.jsonl")]) == PAIRS
+    assert pairs_of_rows(rows, "translation.en", "translation.de") == PAIRS
+    with pytest.raises(ValueError, match=r"`fr` is no field of a row that holds a text: it has id, translation"):
+        pairs_of_rows(rows, "translation.en", "fr")
+    (tmp_path / "a.de").write_text("eins\nzwei\n")
+    with pytest.raises(ValueError, match="has 3 lines, `target`"):
+        read_pairs(source, target)
+    (tmp_path / "a.de").write_text("eins\n\ndrei\n")
+    with pytest.raises(ValueError, match="number 2 is empty on one side"):
+        read_pairs(source, target)
+    (tmp_path / "a.jsonl").write_text("{}\nno\n")
+    with pytest.raises(ValueError, match="line 2, is no JSON"):
+        read_pairs("a", "b", [str(tmp_path / "a.jsonl")])
+
+
+def test_what_is_held_out_is_not_trained_on():
+    """The same every time; a pair that stands twice is on one side alone."""
+    pairs = [(str(number % 30), str(number % 30)) for number in range(60)]
+    kept, held_out = hold_out_pairs(pairs, 0.1)
+    assert (kept, held_out) == hold_out_pairs(pairs, 0.1)
+    assert len(held_out) == 6
+    assert not {*kept} & {*held_out}
+    assert {*kept} | {*held_out} == {*pairs}
+    with pytest.raises(ValueError, match="leaves a part empty"):
+        hold_out_pairs(pairs[:3], 0.1)
+
+
+def test_a_text_ends():
+    tokenizer = ByteTokenizer()
+    assert text_ids(tokenizer, "ab") == [
+        *tokenizer("ab", add_special_tokens=False)["input_ids"],
+        tokenizer.eos_token_id,
+    ]
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="has no `eos_token`"):
+        text_ids(tokenizer, "ab")

@@ -1,0 +1,99 @@
+"""Sentences and their translations: from two files, from JSON lines, and from `datasets`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformers_xl.files.plain_files import read_text
+
+MAX_BYTES = 1 << 32
+Pairs = list[tuple[str, str]]
+
+
+def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
+    """Pairs of texts.
+
+    Args:
+        source, target: two files, whose lines belong together; or, with `files`, the fields of their rows, also inside of
+            others as in `translation.en`.
+        files: JSON lines.
+
+    Raises:
+        ValueError: the files have different numbers of lines, a line is empty on one side, or a field is missing.
+        OSError: a file cannot be read.
+    """
+    if files:
+        rows = [row for file in files for row in _rows(Path(file))]
+        return pairs_of_rows(rows, source, target)
+    sides = [read_text(Path(file), MAX_BYTES).splitlines() for file in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        raise ValueError(
+            f"`source`={source!r} has {len(sides[0]):,} lines, `target`={target!r} {len(sides[1]):,}: each line must stand "
+            "beside its translation."
+        )
+    return _checked(zip(*sides, strict=True), f"of {source!r} and {target!r}")
+
+
+def pairs_of_rows(rows: Iterable[Any], source: str, target: str) -> Pairs:
+    """The texts of rows, such as those of a `datasets.Dataset`, by the names of their fields."""
+    return _checked(((_field(row, source), _field(row, target)) for row in rows), f"with {source!r} and {target!r}")
+
+
+def hold_out_pairs(pairs: Pairs, fraction: float, seed: int = 0) -> tuple[Pairs, Pairs]:
+    """The pairs to train on, and a random share to hold out: the same every time, and none that is trained on too.
+
+    Raises:
+        ValueError: nothing is left of a part.
+    """
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    chosen = {int(each) for each in order[: round(fraction * len(pairs))]}
+    held_out = [pair for index, pair in enumerate(pairs) if index in chosen]
+    known = set(held_out)
+    kept = [pair for pair in pairs if pair not in known]
+    if not held_out or not kept:
+        raise ValueError(f"`eval_fraction`={fraction} of {len(pairs)} pairs leaves a part empty: use more pairs.")
+    return kept, held_out
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text of either side, and its end.
+
+    Raises:
+        ValueError: the tokenizer has no `eos_token`.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError("`tokenizer` has no `eos_token`: a translation would have no end. Take another one.")
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
+def _rows(file: Path) -> Iterable[Any]:
+    for number, line in enumerate(read_text(file, MAX_BYTES).splitlines(), start=1):
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{str(file)!r}, line {number}, is no JSON: give one object a line.") from error
+
+
+def _field(row: Any, name: str) -> str:
+    value = row
+    for part in [name] if isinstance(row, dict) and name in row else name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, str):
+        known = ", ".join(row) if isinstance(row, dict) else "no fields"
+        raise ValueError(f"`{name}` is no field of a row that holds a text: it has {known}.")
+    return value
+
+
+def _checked(pairs: Iterable[tuple[str, str]], where: str) -> Pairs:
+    found = [(source.strip(), target.strip()) for source, target in pairs]
+    empty = next((number for number, pair in enumerate(found, start=1) if "" in pair), None)
+    if empty is not None or not found:
+        what = "there are none" if empty is None else f"number {empty} is empty on one side: take it out on both"
+        raise ValueError(f"Pairs {where}: {what}.")
+    return found
+
+
+__all__ = ["Pairs", "hold_out_pairs", "pairs_of_rows", "read_pairs", "text_ids"]

@@ -1,0 +1,205 @@
+"""The run of `transformers-xl train --data.source ...`: an encoder-decoder is trained on pairs, scored and saved."""
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
+from transformers_xl.data.pairs import Pairs, hold_out_pairs, pairs_of_rows, read_pairs, text_ids
+from transformers_xl.evaluation.translations import score_translations, translate
+from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.blaming import blamed
+from transformers_xl.files.output_folder import run_folder
+from transformers_xl.files.plain_files import check_folder
+from transformers_xl.hub.installing import check_installed
+from transformers_xl.modeling.auto import encoder_of
+from transformers_xl.modeling.modeling_memory_encoder_decoder import MemoryForConditionalGeneration
+from transformers_xl.runs.loading import import_models, is_translator, load_tokenizer
+from transformers_xl.runs.run_config import DataSection, RunConfig, config_fields
+from transformers_xl.runs.run_model import run_tokenizer
+from transformers_xl.runs.training_run import FINAL, ConfigWriter
+from transformers_xl.training.arguments import MemoryTrainingArguments
+
+# fields of `data` that say what a stream of text does
+OF_TEXTS = (
+    "eval_path",
+    "streaming",
+    "documents",
+    "separator",
+    "overlap",
+    "vary_lengths",
+    "roll",
+    "append_eos",
+    "task_id",
+)
+METRICS = "translation_metrics.json"
+
+
+class TranslationRun:
+    """The pairs and the model of a training that has not begun.
+
+    Args:
+        config: the whole run; `model` says what both the encoder and the decoder are.
+        output: the folder that it writes.
+        resume: resume from the last checkpoint in `output`.
+        print_log: print losses to standard output where there is no progress bar.
+
+    Raises:
+        ValueError: pairs are missing, or the fields do not go together.
+    """
+
+    def __init__(self, config: RunConfig, output: Path, resume: bool = False, print_log: bool = True):
+        check_installed("translation", ["sacrebleu"])
+        _check(config)
+        self.config, self.output, self.resume, self.print_log = config, output.absolute(), resume, print_log
+        self.tokenizer = run_tokenizer(config)
+        self.pairs, self.held_out = _pairs(config.data)
+        transformers.set_seed(config.training.seed)
+        self.model = MemoryForConditionalGeneration(model_config(config, self.tokenizer))
+
+    def train(self) -> dict[str, Any]:
+        """Train, score by translating the held-out sources, and save.
+
+        Returns:
+            `bleu`, `chrf`, `signature`, `perplexity` per token, and `pairs`, the number that was scored.
+        """
+        with run_folder(self.output, self.resume) as run:
+            trainer = self._trainer(run.path)
+            trainer.train(resume_from_checkpoint=self.resume or None)
+            perplexity = math.exp(trainer.evaluate()["eval_loss"])
+            scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {
+                "perplexity": round(perplexity, 3)
+            }
+            trainer.save_model(str(run.path / FINAL))
+            (run.path / FINAL / "training_args.bin").unlink(missing_ok=True)  # a pickle
+            write_text(run.path / FINAL / METRICS, json.dumps(scores, indent=1) + "\n")
+            run.put_in_place(run.path / FINAL)
+        return scores
+
+    def _trainer(self, folder: Path) -> Seq2SeqTrainer:
+        trainer = Seq2SeqTrainer(
+            self.model,
+            _arguments(self.config, folder),
+            train_dataset=cast(Any, _rows(self.pairs, self.tokenizer)),
+            eval_dataset=cast(Any, _rows(self.held_out, self.tokenizer)),
+            data_collator=DataCollatorForSeq2Seq(self.tokenizer, self.model),
+            processing_class=self.tokenizer,
+            callbacks=[ConfigWriter(self.config, folder)],
+        )
+        if not self.print_log:
+            trainer.remove_callback(PrinterCallback)
+        return trainer
+
+
+def score_pairs(model: Any, tokenizer: Any, pairs: Pairs, num_beams: int = 4) -> dict[str, Any]:
+    """What a model's translations of the sources are worth."""
+    made = translate(model, tokenizer, [source for source, _ in pairs], num_beams)
+    return score_translations(made, [target for _, target in pairs]) | {"pairs": len(pairs), "num_beams": num_beams}
+
+
+def model_config(config: RunConfig, tokenizer: Any) -> MemoryEncoderDecoderConfig:
+    """An encoder and a decoder with the fields of the section `model`."""
+    row, fields = import_models()[config.model.variant], config_fields(config.model)
+    fields["vocab_size"] = fields["vocab_size"] or len(tokenizer)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        fields[name] = getattr(tokenizer, name) if fields[name] is None else fields[name]
+    decoder, encoder_class = row.config_class(**fields), encoder_of(config.model.variant).config_class
+    known = {each.name for each in dataclasses.fields(cast(Any, encoder_class)) if each.init}
+    known -= {"mem_len", "same_length", "initial_memory"}  # of a memory, which it has not
+    encoder = encoder_class(**{name: value for name, value in fields.items() if name in known})
+    return MemoryEncoderDecoderConfig(
+        encoder=encoder, decoder=decoder, share_embeddings=not getattr(decoder, "is_adaptive", False)
+    )
+
+
+def load_translator(folder: Path) -> tuple[Any, Any]:
+    """The encoder-decoder in a folder, on the GPU where there is one, and its tokenizer.
+
+    Raises:
+        ValueError: the folder holds none, or a file in it is damaged.
+    """
+    check_folder(folder)
+    if not is_translator(folder):
+        raise ValueError(
+            f"{str(folder)!r} holds no encoder-decoder: `transformers-xl train --data.source ...` makes one."
+        )
+    with blamed(folder):
+        loaded: Any = MemoryForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
+    model, info = loaded
+    if info["missing_keys"]:
+        raise ValueError(f"{str(folder)!r} lacks the weight {min(info['missing_keys'])!r}, which its config asks for.")
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), load_tokenizer(folder)
+
+
+def _rows(pairs: Pairs, tokenizer: Any) -> list[dict[str, list[int]]]:
+    return [{"input_ids": text_ids(tokenizer, a), "labels": text_ids(tokenizer, b)} for a, b in pairs]
+
+
+def _pairs(section: DataSection) -> tuple[Pairs, Pairs]:
+    """Those to train on, and those to hold out."""
+    source, target = cast(str, section.source), cast(str, section.target)
+    if section.dataset is not None and not section.path:
+        return _of_dataset(section, source, target)
+    pairs = read_pairs(source, target, cast(list[str], section.path))
+    if section.eval_source is not None:
+        return pairs, read_pairs(section.eval_source, cast(str, section.eval_target))
+    return hold_out_pairs(pairs, section.eval_fraction)
+
+
+def _of_dataset(section: DataSection, source: str, target: str) -> tuple[Pairs, Pairs]:
+    check_installed("datasets", ["datasets"])
+    from datasets import load_dataset
+
+    def split(name: str) -> Pairs:
+        rows = load_dataset(section.dataset, section.dataset_config, revision=section.revision, split=name)
+        return pairs_of_rows(rows, source, target)
+
+    pairs = split(section.split)
+    return (pairs, split(section.eval_split)) if section.eval_split else hold_out_pairs(pairs, section.eval_fraction)
+
+
+def _arguments(config: RunConfig, folder: Path) -> Seq2SeqTrainingArguments:
+    given, data = config.training, config.data
+    library = {each.name: each.default for each in dataclasses.fields(Seq2SeqTrainingArguments) if each.init}
+    values = {name: getattr(given, name) for name in library if hasattr(given, name)}
+    # what memory over batches needs has no meaning for pairs
+    changed = {
+        name: library[name] for name in ("train_sampling_strategy", "dataloader_drop_last", "remove_unused_columns")
+    }
+    rows = {"per_device_train_batch_size": data.batch_size, "per_device_eval_batch_size": data.eval_batch_size}
+    changed |= {name: value for name, value in rows.items() if value is not None}
+    changed |= {"output_dir": str(folder), "disable_tqdm": given.disable_tqdm or not sys.stderr.isatty()}
+    return Seq2SeqTrainingArguments(**values | changed)
+
+
+def _check(config: RunConfig) -> None:
+    """Refuse what has no meaning for pairs."""
+    section, default = config.data, DataSection()
+    if section.target is None:
+        raise ValueError(f"`data.target`=None, but `data.source`={section.source!r}: name the translations too.")
+    if (section.eval_source is None) != (section.eval_target is None):
+        raise ValueError("`data.eval_source` and `data.eval_target` belong together: give both, or none.")
+    for name in OF_TEXTS:
+        if (value := getattr(section, name)) != getattr(default, name):
+            raise ValueError(f"`data.{name}`={value!r} has no meaning for pairs of sentences: leave it out.")
+    library = {each.name for each in dataclasses.fields(Seq2SeqTrainingArguments)}
+    for each in dataclasses.fields(MemoryTrainingArguments):
+        value = getattr(config.training, each.name)
+        if each.name not in library and value != each.default:
+            raise ValueError(
+                f"`training.{each.name}`={value!r} is of `MemoryTrainer`, not of a training on pairs: leave it out."
+            )
+    if config.model.base is not None or config.lora.r or config.tokenizer.clusters:
+        raise ValueError(
+            "`model.base`, `lora` and `tokenizer.clusters` are for language models: leave them out with pairs."
+        )
+
+
+__all__ = ["METRICS", "TranslationRun", "load_translator", "model_config", "score_pairs"]
