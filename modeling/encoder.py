@@ -82,8 +82,12 @@ class MemoryForMaskedLM(MemoryForCausalLM):
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin.
         """
+        if kwargs.pop("shift_labels", None) is not None:
+            raise ValueError(
+                f"`shift_labels` was given, but {type(self).__name__} predicts each token where it stands: pass `labels`."
+            )
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        return super().forward(**inputs, position_ids=position_ids, labels=labels, **kwargs | {"shift_labels": labels})
+        return super().forward(**inputs, position_ids=position_ids, labels=labels, shift_labels=labels, **kwargs)
 
     @classmethod
     def can_generate(cls) -> bool:

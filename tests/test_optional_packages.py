@@ -12,8 +12,8 @@ from optional_packages import needs
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "bsuite", "datasets", "evaluate", "faiss", "fastapi", "gradio", "gymnasium", "minigrid", "onnx", "onnxruntime",
-    "onnxscript", "openai", "optuna", "peft", "popgym", "prometheus_client", "pytorch_optimizer", "sacremoses",
-    "selenium", "tensorboardX", "torchao", "triton", "trl", "uvicorn", "zstandard",
+    "onnxscript", "openai", "optuna", "peft", "popgym", "prometheus_client", "pytorch_optimizer", "sacrebleu",
+    "sacremoses", "selenium", "tensorboardX", "torchao", "triton", "trl", "uvicorn", "zstandard",
 }  # fmt: skip
 
 

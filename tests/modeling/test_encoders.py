@@ -210,6 +210,8 @@ def test_what_an_encoder_refuses(model_type: str):
     head = tiny_model(model_type, "masked_lm")
     with pytest.raises(ValueError, match="cannot generate: its tokens see what comes after them"):
         head.generate(TEXTS[0])
+    with pytest.raises(ValueError, match="`shift_labels` was given, but .* predicts each token where it stands"):
+        head(TEXTS[0], shift_labels=TEXTS[0])
 
 
 def test_absolute_positions_end():

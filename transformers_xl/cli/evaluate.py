@@ -95,16 +95,10 @@ def evaluate(
     away is not what memory is worth: a model that was trained without one has learned to do without.
     """
     if source is not None or target is not None:
-        _evaluate_pairs(ctx, model_dir, source, target)
-        return
-    if not text:
-        raise ValueError(
-            "`text`=None: name the text with --text, or the pairs of a translation with --source and --target."
-        )
-    if compare_base:
-        _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
-        return
-    _check_effects(picture, dataset, record)
+        return _evaluate_pairs(ctx, model_dir, source, target)
+    if compare_base and text:
+        return _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
+    _check_effects(text, picture, dataset, record)
     changed = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
     changed = {name: value for name, value in changed.items() if value is not None}
     model, tokenizer = load_model(model_dir)
@@ -156,7 +150,11 @@ def _evaluate_pairs(ctx: typer.Context, model_dir: Path, source: Path | None, ta
     tell_translations(scores, model_dir.name, ctx.params["as_json"], ctx.params["as_markdown"])
 
 
-def _check_effects(picture: Path | None, dataset: str | None, record: bool) -> None:
+def _check_effects(text: list[Path] | None, picture: Path | None, dataset: str | None, record: bool) -> None:
+    if not text:
+        raise ValueError(
+            "`text`=None: name the text with --text, or the pairs of a translation with --source and --target."
+        )
     if picture is not None:
         raise ValueError(f"`picture`={str(picture)!r} is of a comparison: add --compare-base, or leave it out.")
     if dataset is not None and not record:
