@@ -90,7 +90,8 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
             close = nearest_names(str(model_type), [*_PARTS], cutoff=0.6)
             remedy = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(_PARTS))}."
             raise ValueError(f"`{name}` has `model_type`={model_type!r}, which cannot be an {name}: {remedy}")
-        return copy.deepcopy(given) if isinstance(given, PreTrainedConfig) else _PARTS[model_type].from_dict(given)
+        made = copy.deepcopy(given) if isinstance(given, PreTrainedConfig) else _PARTS[model_type].from_dict(given)
+        return cast(MemoryConfig, made)
 
     @classmethod
     def _check_keywords(cls, keywords: dict[str, Any]) -> None:

@@ -440,8 +440,8 @@ def register() -> None:
             _auto_class(auto).register(key, cls)
     register_parts()
     for auto, cls in ENCODER_DECODER.items():
-        key = MemoryEncoderDecoderConfig.model_type if auto == "AutoConfig" else MemoryEncoderDecoderConfig
-        _auto_class(auto).register(key, cls)
+        name = MemoryEncoderDecoderConfig.model_type if auto == "AutoConfig" else MemoryEncoderDecoderConfig
+        _auto_class(auto).register(name, cls)
     AutoTokenizer.register(
         MemoryEncoderDecoderConfig, tokenizer_class=ByteTokenizer, slow_tokenizer_class=WordTokenizer
     )

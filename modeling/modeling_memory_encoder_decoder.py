@@ -367,7 +367,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     def prepare_inputs_for_generation(self, *args, **kwargs) -> dict:
         for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
             kwargs.pop(name, None)  # transformers hands what decodes stop strings to the model, too
-        return GenerationMixin.prepare_inputs_for_generation(self, *args, **kwargs)
+        return GenerationMixin.prepare_inputs_for_generation(cast(Any, self), *args, **kwargs)
 
 
 def between_labels(labels: torch.Tensor) -> torch.Tensor:

@@ -206,7 +206,7 @@ def interval(records: Records, better: str, worse: str) -> tuple[float, float, f
         means = [np.mean([bleu_of(each[row][columns].sum(0)) for row in rows]) for each in sums]
         found.append(means[0] - means[1])
     low, high = np.quantile(found, [0.025, 0.975])
-    mean = statistics.mean(records.of(better, "BLEU")) - statistics.mean(records.of(worse, "BLEU"))
+    mean = statistics.mean(a - b for a, b in zip(records.of(better, "BLEU"), records.of(worse, "BLEU"), strict=False))
     return round(mean, 2), round(float(low), 2), round(float(high), 2)
 
 

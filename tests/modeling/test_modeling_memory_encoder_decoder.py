@@ -296,7 +296,7 @@ def test_a_trainer_of_transformers_trains_and_reloads_it(tmp_path) -> None:
     rows = [{"input_ids": tokenizer(word).input_ids, "labels": [*tokenizer(word.upper()).input_ids, tokenizer.eos_token_id]}
             for word in words]  # fmt: skip
     arguments = Seq2SeqTrainingArguments(
-        tmp_path / "run", predict_with_generate=True, per_device_train_batch_size=20, num_train_epochs=12,
+        tmp_path / "run", predict_with_generate=True, per_device_train_batch_size=20, num_train_epochs=20,
         learning_rate=1e-2, report_to=[], generation_max_length=6, use_cpu=True, save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     trainer = Seq2SeqTrainer(

@@ -115,8 +115,9 @@ def _train_on_pairs(config: Any, output: Path, resume: bool, as_json: bool, as_m
     from transformers_xl.runs.translation_run import TranslationRun
 
     run = TranslationRun(config, output, resume, not as_json)
+    parts: Any = run.model.config
     typer.echo(
-        f"{run.model.config.encoder.model_type} and {run.model.config.decoder.model_type}: "
+        f"{parts.encoder.model_type} and {parts.decoder.model_type}: "
         f"{run.model.num_parameters():,} parameters, {len(run.pairs):,} pairs, {len(run.held_out):,} held out",
         err=as_json,
     )
