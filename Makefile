@@ -34,7 +34,7 @@ $(READY): $(SMALL)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,demo]'
 	touch $(READY)
 
-quickstart: $(SMALL)  ## train a small Transformer-XL on real text, measure its memory, and load it again (2 to 4 minutes)
+quickstart: $(SMALL)  ## train small models on real text, measure what memory is worth, and load one again (2 to 4 minutes)
 	$(BIN)/python -u examples/quickstart.py
 
 space: setup  ## serve the demo: a model that writes without end, and what it reads of its memory

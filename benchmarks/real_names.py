@@ -30,11 +30,11 @@ from transformers_xl.evaluation.plots import figure, line, save
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
+from transformers_xl.runs.comparison_statistics import interval
 from transformers_xl.runs.loading import load_model
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "examples"), str(ROOT / "benchmarks")]
-from bootstrap import interval  # noqa: E402
+sys.path.append(str(ROOT / "examples"))
 from library_corpus import library_split  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "real_names.json"
@@ -107,8 +107,8 @@ def saved(result: dict[str, Any], model: str) -> list[tuple[str, int, Any]]:
         values, counts = np.array(own)[:, 0], twin[:, 1]
         there = counts > 0
         if there.sum() >= FEWEST:
-            gain = (twin[there, 0] - values[there]) / counts[there]
-            rows.append((distance, int(there.sum()), interval(gain[None], counts[there])))
+            gain = twin[there, 0] - values[there]
+            rows.append((distance, int(there.sum()), interval([gain[None]], counts[there])))
     return rows
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl import ByteTokenizer, StreamingTransformerConfig, StreamingTransformerForCausalLM
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 ROOT = Path(__file__).parent.parent
@@ -53,10 +53,10 @@ def given(folder: Path) -> dict:
     (folder / "README.md").write_text(text, encoding="utf-8")
     tokenizer = ByteTokenizer()
     torch.manual_seed(0)
-    config = TransformerXLConfig(
+    config = StreamingTransformerConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, mem_len=32
     )
-    model = TransformerXLForCausalLM(config).eval()
+    model = StreamingTransformerForCausalLM(config).eval()
     model.save_pretrained(folder / "build/quickstart/model")
     tokenizer.save_pretrained(folder / "build/quickstart/model")
     ids = torch.tensor(tokenizer.encode_bytes(text.encode())[:2100])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from huggingface_hub import CommitOperationAdd, ModelCard, RepoUrl
 
-from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl import ByteTokenizer, StreamingTransformerConfig, StreamingTransformerForCausalLM
 from transformers_xl.modeling.auto import VARIANTS, Variant
 
 ROOT = Path(__file__).parent.parent
@@ -61,11 +61,11 @@ class StandInForTheHub:
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """All blocks in one process, one after the other, with a model where the quickstart leaves its own."""
     tokenizer = ByteTokenizer()
-    config = TransformerXLConfig(
+    config = StreamingTransformerConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, mem_len=32
     )
     torch.manual_seed(0)
-    TransformerXLForCausalLM(config).save_pretrained(tmp_path / "build/quickstart/model")
+    StreamingTransformerForCausalLM(config).save_pretrained(tmp_path / "build/quickstart/model")
     tokenizer.save_pretrained(tmp_path / "build/quickstart/model")
     text = README.read_text(encoding="utf-8")
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
@@ -78,7 +78,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
-    assert namespace["second"].mems.layers[0].columns[0].shape == (1, 32, 32)
+    assert namespace["second"].mems.layers[0].columns[0].shape == (1, 4, 31, 8)
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= set(hub.files)
     assert not [name for name in hub.files if name.endswith((".bin", ".pkl", ".pt"))]
 

@@ -1,25 +1,22 @@
 """What claims share that are measured on the split of Python's library (examples/library_corpus.py): training on its
 modules for training, rates chosen on those for validation, and bits of each module of the test, for intervals over seeds
-and modules (benchmarks/bootstrap.py)."""
+and modules."""
 
 import json
 import math
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from claim_runs import FOLDER, ROOT, Record, Records, Run, Session
+from claim_runs import FOLDER, Record, Records, Run, Session
 from library_corpus import write_parts
 from transformers import PreTrainedModel
 
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.evaluation.document_losses import document_losses
+from transformers_xl.runs.comparison_statistics import Interval, interval
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
-
-sys.path.append(str(ROOT / "benchmarks"))
-from bootstrap import Interval, interval
 
 LANES = 20
 
@@ -97,10 +94,7 @@ def train_and_score_modules(session: Session, run: SplitRun, seed: int) -> Recor
 
 
 def difference(records: Records, weights: dict[str, float]) -> Interval:
-    """The sum of runs by these factors, as 1 and -1 for a difference, over the seeds that all have."""
-    seeds = min(len(records[run]) for run in weights)
-    bits = sum(
-        factor * np.array([[*row["modules"].values()] for row in records[run][:seeds]])
-        for run, factor in weights.items()
-    )
-    return interval(np.asarray(bits), np.array([*records[next(iter(weights))][0]["bytes"].values()]))
+    """The sum of runs by these factors, as 1 and -1 for a difference."""
+    num_bytes = np.array([*records[next(iter(weights))][0]["bytes"].values()])
+    per_byte = {run: np.array([[*row["modules"].values()] for row in records[run]]) for run in weights}
+    return interval([factor * per_byte[run] * num_bytes for run, factor in weights.items()], num_bytes)

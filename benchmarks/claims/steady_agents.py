@@ -28,7 +28,7 @@ def verdict(records: Records) -> Verdict:
     more = [fisher(gated, other, runs) for other in others]
     less = [fisher(other, gated, runs) for other in others]
     told = "; ".join(f"{model} {', '.join(map(str, count))}" for model, count in counts.items())
-    against = ", ".join(f"{model} p = {chance:.3f}" for model, chance in zip(MODELS[1:], more, strict=True))
+    against = ", ".join(f"{model} p = {chance:.2f}" for model, chance in zip(MODELS[1:], more, strict=True))
     return Verdict(
         ruled(max(more) < LEVEL, min(less) < LEVEL),
         f"seeds of {seeds} that learned at rates of {', '.join(f'{rate:g}' for rate in RATES)}: {told}; GTrXL in more, by "
@@ -58,9 +58,11 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=draw,
-    beyond="A run has 25,000 environment steps at most, and agents have two layers of width 32.",
+    beyond="A run has 25,000 environment steps at most, and agents have two layers of width 32. Fifteen runs of each see a "
+    "difference of four at best (15 against 11).",
     seeds=5,
     given="0.05 0.001 0.01 0.03",
+    worked_out="0.92 0.50",
 )
 
 if __name__ == "__main__":

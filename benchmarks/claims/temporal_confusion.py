@@ -37,7 +37,7 @@ def verdict(records: Records) -> Verdict:
         f"bits per byte: {shown}. A memory adds {found['absolute']} bits with absolute positions and {found['relative']} "
         f"with relative ones: {found['confusion']} of confusion. Without a memory, absolute positions cost "
         f"{found['positions']}",
-        {name: tuple(round(value, 5) for value in each) for name, each in found.items()},
+        {name: tuple(round(value, 5) for value in (each.mean, each.low, each.high)) for name, each in found.items()},
     )
 
 

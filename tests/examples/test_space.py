@@ -16,7 +16,7 @@ from optional_packages import needs
 from patience import PATIENCE
 from programs import BROWSER, DRIVER
 
-from transformers_xl import ByteTokenizer, TransformerXLConfig, TransformerXLForCausalLM
+from transformers_xl import ByteTokenizer, StreamingTransformerConfig, StreamingTransformerForCausalLM
 from transformers_xl.evaluation.attention_maps import attention_atlas
 
 if importlib.util.find_spec("gradio") is None:
@@ -49,12 +49,12 @@ def demo() -> ModuleType:
 def writer(tmp_path: Path):
     """A `Writer` of the demo."""
     tokenizer = ByteTokenizer()
-    config = TransformerXLConfig(
+    config = StreamingTransformerConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         mem_len=MEM_LEN, segment_length=16, initializer_range=0.2, dropout=0.0,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = TransformerXLForCausalLM(config)
+    model = StreamingTransformerForCausalLM(config)
     model.lm_head.bias.data[: ord(" ")] = model.lm_head.bias.data[ord("~") + 1 :] = -1e4  # what it writes can be read
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -120,7 +120,7 @@ def test_what_cannot_write_is_refused(writer, tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("MODEL", raising=False)
     with pytest.raises(SystemExit, match="make quickstart"):
         demo().main([])
-    TransformerXLConfig(mem_len=0, same_length=False).save_pretrained(tmp_path / "none")
+    StreamingTransformerConfig(mem_len=0, same_length=False).save_pretrained(tmp_path / "none")
     with pytest.raises(SystemExit, match="no text with memory"):
         demo().main(["--model", str(tmp_path / "none")])
 

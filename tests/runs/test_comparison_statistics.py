@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transformers_xl.runs.comparison_statistics import Difference, bits_after, difference
+from transformers_xl.runs.comparison_statistics import Interval, bits_after, difference, interval
 
 DOCUMENTS = 12
 
@@ -49,12 +49,35 @@ def test_verdicts():
     assert difference(*models(-0.2)).verdict == "better"
     assert difference(*models(0.0, noise=0.1)).verdict == "out of reach here"
     assert difference(*models(0.2, seeds=1)).verdict == "out of reach here"  # no spread is known
-    assert Difference(0.1, 0.0, 0.2).verdict == "out of reach here"
+    assert Interval(0.1, 0.0, 0.2).verdict == "out of reach here"
 
 
 def test_more_noise_is_a_wider_interval():
     narrow, wide = (difference(*models(0.0, noise=noise)) for noise in (0.01, 0.1))
     assert wide.high - wide.low > 3 * (narrow.high - narrow.low)
+
+
+def test_a_sum_of_more_than_two_models():
+    """What one part adds, less what another adds; each model with seeds of its own."""
+    one, other, num_bytes = models(0.05, noise=0.0)
+    found = interval([one, -other, -2 * one[:2], 2 * other], num_bytes)
+    assert (found.mean, found.low, found.high) == pytest.approx((-0.05, -0.05, -0.05))
+    assert str(found) == "-0.050 (-0.050 to -0.050)"
+    assert found.sign == -1
+
+
+def test_one_seed_gives_an_interval_over_documents_which_decides_nothing():
+    bits, num_bytes = np.random.default_rng(3).normal(9, 1, (1, 30)), np.ones(30)
+    one, twice = interval([bits], num_bytes), interval([np.repeat(bits, 2, axis=0)], num_bytes)
+    assert (one.low, one.high) == pytest.approx((twice.low, twice.high), abs=0.03)
+    assert one.low < one.mean < one.high
+    assert (one.sign, twice.sign) == (0, 1)
+
+
+@pytest.mark.parametrize(("bits", "num_bytes"), [((0, 5), 5), ((3, 1), 1), ((3, 5), 4), ((5,), 5)])
+def test_refusals(bits, num_bytes):
+    with pytest.raises(ValueError, match="with two documents at least"):
+        interval([np.zeros(bits)], np.ones(num_bytes))
 
 
 def test_between_two_points():

@@ -9,7 +9,7 @@ import pytest
 
 from transformers_xl.runs.comparison import read_comparison, spread, table, told, values, write_json
 from transformers_xl.runs.comparison_plots import draw_comparison
-from transformers_xl.runs.comparison_statistics import Difference
+from transformers_xl.runs.comparison_statistics import Interval
 
 DOCUMENTS, BYTES, STEPS = 8, 1000, 8
 PLAN = {
@@ -118,7 +118,7 @@ def test_numbers_as_they_are_told():
     assert spread([2.5, 2.7]) == "2.600 +- 0.141"
     assert spread([2.5]) == "2.500"
     assert spread([]) == "-"
-    assert told(Difference(-0.1234, -0.2, 0.01)) == "-0.123 (-0.200 to +0.010), out of reach here"
+    assert told(Interval(-0.1234, -0.2, 0.01)) == "-0.123 (-0.200 to +0.010), out of reach here"
     assert told(None) == "-"
 
 

@@ -165,6 +165,12 @@ def test_the_later_of_two_fields_that_exclude_each_other_counts(tmp_path: Path):
     assert steps.training.max_steps == 7
 
 
+def test_without_a_recipe_it_is_the_model_that_the_comparison_prefers():
+    """docs/comparison.md; its memory has its whole length from the first step on."""
+    run = read_config()
+    assert (run.model.variant, run.training.initial_mem_len) == ("streaming_transformer", None)
+
+
 def test_a_recipe_gives_another_variant_its_sizes_but_not_what_is_its_own():
     vanilla = read_config(["--model.variant=vanilla_transformer"]).model
     assert (vanilla.hidden_size, vanilla.mem_len, vanilla.same_length) == (256, 0, False)
@@ -181,23 +187,6 @@ def test_a_base_says_what_the_model_is(tmp_path: Path):
     assert read_config().model.vocab_size is None  # what one run says of its model stays with it
     with pytest.raises(ValueError, match="leave it out"):
         read_config([f"--model.base={tmp_path}", "--model.variant=gtrxl"])
-
-
-def test_a_memory_grows_where_the_recipe_means_it(tmp_path: Path):
-    def growth(*options: str, files: tuple[Path, ...] = ()) -> tuple[int | None, float]:
-        training = read_config([f"--{option}" for option in options], files).training
-        return training.initial_mem_len, training.mem_len_warmup_steps
-
-    TransformerXLForCausalLM(config_of_base := TransformerXLConfig(**BASE)).save_pretrained(tmp_path / "base")
-    assert config_of_base.mem_len > 16
-    assert growth() == growth("model.mem_len=17") == (16, 0.5)
-    none = (None, 0.0)
-    assert growth("model.mem_len=16") == growth("model.mem_len=0", "model.same_length=false") == none
-    assert growth(files=(written(tmp_path, "model: {mem_len: 8}"),)) == none
-    assert growth("model.variant=gtrxl") == growth(f"model.base={tmp_path / 'base'}") == none  # learned, or not tried
-    assert growth("training.torch_compile=true") == none
-    assert growth("training.initial_mem_len=32") == (32, 0.5)
-    assert growth("training.initial_mem_len=null", "training.mem_len_warmup_steps=0") == none
 
 
 def test_words_are_options_and_texts_in_any_order():

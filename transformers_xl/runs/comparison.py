@@ -11,7 +11,7 @@ import numpy as np
 
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
-from transformers_xl.runs.comparison_statistics import Difference, bits_after, difference
+from transformers_xl.runs.comparison_statistics import Interval, bits_after, difference
 
 RUN_FIELDS = {"model", "seed", "settings", "setting", "parameters", "bytes", "bits", "peak_memory", "memory_before"}
 
@@ -97,14 +97,14 @@ class ComparisonResults:
     seeds: int
     speeds: dict[str, Any]
 
-    def difference(self, model: ModelRuns) -> Difference | None:
+    def difference(self, model: ModelRuns) -> Interval | None:
         """To the reference, after all steps; None of the reference."""
         if model is self.reference:
             return None
         ours, other = (each.bits[each.steps] for each in (model, self.reference))
         return difference(ours, other, model.num_bytes)
 
-    def difference_at_equal_time(self, model: ModelRuns) -> Difference | None:
+    def difference_at_equal_time(self, model: ModelRuns) -> Interval | None:
         """To the reference, after `equal_seconds`; None of the reference, and where a score is missing."""
         if model is self.reference or self.equal_seconds is None:
             return None
@@ -172,7 +172,7 @@ def spread(values: list[float] | None, digits: int = 3) -> str:
     return mean if len(values) == 1 else f"{mean} +- {statistics.stdev(values):.{digits}f}"
 
 
-def told(found: Difference | None) -> str:
+def told(found: Interval | None) -> str:
     """A difference, its interval and its verdict."""
     if found is None:
         return "-"
@@ -220,7 +220,7 @@ def table(found: ComparisonResults) -> str:
 def values(found: ComparisonResults) -> dict[str, dict[str, Any]]:
     """A comparison for programs, by model."""
 
-    def plain(each: Difference | None) -> dict[str, Any] | None:
+    def plain(each: Interval | None) -> dict[str, Any] | None:
         if each is None:
             return None
         return {"mean": each.mean, "low": each.low, "high": each.high, "verdict": each.verdict}

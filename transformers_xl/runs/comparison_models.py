@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.evaluation.context_curve import remembers
 from transformers_xl.evaluation.context_losses import longest_window
+from transformers_xl.modeling.auto import Variant
 from transformers_xl.runs.baselines import BASELINES
 from transformers_xl.runs.comparison_plan import DEFAULT, SCALED, ComparisonPlan
 from transformers_xl.runs.comparison_reading import BlockReading, MemoryReading, Reading, StateReading
@@ -30,11 +31,29 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 # where weights of a type start from, if not from `initializer_range`: those of torch's LSTM have a start of their own
 START_FIELDS = {"lstm": "embedding_initializer_range"}
+REGISTERED: dict[str, Variant] = {}  # beside those of this package
+
+
+def register_variant(name: str, variant: Variant) -> None:
+    """Let plans name a model that is no variant of this package, such as one with a part exchanged. Runs are processes that
+    import the script which was started: call this where that script is imported.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in REGISTERED or name in known_types():
+        raise ValueError(f"`name`={name!r} is a model of comparisons already: choose another.")
+    REGISTERED[name] = variant
+
+
+def _variants() -> dict[str, Variant]:
+    """The variants of this package, and those that were registered."""
+    return import_models() | REGISTERED
 
 
 def known_types() -> list[str]:
     """The types of the models that can be compared: variants that are made from nothing, and the baselines."""
-    rows = {name: row for name, row in import_models().items() if row.causal_lm_class is not None}
+    rows = {name: row for name, row in _variants().items() if row.causal_lm_class is not None}
     return sorted(
         {name for name, row in rows.items() if issubclass(row.config_class, MemoryConfig)} | BASELINES.keys()
     )
@@ -80,7 +99,7 @@ class ComparedModel:
         fields = FIELDS.get(self.type, {}) | more | self.entry.fields
         if self.type in BASELINES:
             return BASELINES[self.type](self._terms, seed, width, **fields)
-        return build_model(import_models()[self.type], self._terms, seed, width, **fields)
+        return build_model(_variants()[self.type], self._terms, seed, width, **fields)
 
     @property
     def _terms(self) -> ComparisonTerms:
@@ -102,7 +121,7 @@ class ComparedModel:
     @property
     def _block(self) -> int:
         """What it reads at once: a segment, or a block where it carries nothing."""
-        row = import_models().get(self.type)
+        row = _variants().get(self.type)
         has_memory = row.memory != "none" and self._mem_len > 0 if row is not None else self.type == "lstm"
         if has_memory or self.entry.carry:
             if self.entry.block is not None:
@@ -179,4 +198,4 @@ def _usual_parameters(hidden_size: int, layers: int, heads: int) -> int:
     return build_model(import_models()["transformer_xl"], terms, 0, 4 * hidden_size).num_parameters()
 
 
-__all__ = ["FIELDS", "TOLERANCE", "ComparedModel", "known_types", "target_parameters"]
+__all__ = ["FIELDS", "TOLERANCE", "ComparedModel", "known_types", "register_variant", "target_parameters"]

@@ -37,9 +37,9 @@ from transformers_xl.runs.section_fields import SECTIONS, section_classes, type_
 DEFAULT_RECIPE = "small-bytes"
 RECIPE_OF_PAIRS = "small-translation"
 RECIPES_OF_KIND = {"window": "add-memory-window", "tokens": "add-memory-tokens"}
-# what says which model to take, how long its memory is, which memory it gets, and whether a step is compiled
+# what says which model to take, and which memory it gets
 CHOICES = (
-    *("model.base", "model.variant", "model.mem_len", "training.torch_compile"),
+    *("model.base", "model.variant"),
     *(f"memory.{each.name}" for each in dataclasses.fields(cast(Any, memory_section()))),
 )
 NAMES = {"model.base", "model.variant", "memory.kind"}
@@ -106,8 +106,6 @@ def read_config(
     config_class = _config_class(variant, chosen["model"])
     shipped["model"] = {} if base else _fitting(shipped.get("model", {}), config_class)
     shipped["memory"] = _memory_of_recipe(shipped.get("memory", {}), base)
-    if "training" in shipped:
-        shipped["training"] = _training_of_recipe(shipped["training"], shipped["model"], config_class, chosen)
     if _gives("data.path", given, options) and not _gives("tokenizer.path", given, options):
         shipped.pop("tokenizer", None)  # that of the recipe's own texts
     parser = config_parser(config_class, base.config if base else None)
@@ -209,18 +207,6 @@ def _memory_of_recipe(fields: dict[str, Any], base: Base | None) -> dict[str, An
     """What a recipe says of a memory that is new, and of its kind."""
     wrapped_now = base is not None and base.is_wrapped_now and fields.get("kind") == getattr(base.config, "kind", None)
     return fields if wrapped_now else {}
-
-
-def _training_of_recipe(
-    fields: dict[str, Any], model: dict[str, Any], config_class: type[AnyConfig], chosen: Values
-) -> dict[str, Any]:
-    """What a recipe says of the training of a model. That its memory grows is said of a new model of its own variant, of a
-    memory that is longer than what it begins with, and of steps that are not compiled, once for every length."""
-    mem_len, first = chosen["model"].get("mem_len", model.get("mem_len")), fields.get("initial_mem_len")
-    is_meant = model.get("variant") == config_class.model_type and not chosen["training"].get("torch_compile")
-    if first is None or (is_meant and isinstance(mem_len, int) and mem_len > first):
-        return fields
-    return {name: value for name, value in fields.items() if name not in ("initial_mem_len", "mem_len_warmup_steps")}
 
 
 def _config_class(variant: Any, chosen: dict[str, Any]) -> type[AnyConfig]:
