@@ -98,10 +98,9 @@ def evaluate(
         return _evaluate_pairs(ctx, model_dir, source, target)
     if compare_base and text:
         return _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
-    text = _texts(text)
-    _check_effects(picture, dataset, record)
-    changed = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
-    changed = {name: value for name, value in changed.items() if value is not None}
+    text = _checked(text, picture, dataset, record)
+    fields = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
+    changed = {name: value for name, value in fields.items() if value is not None}
     model, tokenizer = load_model(model_dir)
     from transformers_xl.data.files import read_predicted
     from transformers_xl.data.text_beginning import beginning_of
@@ -151,19 +150,17 @@ def _evaluate_pairs(ctx: typer.Context, model_dir: Path, source: Path | None, ta
     tell_translations(scores, model_dir.name, ctx.params["as_json"], ctx.params["as_markdown"])
 
 
-def _texts(text: list[Path] | None) -> list[Path]:
+def _checked(text: list[Path] | None, picture: Path | None, dataset: str | None, record: bool) -> list[Path]:
+    """The texts to score, if there are any and the options go together."""
     if not text:
         raise ValueError(
             "`text`=None: name the text with --text, or the pairs of a translation with --source and --target."
         )
-    return text
-
-
-def _check_effects(picture: Path | None, dataset: str | None, record: bool) -> None:
     if picture is not None:
         raise ValueError(f"`picture`={str(picture)!r} is of a comparison: add --compare-base, or leave it out.")
     if dataset is not None and not record:
         raise ValueError(f"`dataset`={dataset!r} is for the card: add --record.")
+    return text
 
 
 def _compare_base(
