@@ -83,7 +83,10 @@ def page() -> str:
     found = claims()
     lines = [
         source(
-            ["claims"], "benchmarks/claims/write_claims.py", given="0.001 0.003 0.01 0.03 0.1", worked_out="1013 31.8 33.4"
+            ["claims"],
+            "benchmarks/claims/write_claims.py",
+            given="0.001 0.003 0.01 0.03 0.1",
+            worked_out="1013 31.8 33.4",
         ),
         "",
         "| claim | | numbers | seeds | `python benchmarks/claims/...` |",
