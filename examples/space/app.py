@@ -115,8 +115,12 @@ class Writer:
         return replace(story, memory=memory, mem_len=mem_len)
 
     def reach(self, mem_len: int) -> int:
-        """Positions that a memory can depend on: `mem_len` more with every layer."""
-        return mem_len * self.model.config.num_hidden_layers
+        """Positions that a memory can depend on: `mem_len` more with every layer, what its two convolutions read of tokens
+        before, and what the longest n-gram does."""
+        config = self.model.config
+        convolutions = 2 * (getattr(config, "conv_kernel_size", 1) - 1)
+        ngram = max(getattr(config, "ngram_orders", None) or [1]) - 1
+        return (mem_len + convolutions) * config.num_hidden_layers + ngram
 
     def go_on(self, story: Story, mem_len: int, tokens: int, temperature: float) -> Iterator[Story]:
         """The story after every few of the next `tokens`."""

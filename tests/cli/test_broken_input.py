@@ -259,7 +259,7 @@ def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeyp
     def train(name: str, *more) -> Result:
         return run("train", text_file, "-o", tmp_path / name, *words, *more)
 
-    sentence = "A model of 169,987 parameters needs 0.0 GiB of memory, and 0.0 GiB are free: choose a smaller"
+    sentence = "A model of 431,363 parameters needs 0.0 GiB of memory, and 0.0 GiB are free: choose a smaller"
     assert_one_sentence(train("out"), sentence)
     assert not (tmp_path / "out").exists()
     free.available = 169_987 * 16

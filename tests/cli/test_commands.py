@@ -79,9 +79,11 @@ def test_evaluate(model_folder: Path, text_file: Path):
     assert f"{scores['with_memory']['bits_per_byte']:.4f}" in table.output
 
 
-def test_evaluate_with_other_lengths(model_folder: Path, text_file: Path):
+def test_evaluate_with_other_lengths(text_file: Path, tmp_path: Path):
     short = text_file.parent / "other_lengths.txt"
     short.write_text(TEXT[:200])
+    model_folder = tmp_path / "model"  # whose distances can be clamped
+    run("train", text_file, "-o", model_folder, "--model.variant", "transformer_xl", *SMALL.split())
 
     def bits(*words: object) -> dict:
         result = run("evaluate", model_folder, "--text", short, "--json", *words)

@@ -249,7 +249,7 @@ def test_a_class_of_yours_is_not_exported(tmp_path: Path):
 
 
 def test_a_save_that_fails_in_the_export_writes_nothing(tmp_path: Path, monkeypatch):
-    def fail(modules: object):
+    def fail(*modules: object):
         raise ValueError("no source")
 
     monkeypatch.setattr(code_export, "exported_files", fail)
