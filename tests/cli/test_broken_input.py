@@ -262,15 +262,15 @@ def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeyp
     sentence = "A model of 431,363 parameters needs 0.0 GiB of memory, and 0.0 GiB are free: choose a smaller"
     assert_one_sentence(train("out"), sentence)
     assert not (tmp_path / "out").exists()
-    free.available = 169_987 * 16
+    free.available = 431_363 * 16
     done = train("out")
     assert done.exit_code == 0, done.output
     fine_tuned = ("--model.base", tmp_path / "out")
     for environment, enough, more in (
-        ("1", 169_987 * 16 - 1, ()),
-        ("2", 169_987 * 16, ()),
-        ("1", 169_987 * 8 - 1, ("--training.optim", "sgd")),
-        ("1", 169_987 * 16 - 1, fine_tuned),
+        ("1", 431_363 * 16 - 1, ()),
+        ("2", 431_363 * 16, ()),
+        ("1", 431_363 * 8 - 1, ("--training.optim", "sgd")),
+        ("1", 431_363 * 16 - 1, fine_tuned),
     ):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", environment)
         free.available = enough
