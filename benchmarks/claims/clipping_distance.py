@@ -90,7 +90,7 @@ def train(model: MemoryForConditionalGeneration, sides: list[list[list[int]]], s
     steps, warm = settings["steps"], max(1, settings["steps"] // 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["rate"], betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm, max(0.02, (steps - step) / (steps - warm)))
+        optimizer, lambda step: min((step + 1) / warm, max(0.02, (steps - step) / max(1, steps - warm)))
     )
     model.train()
     model.decoder.label_smoothing = 0.1
