@@ -134,7 +134,8 @@ def draw(runs: list[Run]) -> None:
             axes.axvline((limits["steps"] / 1000, limits["seconds"])[axis], color="gray", linewidth=0.8)
             axes.set(xlabel=("thousand environment steps", "CPU seconds")[axis], xlim=(0, None))
         left.set(title=task, ylabel="episode length" if grows(limits) else "success")
-        right.set_title(f"{len(next(iter(models.values())))} seeds")
+        count = len(next(iter(models.values())))
+        right.set_title("one seed" if count == 1 else f"{count} seeds")
     panels[0][1].legend(loc="lower right")
     save(picture, PICTURE)
 
