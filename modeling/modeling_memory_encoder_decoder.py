@@ -21,7 +21,7 @@ from transformers_xl.configuration.configuration_memory_encoder_decoder import M
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
 from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel
@@ -29,6 +29,7 @@ from transformers_xl.modeling.ops.columns import drop_full_mask
 
 _ENCODERS: dict[str, type[MemoryModel]] = {}
 _DECODERS: dict[str, type[MemoryForCausalLM]] = {}
+RECORDED = ("output_attentions", "output_hidden_states")  # what an encoder is asked for too
 
 # decoders that have no place for attention to another text, or no meaning with it
 REFUSED = {
@@ -37,7 +38,6 @@ REFUSED = {
     "recurrent_memory_transformer": "its memory tokens would read the source too",
     "segment_memory": "its base has its own layers",
     "sha_rnn": "its layers are LSTMs, and only one of them attends",
-    "streaming_transformer": "its layers are its own, without this place",
 }
 
 
@@ -76,10 +76,13 @@ class MemorySeq2SeqOutput(ModelOutput):
             the same sentence takes what this call took. None where `source_mem_len` is 0.
         decoder_hidden_states, decoder_attentions:
             As in [`MemoryModelOutput`].
-        cross_attentions:
-            None: they are not recorded.
+        cross_attentions (`tuple(torch.Tensor)`, with `output_attentions=True` and "eager" attention):
+            What each layer of the decoder reads of the source, `(batch, heads, length, source length)`: of earlier
+            sentences first, as many columns as `source_mems` has.
         encoder_last_hidden_state (`torch.Tensor` of shape `(batch, source length, hidden_size)`):
             The encoder's output.
+        encoder_hidden_states, encoder_attentions:
+            Those of the encoder, where it was asked for them.
     """
 
     loss: torch.Tensor | None = None
@@ -91,6 +94,8 @@ class MemorySeq2SeqOutput(ModelOutput):
     decoder_attentions: tuple[torch.Tensor, ...] | None = None
     cross_attentions: tuple[torch.Tensor, ...] | None = None
     encoder_last_hidden_state: torch.Tensor | None = None
+    encoder_hidden_states: tuple[torch.Tensor, ...] | None = None
+    encoder_attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class _WithSourceMemory(WithMemory):
@@ -142,10 +147,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         self.encoder = _part("encoder", encoder.model_type, _ENCODERS)(encoder)
         self.decoder = _part("decoder", decoder.model_type, _DECODERS)(decoder)
         for index, layer in enumerate(dict.fromkeys(self.model.layers)):  # one may run again and again
-            layer = cast(MemoryLayer, layer)
-            layer.cross_attention = CrossAttention(
-                decoder, encoder.hidden_size, type(layer.post_attention_layernorm)(decoder), index
-            )
+            norm = getattr(layer, "norm_class", SublayerLayerNorm)(decoder)
+            layer.cross_attention = CrossAttention(decoder, encoder.hidden_size, norm, index)
         self.model.extra_arguments = (*self.model.extra_arguments, "source")
         self.earlier_source = EarlierSource(encoder.hidden_size) if config.source_mem_len else None
         names = [name for name, _ in self.model.embed_tokens.named_parameters()] if config.share_embeddings else []
@@ -203,10 +206,14 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        **kwargs,
     ) -> BaseModelOutput:
-        """The encoder's output for a source `(batch, length)`, padded on any side."""
-        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds)
-        return BaseModelOutput(last_hidden_state=outputs.last_hidden_state)
+        """The encoder's output for a source `(batch, length)`, padded on any side. `output_hidden_states` and
+        `output_attentions` ask for more."""
+        outputs = self.encoder(
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+        )
+        return BaseModelOutput(outputs.last_hidden_state, outputs.get("hidden_states"), outputs.get("attentions"))
 
     def source_mask(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
         """Which tokens of the source are real: all but `pad_token_id`, where nobody says it."""
@@ -280,7 +287,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         self._check(source_mems, reset, labels, decoder_input_ids, decoder_inputs_embeds)
         if encoder_outputs is None:
             attention_mask = self.source_mask(input_ids, attention_mask)
-            encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds)
+            asked = {name: kwargs[name] for name in RECORDED if name in kwargs}
+            encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **asked)
         if labels is not None:
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
@@ -288,8 +296,10 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
                 decoder_attention_mask = between_labels(labels)
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values, mems = MemoryCache(mems), None
-        states = encoder_outputs[0]
+        encoded = BaseModelOutput(*encoder_outputs) if isinstance(encoder_outputs, tuple) else encoder_outputs
+        states = cast(torch.Tensor, encoded.last_hidden_state)
         source = self.read_source(states, attention_mask, forget_source(source_mems, reset), past_key_values)
+        source.weights = [] if kwargs.get("output_attentions", self.decoder.config.output_attentions) else None
         outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -310,7 +320,10 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             source_mems=source.remembered,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
+            cross_attentions=None if source.weights is None else tuple(source.weights),
             encoder_last_hidden_state=states,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
     def _check(
@@ -355,12 +368,17 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         return super().generate(inputs, generation_config, **kwargs)
 
     def _prepare_text_encoder_decoder_kwargs_for_generation(
-        self, inputs_tensor: torch.Tensor, model_kwargs: dict, model_input_name: str | None, *args, **kwargs
+        self,
+        inputs_tensor: torch.Tensor,
+        model_kwargs: dict,
+        model_input_name: str | None,
+        generation_config: GenerationConfig,
     ) -> dict:
         """The encoder's output, once: with its own arguments alone, while a decoder takes more."""
         ids = inputs_tensor if model_input_name == "input_ids" else None
         mask = self.source_mask(ids, model_kwargs.get("attention_mask"))
-        outputs = self.encode(ids, mask, None if ids is not None else inputs_tensor)
+        asked = {name: True for name in RECORDED if getattr(generation_config, name)}
+        outputs = self.encode(ids, mask, None if ids is not None else inputs_tensor, **asked)
         return model_kwargs | {"encoder_outputs": outputs, "attention_mask": mask}
 
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers looks at its arguments

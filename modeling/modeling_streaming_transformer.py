@@ -58,6 +58,7 @@ class StreamingTransformerLayer(GradientCheckpointingLayer):
         self.mlp_conv = ShortConvolution(config.hidden_size, config.conv_kernel_size)
         self.mlp = GatedFeedForward(config)
         self.dropout = Dropout(config, config.residual_dropout)
+        self.cross_attention: nn.Module | None = None  # placed by an encoder-decoder
 
     def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
         """`state` is the last inputs of both convolutions, each `(batch, conv_kernel_size - 1, hidden_size)`."""
@@ -73,6 +74,8 @@ class StreamingTransformerLayer(GradientCheckpointingLayer):
             inputs, past.columns, context.plan.rotation, context, **kwargs
         )
         hidden_states = hidden_states + self.dropout(attn_output)
+        if self.cross_attention is not None:
+            hidden_states = self.cross_attention(hidden_states, context.source)
         normed = self.post_attention_layernorm(hidden_states)
         inputs, mlp_tail = self.mlp_conv(normed, mlp_tail, context.segment)
         return LayerOutput(hidden_states + self.mlp(inputs), LayerMemory(kept, (attn_tail, mlp_tail)))

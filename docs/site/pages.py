@@ -126,7 +126,26 @@ def model_page(name: str, prefix: str) -> str:
     for class_name in re.findall(rf"^class ({prefix}\w*)\(", source, flags=re.MULTILINE):
         if not class_name.endswith(("PreTrainedModel", "Layer")):
             lines += [f"::: {modeling}.{class_name}", ""]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + encoder_lines(name, prefix, source)) + "\n"
+
+
+def encoder_lines(name: str, prefix: str, source: str) -> list[str]:
+    """The classes of a variant's encoder, which are made when it is imported."""
+    forms = [f"`{form}`" for form in re.findall(rf"^    ({prefix}Encoder\w+),$", source, flags=re.MULTILINE)]
+    if not forms:
+        return []
+    says = (
+        "a token sees what comes after it too, and nothing is remembered. See [encoders](../docs/using.md#encoders)."
+    )
+    config = f"::: transformers_xl.configuration.configuration_{name}.{prefix}EncoderConfig"
+    return [
+        "## As an encoder",
+        "",
+        f"{', '.join(forms)}: {says}",
+        "",
+        config,
+        "    options: {inherited_members: false}",
+    ]
 
 
 def command_page() -> str:

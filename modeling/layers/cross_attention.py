@@ -23,6 +23,8 @@ class Source:
         keeps: whether keys and values are kept by the layers that project them, for the tokens to come.
     """
 
+    weights: list[torch.Tensor] | None = None  # of each layer `(B, H, T, S)`, where a call asks for them
+
     def __init__(self, states: torch.Tensor, visible: torch.Tensor | None, keeps: bool = False):
         self.states, self.visible = states, visible
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = {} if keeps else None
@@ -75,7 +77,11 @@ class CrossAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         query = self.heads(self.q_proj(self.norm.before(hidden_states)))
         dropout = self.config.attention_dropout if self.training else 0.0
-        attended, _ = attend(self, query, key, value, visible, dropout=dropout, scaling=self.scaling, is_causal=False)
+        attended, weights = attend(
+            self, query, key, value, visible, dropout=dropout, scaling=self.scaling, is_causal=False
+        )
+        if source.weights is not None and weights is not None:
+            source.weights.append(weights)
         return self.norm.after(hidden_states + self.dropout(self.o_proj(attended.flatten(-2))))
 
 

@@ -229,6 +229,30 @@ def test_generating_a_document_is_reading_it() -> None:
     assert whole.source_mems is None
 
 
+def test_weights_of_the_source_are_shown() -> None:
+    """Of each layer, with those of earlier sentences in front; without a flag none; in `generate()` too."""
+    model = built(source_mem_len=8)
+    model.set_attn_implementation("eager")
+    before = read(model)
+    assert before.cross_attentions is None
+    assert before.encoder_attentions is None
+    asked = {"output_attentions": True, "output_hidden_states": True}
+    output = read(model, source_mems=before.source_mems, **asked)
+    given = before.source_mems.layers[0].columns[0].shape[1]
+    assert [each.shape for each in output.cross_attentions] == [(2, 4, 7, given + 6)] * 2
+    assert [each.shape for each in output.encoder_attentions] == [(2, 2, 6, 6)] * 2
+    assert len(output.encoder_hidden_states) == 3
+    assert output.decoder_attentions[0].shape[:3] == (2, 4, 7)
+    for weights in output.cross_attentions:
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), **EXACT)
+        assert (weights[1, ..., given + 4 :] == 0).all()
+        assert (weights[1, ..., given : given + 4] > 0).all()
+    result = model.generate(SOURCE, attention_mask=MASK, max_new_tokens=3, return_dict_in_generate=True, **asked)
+    assert [len(step) for step in result.cross_attentions] == [2] * len(result.cross_attentions)
+    assert result.cross_attentions[-1][0].shape == (2, 4, 1, 6)
+    assert len(result.encoder_attentions) == 2
+
+
 def test_refusals() -> None:
     for name, reason in REFUSED.items():
         if name != "segment_memory":
