@@ -29,7 +29,6 @@ from transformers_xl.modeling.ops.columns import drop_full_mask
 
 _ENCODERS: dict[str, type[MemoryModel]] = {}
 _DECODERS: dict[str, type[MemoryForCausalLM]] = {}
-RECORDED = ("output_attentions", "output_hidden_states")  # what an encoder is asked for too
 
 # decoders that have no place for attention to another text, or no meaning with it
 REFUSED = {
@@ -287,8 +286,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         self._check(source_mems, reset, labels, decoder_input_ids, decoder_inputs_embeds)
         if encoder_outputs is None:
             attention_mask = self.source_mask(input_ids, attention_mask)
-            asked = {name: kwargs[name] for name in RECORDED if name in kwargs}
-            encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **asked)
+            encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **recorded(kwargs))
         if labels is not None:
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
@@ -377,7 +375,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         """The encoder's output, once: with its own arguments alone, while a decoder takes more."""
         ids = inputs_tensor if model_input_name == "input_ids" else None
         mask = self.source_mask(ids, model_kwargs.get("attention_mask"))
-        asked = {name: True for name in RECORDED if getattr(generation_config, name)}
+        asked = recorded(vars(generation_config))
         outputs = self.encode(ids, mask, None if ids is not None else inputs_tensor, **asked)
         return model_kwargs | {"encoder_outputs": outputs, "attention_mask": mask}
 
@@ -386,6 +384,11 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
             kwargs.pop(name, None)  # transformers hands what decodes stop strings to the model, too
         return GenerationMixin.prepare_inputs_for_generation(cast(Any, self), *args, **kwargs)
+
+
+def recorded(given: dict[str, Any]) -> dict[str, bool]:
+    """What else an encoder is asked for."""
+    return {name: True for name in ("output_attentions", "output_hidden_states") if given.get(name)}
 
 
 def between_labels(labels: torch.Tensor) -> torch.Tensor:
