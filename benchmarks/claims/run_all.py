@@ -33,6 +33,11 @@ ORDER = (
     "canonical_agents",
     "steady_agents",
     "clipping_distance",
+    "macaron_translation",
+    "norms_translation",
+    "complex_order_translation",
+    "complex_order_classification",
+    "exits_translation",
 )
 
 

@@ -22,9 +22,10 @@ sys.path += [str(FOLDER), str(FOLDER.parent)]
 
 import bench_probe  # noqa: E402
 import claim_runs  # noqa: E402
-import clipping_distance  # noqa: E402
 import split_runs  # noqa: E402
+import translation_runs  # noqa: E402
 import write_claims  # noqa: E402
+from complex_order_classification import reviews  # noqa: E402
 from run_all import ORDER  # noqa: E402
 
 SAME_CODE = {"recurrence_on_sources"}  # as another
@@ -42,13 +43,17 @@ def place(tmp_path_factory):
         rows = [json.dumps({"name": f"{row}.py", "text": text[3000 * row :][:3000]}) for row in range(start, stop)]
         (library / f"{part}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     write_pairs(folder / "pairs")
+    rows = [
+        f"{row}\t{1 - 2 * (row % 2)}\tthe film {row} is {'badly' if row % 2 else 'well'} made" for row in range(60)
+    ]
+    (folder / "reviews.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder
 
 
 def write_pairs(folder: Path) -> None:
     """200 pairs and 40 more: a number in figures, and in words of letters."""
     folder.mkdir()
-    for split, numbers in (("train", range(200)), ("test_2016_flickr", range(200, 240))):
+    for split, numbers in (("train", range(200)), ("test_2016_flickr", range(200, 240)), ("val", range(240, 260))):
         rows = [f"the number {number} stands here" for number in numbers]
         (folder / f"{split}.en").write_text("\n".join(rows) + "\n", encoding="utf-8")
         said = [" ".join("abcdefghij"[int(digit)] * 3 for digit in str(number)) for number in numbers]
@@ -56,7 +61,7 @@ def write_pairs(folder: Path) -> None:
 
 
 def text_of(claim: claim_runs.Claim, place: Path) -> Path:
-    others = {split_runs.split_folder: "library", clipping_distance.multi30k: "pairs"}
+    others = {split_runs.split_folder: "library", translation_runs.multi30k: "pairs", reviews: "reviews.txt"}
     return place / others.get(claim.text, "text.txt")
 
 
@@ -169,7 +174,7 @@ def test_steps_to_try_make_no_result(place, capsys):
 
 
 def test_every_file_is_a_claim_in_the_order():
-    helpers = {"agent_records", "claim_runs", "run_all", "split_runs", "write_claims"}
+    helpers = {"agent_records", "claim_runs", "run_all", "split_runs", "translation_runs", "write_claims"}
     assert {path.stem for path in FOLDER.glob("*.py")} - helpers == set(ORDER)
     for name, (claim, text) in write_claims.claims().items():
         assert claim.name == name
