@@ -62,6 +62,24 @@ def test_what_is_trained_translates(pairs: Path, trained: tuple[Path, dict]) -> 
     assert result.stdout.splitlines() == [made[0], *made]
 
 
+def test_a_translator_is_trained_on(pairs: Path, trained: tuple[Path, dict]) -> None:
+    """From its weights and with its words; fields that change no weight may be others, in both of its parts."""
+    given = ["--data.source", pairs / "a.en", "--data.target", pairs / "a.de", "--model.base", trained[0], "--json"]
+    few = ["--training.max_steps", 2, "--training.learning_rate", 1e-5, "--model.mem_len", 7, "--model.dropout", 0.2]
+    result = run("train", *given, *few, "-o", pairs / "more")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.loads(result.stdout)["chrf"] == pytest.approx(trained[1]["chrf"], abs=5)
+    config = AutoModelForSeq2SeqLM.from_pretrained(pairs / "more").config
+    assert (config.decoder.mem_len, config.decoder.dropout, config.encoder.dropout) == (7, 0.2, 0.2)
+    for words, said in (
+        ((*given, "--model.hidden_size", 16), "is of shape [32]"),
+        ((pairs / "a.en", "--model.base", trained[0]), "name its pairs with `data.source`"),
+    ):
+        result = run("train", *words, "-o", pairs / "refused")
+        assert result.exit_code == 2, result.output
+        assert said in " ".join(result.output.split())
+
+
 def test_another_variant_from_json_lines_and_resumed(pairs: Path) -> None:
     small = SMALL.replace("150", "4").replace("75", "2").split()
     fields = ["--data.source", "translation.en", "--data.target", "translation.de", "--model.variant", "macaron"]

@@ -22,6 +22,7 @@ JSON_FILES = (
 )  # fmt: skip
 MAX_INTEGER = 2**31 - 1
 MAX_BEAMS = 1024  # rows that a file may ask for
+TRANSLATOR = "memory_encoder_decoder"  # `model_type` of an encoder-decoder
 PLAIN_SETTINGS = {"_from_model_config", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"}
 
 
@@ -41,7 +42,7 @@ def is_translator(folder: Path) -> bool:
     from transformers_xl.files.json_files import read_json
 
     file = folder / "config.json"
-    return file.is_file() and read_json(file).get("model_type") == "memory_encoder_decoder"
+    return file.is_file() and read_json(file).get("model_type") == TRANSLATOR
 
 
 def load_model(folder: Path, any_kind: bool = False, encoders: bool = False) -> tuple:
@@ -288,7 +289,7 @@ def base_config(model: str, trust_remote_code: bool = False):
     with to_be_had("model.base", model):
         described, _ = PreTrainedConfig.get_config_dict(model)
     model_type = described.get("model_type")
-    if model_type not in import_models() and described.get("auto_map"):
+    if model_type not in (*import_models(), TRANSLATOR) and described.get("auto_map"):
         if not trust_remote_code:
             raise ValueError(
                 f"`model.base`={model!r} comes with custom code (`auto_map`): read it, and add --trust-remote-code to "

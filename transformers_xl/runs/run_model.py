@@ -19,6 +19,7 @@ from transformers_xl.runs.fitting import (
     check_memory,
 )
 from transformers_xl.runs.loading import (
+    TRANSLATOR,
     base_config,
     change_config,
     check_weights,
@@ -82,8 +83,12 @@ def run_model(config: RunConfig, tokenizer: Any, trust_remote_code: bool = False
     transformers.set_seed(config.training.seed)
     if section.base is None:
         model = _new_model(config, tokenizer)
-    elif base_config(section.base, trust_remote_code).model_type in import_models():
+    elif (kind := base_config(section.base, trust_remote_code).model_type) in import_models():
         model = _base_model(config)
+    elif kind == TRANSLATOR:
+        raise ValueError(
+            f"`model.base`={section.base!r} is an encoder-decoder: name its pairs with `data.source` and `data.target`."
+        )
     else:
         _check_adapters(section.base, config.lora)
         fields = memory_fields(config.memory)

@@ -19,6 +19,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.files.yaml_files import load_value, load_yaml, read_yaml
@@ -149,6 +150,8 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
     if isinstance(config, SegmentMemoryConfig):
         _check_learned(chosen["memory"], config, name)
         return Base(config)
+    if isinstance(config, MemoryEncoderDecoderConfig) and not memory:
+        return Base(cast(MemoryConfig, config.decoder))  # what `model` says is for both sides
     if config.model_type in import_models():
         if memory:
             raise ValueError(

@@ -9,7 +9,13 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
 from transformers_xl.data.pairs import Pairs, hold_out_pairs, pairs_of_rows, read_pairs, text_ids
@@ -21,7 +27,15 @@ from transformers_xl.files.plain_files import check_folder
 from transformers_xl.hub.installing import check_installed
 from transformers_xl.modeling.auto import encoder_of
 from transformers_xl.modeling.modeling_memory_encoder_decoder import MemoryForConditionalGeneration
-from transformers_xl.runs.loading import import_models, is_translator, load_tokenizer
+from transformers_xl.runs.loading import (
+    TRANSLATOR,
+    base_config,
+    change_config,
+    check_weights,
+    import_models,
+    is_translator,
+    load_tokenizer,
+)
 from transformers_xl.runs.run_config import DataSection, RunConfig, config_fields
 from transformers_xl.runs.run_model import run_tokenizer
 from transformers_xl.runs.training_run import FINAL, ConfigWriter
@@ -62,7 +76,8 @@ class TranslationRun:
         self.tokenizer = run_tokenizer(config)
         self.pairs, self.held_out = _pairs(config.data)
         transformers.set_seed(config.training.seed)
-        self.model = MemoryForConditionalGeneration(model_config(config, self.tokenizer))
+        new = MemoryForConditionalGeneration
+        self.model = _base_model(config) if config.model.base else new(model_config(config, self.tokenizer))
 
     def train(self) -> dict[str, Any]:
         """Train, score by translating the held-out sources, and save.
@@ -111,12 +126,45 @@ def model_config(config: RunConfig, tokenizer: Any) -> MemoryEncoderDecoderConfi
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         fields[name] = getattr(tokenizer, name) if fields[name] is None else fields[name]
     decoder, encoder_class = row.config_class(**fields), encoder_of(config.model.variant).config_class
-    known = {each.name for each in dataclasses.fields(cast(Any, encoder_class)) if each.init}
-    known -= {"mem_len", "same_length", "initial_memory"}  # of a memory, which it has not
-    encoder = encoder_class(**{name: value for name, value in fields.items() if name in known})
+    encoder = encoder_class(**_of_encoder(fields, encoder_class))
     return MemoryEncoderDecoderConfig(
         encoder=encoder, decoder=decoder, share_embeddings=not getattr(decoder, "is_adaptive", False)
     )
+
+
+def _of_encoder(fields: dict[str, Any], encoder_class: type) -> dict[str, Any]:
+    """Those of a memory it has not."""
+    known = {each.name for each in dataclasses.fields(cast(Any, encoder_class)) if each.init}
+    known -= {"mem_len", "same_length", "initial_memory"}
+    return {name: value for name, value in fields.items() if name in known}
+
+
+def _base_model(run: RunConfig) -> MemoryForConditionalGeneration:
+    """The encoder-decoder in a folder or a repository, with the fields of the section `model` in both of its parts.
+
+    Raises:
+        ValueError: a field would change its weights, or a weight is missing.
+    """
+    base = str(run.model.base)
+    config = base_config(base)
+    fields = {name: value for name, value in config_fields(run.model).items() if value is not None}
+    changed = {name: value for name, value in fields.items() if getattr(config.decoder, name) != value}
+    change_config(config.decoder, changed)
+    change_config(config.encoder, _of_encoder(changed, type(config.encoder)))
+    if Path(base).is_dir():
+        with blamed(Path(base)):
+            check_weights(Path(base), config, AutoModelForSeq2SeqLM)
+    loaded: Any = MemoryForConditionalGeneration.from_pretrained(
+        base, config=config, dtype=torch.float32, output_loading_info=True
+    )
+    model, info = loaded
+    wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})
+    if wrong:
+        raise ValueError(
+            f"`model.base`={base!r} has weights that do not fit {changed or 'its config'}, such as {wrong[0]!r}: change "
+            "only fields that do not affect weights, such as `mem_len` and `dropout`."
+        )
+    return model
 
 
 def load_translator(folder: Path) -> tuple[Any, Any]:
@@ -196,10 +244,10 @@ def _check(config: RunConfig) -> None:
             raise ValueError(
                 f"`training.{each.name}`={value!r} is of `MemoryTrainer`, not of a training on pairs: leave it out."
             )
-    if config.model.base is not None or config.lora.r or config.tokenizer.clusters:
-        raise ValueError(
-            "`model.base`, `lora` and `tokenizer.clusters` are for language models: leave them out with pairs."
-        )
+    if config.lora.r or config.tokenizer.clusters:
+        raise ValueError("`lora` and `tokenizer.clusters` are for language models: leave them out with pairs.")
+    if config.model.base is not None and base_config(config.model.base).model_type != TRANSLATOR:
+        raise ValueError(f"`model.base`={config.model.base!r} is a language model: pairs need an encoder-decoder.")
 
 
 __all__ = ["METRICS", "TranslationRun", "load_translator", "model_config", "score_pairs"]
