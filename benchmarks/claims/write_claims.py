@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 
-from claim_runs import RESULTS, ROOT, Claim, outcome
+from claim_runs import RESULTS, ROOT, Claim, Verdict, outcome
 from run_all import ORDER
 
 PAGE = ROOT / "docs" / "claims.md"
@@ -21,6 +21,16 @@ def claims() -> dict[str, tuple[Claim, str]]:
     """Each claim and the docstring of its file, by name."""
     modules = {name: importlib.import_module(name) for name in ORDER}
     return {name: (module.CLAIM, " ".join((module.__doc__ or "").split())) for name, module in modules.items()}
+
+
+_DECIDED: dict[str, Verdict | None] = {}  # an interval takes seconds, and the page asks for it several times
+
+
+def decided(claim: Claim) -> Verdict | None:
+    """What the results say."""
+    if claim.name not in _DECIDED:
+        _DECIDED[claim.name] = claim.decide(RESULTS)
+    return _DECIDED[claim.name]
 
 
 def seeds(claim: Claim) -> str:
@@ -37,8 +47,8 @@ def machine(claim: Claim) -> str:
 
 def shown(claim: Claim) -> str:
     """The outcome, and whether seeds are missing."""
-    found = outcome(claim.decide(RESULTS))
-    return f"{found} so far" if "of" in seeds(claim) and claim.decide(RESULTS) else found
+    found = outcome(decided(claim))
+    return f"{found} so far" if "of" in seeds(claim) and decided(claim) else found
 
 
 def anchor(claim: Claim) -> str:
@@ -47,7 +57,7 @@ def anchor(claim: Claim) -> str:
 
 
 def row(claim: Claim) -> str:
-    verdict = claim.decide(RESULTS)
+    verdict = decided(claim)
     numbers = verdict.numbers if verdict else ""
     cells = [f"[{claim.says}](#{anchor(claim)})", shown(claim), numbers, seeds(claim), f"`{claim.name}.py`"]
     return f"| {' | '.join(cells)} |"
@@ -62,7 +72,7 @@ def source(files: list[str], command: str, **numbers: str) -> str:
 
 
 def section(claim: Claim, text: str) -> str:
-    verdict = claim.decide(RESULTS)
+    verdict = decided(claim)
     parts = [f"{claim.source}.", text, f"**Held if** {claim.held_if}."]
     parts.append(f"**{shown(claim).capitalize()}.**" + (f" {machine(claim)}" if verdict else ""))
     if claim.no_power and verdict is not None and verdict.held is None:

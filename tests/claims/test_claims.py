@@ -189,7 +189,7 @@ def test_the_page_is_what_the_results_say():
         f"Of the {len(ORDER)} claims, {held} held at these sizes, {not_held} did not, and {open_ones} are out" in said
     )
     assert said.count("![") == sum(
-        claim.draw is not None and claim.decide(claim_runs.RESULTS) is not None
+        claim.draw is not None and write_claims.decided(claim) is not None
         for claim, _ in write_claims.claims().values()
     )
 
