@@ -5,6 +5,7 @@ The oldest memories of a Transformer-XL are not forgotten: `compression_rate` of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers.utils import auto_docstring
@@ -15,7 +16,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.attention import RelativeAttention, is_long
 from transformers_xl.modeling.layers.compression import (
     Compression,
     CompressionPlan,
@@ -26,11 +27,14 @@ from transformers_xl.modeling.layers.compression import (
 )
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
+from transformers_xl.modeling.segment_parts import CallParts
 
 
 @dataclass
@@ -146,6 +150,24 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
         held, (count,) = memory.layers[0].older[0].shape[-2], memory.state
         plan, count = CompressionPlan.of(self.config, segment, held, count)
         return segment, plan, (count,)
+
+    def read(
+        self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs
+    ) -> MemoryModelOutput:
+        """A call that is much longer than the window is a loop of calls, where nothing learns: what it compresses would be
+        as long as the call itself, and each token sees a part of it."""
+        config, length = self.config, hidden_states.shape[1]
+        learns = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        shows = kwargs.get("output_attentions", config.output_attentions)
+        if learns or shows or not config.same_length or not is_long(length, config.mem_len):
+            return super().read(hidden_states, memory, call, cache, **kwargs)
+        parts, outputs = CallParts.of(call, length, memory.tokens_read, max(config.mem_len, PIECE_LENGTH)), []
+        for part in parts.parts:
+            memory = memory if part.begins is None else self.forget(memory, part.begins)
+            embeds = gather_columns(hidden_states, part.order)
+            outputs.append(super().read(embeds, memory, part.call, cache, **kwargs))
+            memory = cast(Memory, outputs[-1].mems)
+        return parts.join(outputs)
 
     def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
         return uncompressed(self.config, segment)

@@ -1,10 +1,10 @@
 """A translator of 3 + 3 layers, pre- and post-norm, with a linear warm-up of the learning rate over a quarter of the steps
-and without one. Adam as in the paper, and no clipping of gradients."""
+and without one; no clipping of gradients."""
 
 from claim_runs import Claim, Records, Verdict, main, ruled
 from translation_runs import SETTINGS, differences, measure, multi30k, shown
 
-DEEP = SETTINGS | {"layers": 3, "steps": 300, "rate": 1e-3, "clip": float("inf"), "variant": "transformer_xl"}
+DEEP = SETTINGS | {"layers": 3, "clip": 1e9, "variant": "transformer_xl"}  # a norm that none has: nothing is clipped
 RUNS = {
     f"{norm}-norm, {'' if warm else 'no '}warm-up": DEEP | {"warm": warm, "fields": {"norm_position": norm}}
     for norm in ("pre", "post")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny import EXACT, tiny_model, tokens, variants
 
+from transformers_xl.modeling import modeling_compressive_transformer
 from transformers_xl.modeling.layers import attention
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.ops import band
@@ -43,14 +44,8 @@ def test_pieces_are_all_pairs(model_type: str, is_padded: bool, monkeypatch):
         torch.testing.assert_close(mine, whole, **EXACT)
 
 
-# what it compressed lies beside the window of rows that differ: the Compressive Transformer cuts none of it
-CUT = [
-    *((each, False) for each in WINDOWED),
-    *((each, True) for each in WINDOWED if each != "compressive_transformer"),
-]
-
-
-@pytest.mark.parametrize(("model_type", "is_padded"), CUT)
+@pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
+@pytest.mark.parametrize("model_type", WINDOWED)
 @torch.no_grad()
 def test_no_mask_of_all_pairs_is_made(model_type: str, is_padded: bool, monkeypatch):
     """Models that cut a call themselves ask for masks of its parts."""
@@ -62,7 +57,29 @@ def test_no_mask_of_all_pairs_is_made(model_type: str, is_padded: bool, monkeypa
         return mask
 
     monkeypatch.setattr(Segment, "visible_piece", noting)
-    monkeypatch.setattr(attention, "PIECE_LENGTH", 4)
-    monkeypatch.setattr(band, "PIECE_LENGTH", 4)
+    for module in (attention, band, modeling_compressive_transformer):
+        monkeypatch.setattr(module, "PIECE_LENGTH", 4)
     tiny_model(model_type)(tokens(2, LENGTH), **(told(model_type) if is_padded else {}))
     assert max(sizes, default=0) < LENGTH * LENGTH / 2
+
+
+@pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
+def test_attention_dropout_needs_no_mask_of_all_pairs(is_padded: bool, monkeypatch):
+    """Relative attention with dropout of weights, here so little that none drops: values, gradients, and pieces."""
+    model, kwargs = tiny_model("transformer_xl", attention_dropout=1e-12).train(), {}
+    if is_padded:
+        kwargs = told("transformer_xl")
+    sizes, steps = [], attention.RelativeAttention.attend_in_steps
+
+    def noting(self, query: torch.Tensor, key: torch.Tensor, *args, **kwargs):
+        sizes.append(query.shape[2] * key.shape[2])
+        return steps(self, query, key, *args, **kwargs)
+
+    monkeypatch.setattr(attention.RelativeAttention, "attend_in_steps", noting)
+    whole = read(model, tokens(2, LENGTH), **kwargs)
+    assert max(sizes) >= LENGTH * LENGTH
+    sizes.clear()
+    monkeypatch.setattr(attention, "PIECE_LENGTH", 4)
+    for mine, other in zip(read(model, tokens(2, LENGTH), **kwargs), whole, strict=True):
+        torch.testing.assert_close(mine, other, **EXACT)
+    assert max(sizes) < LENGTH * LENGTH / 2

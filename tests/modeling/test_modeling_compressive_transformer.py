@@ -6,11 +6,14 @@ import by_hand
 import pytest
 import torch
 from naive_compressive_transformer import Naive
-from tiny import EXACT, memory_of, pairwise, read, read_row_alone, tiny_model, tokens
+from tiny import EXACT, assert_same_memory, memory_of, pairwise, read, read_row_alone, tiny_model, tokens
 from trained import arguments
 
 from transformers_xl import CompressiveTransformerConfig, MemoryTrainer
 from transformers_xl.data.text_stream import TextStream
+from transformers_xl.modeling import modeling_compressive_transformer
+from transformers_xl.modeling.layers import attention
+from transformers_xl.modeling.layers.compression import CompressionPlan
 
 MODEL = "compressive_transformer"
 RATE, FAR, MEM_LEN = 3, 2, 5
@@ -160,8 +163,8 @@ def test_one_token_is_read_in_one_piece_as_in_plain_steps():
         mask[1, 3:9] = mask[2, :4] = False
         for attention_mask in (None, mask):
             results = []
-            for attention in ("eager", "sdpa"):
-                model.set_attn_implementation(attention)
+            for kind in ("eager", "sdpa"):
+                model.set_attn_implementation(kind)
                 lengths = [10] + [1] * 30
                 results.append(read(model, ids, lengths, use_cache=True, attention_mask=attention_mask)[0])
             torch.testing.assert_close(*results, **EXACT)
@@ -332,6 +335,37 @@ def test_what_cannot_run_is_refused(fields: dict, message: str):
 
 
 @torch.no_grad()
+@use_cache
+@pytest.mark.parametrize("is_padded", [False, True])
+@torch.no_grad()
+def test_a_long_call_is_a_loop_of_calls(is_padded: bool, use_cache, monkeypatch):
+    """The same states and memory, with documents inside; never more vectors than are remembered and a part compresses."""
+    model, ids = language_model(), tokens(2, 70)
+    mask, reset, seen = torch.ones(2, 70, dtype=torch.long), torch.zeros(2, 70, dtype=torch.bool), []
+    mask[0, 5:20], reset[1, 33] = 0, True
+    told = {"attention_mask": mask, "reset": reset} if is_padded else {}
+    before = memory_of(model(ids[:, :9], use_cache=use_cache))
+    whole = model(ids, use_cache=use_cache, output_hidden_states=True, **told, **before)
+    far = CompressionPlan.far
+
+    def noting(plan, key, value):
+        seen.append(key.shape[2])
+        return far(plan, key, value)
+
+    monkeypatch.setattr(CompressionPlan, "far", noting)
+    for module in (attention, modeling_compressive_transformer):
+        monkeypatch.setattr(module, "PIECE_LENGTH", 4)
+    before = memory_of(model(ids[:, :9], use_cache=use_cache))
+    parts = model(ids, use_cache=use_cache, output_hidden_states=True, **told, **before)
+    assert len(seen) > 10 * model.config.num_hidden_layers
+    assert max(seen) <= FAR + (MEM_LEN + RATE) // RATE + 1
+    real = mask.bool() if is_padded else slice(None)
+    for mine, other in zip(parts.hidden_states, whole.hidden_states, strict=True):
+        torch.testing.assert_close(mine[real], other[real], **EXACT)
+    torch.testing.assert_close(parts.logits[real], whole.logits[real], **EXACT)
+    assert_same_memory(parts.mems, whole.mems)
+
+
 def test_more_may_be_compressed_than_the_window_holds():
     model, ids = tiny_model("compressive_transformer", mem_len=2, compressed_mem_len=6), tokens(2, 30)
     whole = model(ids).last_hidden_state
