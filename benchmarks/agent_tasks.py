@@ -98,7 +98,7 @@ TASKS = {
     "T-maze 160": t_maze(250_000, 60, mem_len=168, window=32, lengths=(10, 20, 40, 80, 160)),
     "MiniGrid-MemoryS7": grid("MiniGrid-MemoryS7-v0", 200_000, 60, mem_len=64),
     "RepeatFirstMedium": Task(
-        named("popgym-RepeatFirstMedium-v0"), right, 300_000, 120, mem_len=416, layers=1, window=32
+        named("popgym-RepeatFirstMedium-v0"), right, 700_000, 240, mem_len=416, layers=1, window=32
     ),
     "memory_len 400": memory_length(
         500_000, 120, mem_len=408, layers=1, window=64, lengths=(10, 20, 40, 80, 160, 280, 400)

@@ -112,8 +112,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def draw_curves(axes: Axes, runs: dict[str, list[Run]], axis: int) -> None:
     """A line for each model, the mean of its seeds, and a thin one for each seed."""
-    for index, (name, each) in enumerate(runs.items()):
-        style = line(index, len(runs))
+    for name, each in runs.items():
+        style = line([*MODELS].index(name), len(MODELS))  # the same in all panels
         end = max(run["curve"][-1][axis] for run in each)
         places, scale = np.linspace(0, end, 100), (1000, 1)[axis]
         values = np.array([[at(run, axis, place) for place in places] for run in each], dtype=float)

@@ -1,11 +1,11 @@
-"""GTrXL and the canonical Transformer-XL (post-norm) as agents, by the same PPO from the same learning rate, on a task
-that asks for what was seen first: popgym's RepeatFirstEasy (`benchmarks/bench_memory_tasks.py`, which needs
-`pip install '.[rl]'`)."""
+"""GTrXL and the canonical Transformer-XL (post-norm) as agents, by the same PPO from the same learning rate, on tasks that
+ask for what was seen before: popgym's RepeatFirstEasy and RepeatPreviousEasy, bsuite's memory_len over 100 steps, and
+T-mazes of 40 and 160 (`benchmarks/bench_memory_tasks.py`, which needs `pip install '.[rl]'`)."""
 
 from agent_records import LEVEL, fisher, learned, measure
 from claim_runs import Claim, Records, Verdict, main, ruled
 
-TASKS = ("RepeatFirstEasy",)
+TASKS = ("RepeatFirstEasy", "RepeatPreviousEasy", "memory_len 100", "T-maze 40", "T-maze 160")
 MODELS = ("GTrXL", "TrXL")
 RUNS = {f"{model}, {task}": {"task": task, "model": model, "rate": 1e-3} for task in TASKS for model in MODELS}
 

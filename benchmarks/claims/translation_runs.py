@@ -144,13 +144,12 @@ def statistics_of(texts: list[str], references: list[str]) -> np.ndarray:
     return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
 
 
-def bleu_of(sums: np.ndarray) -> float:
-    """BLEU, 0 to 100, of what all sentences contribute: a report needs no sacrebleu."""
-    matching, counted, (length, expected) = sums[:4], sums[4:8], sums[8:]
-    if not matching.all():
-        return 0.0
-    brevity = min(0.0, 1 - expected / length)
-    return float(100 * np.exp(brevity + np.log(matching / counted).mean()))
+def bleu_of(sums: np.ndarray) -> np.ndarray:
+    """BLEU, 0 to 100, of what all sentences contribute, `(.., 10)`: a report needs no sacrebleu."""
+    matching, counted, length, expected = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
+    brevity = np.minimum(0.0, 1 - expected / np.maximum(length, 1))
+    precisions = np.log(np.maximum(matching, 1) / np.maximum(counted, 1)).mean(-1)
+    return np.where(matching.all(-1), 100 * np.exp(brevity + precisions), 0.0)
 
 
 def scores(texts: list[str], references: list[str]) -> Record:
@@ -159,7 +158,7 @@ def scores(texts: list[str], references: list[str]) -> Record:
 
     found = statistics_of(texts, references)
     return {
-        "BLEU": round(bleu_of(found.sum(0)), 2),
+        "BLEU": round(float(bleu_of(found.sum(0))), 2),
         "chrF": round(CHRF().corpus_score(texts, [references]).score, 2),
         "sentences": " ".join(map(str, found.flatten().tolist())),
     }
@@ -215,18 +214,23 @@ def measure(session: Session, settings: dict[str, Any], seed: int, build: Builde
 
 def interval(records: Records, better: str, worse: str) -> tuple[float, float, float]:
     """How many points of BLEU one run has more than another, and the ends of its 95 % interval, for other seeds and
-    sentences: both are drawn again."""
+    sentences: both are drawn again. A few seeds drawn with replacement differ less than new ones would
+    (`runs/comparison_statistics.py`): what they differ by is stretched."""
     sums = [
         np.stack([np.array(row["sentences"].split(), dtype=np.int64).reshape(-1, 10) for row in records[run]])
         for run in (better, worse)
     ]
     generator = np.random.default_rng(0)
     seeds, sentences = min(map(len, sums)), sums[0].shape[1]
-    found = []
-    for _ in range(DRAWS):
-        rows, columns = generator.integers(0, seeds, seeds), generator.integers(0, sentences, sentences)
-        means = [np.mean([bleu_of(each[row][columns].sum(0)) for row in rows]) for each in sums]
-        found.append(means[0] - means[1])
+    rows, counts = np.empty((DRAWS, seeds), dtype=np.int64), np.empty((DRAWS, sentences))
+    for draw in range(DRAWS):
+        rows[draw] = generator.integers(0, seeds, seeds)
+        counts[draw] = np.bincount(generator.integers(0, sentences, sentences), minlength=sentences)
+    drawn = [bleu_of(np.tensordot(counts, each, axes=(1, 1))) for each in sums]  # of every seed
+    of_all = [each.mean(1) for each in drawn]
+    by_seeds = [np.take_along_axis(each, rows, 1).mean(1) - mean for each, mean in zip(drawn, of_all, strict=True)]
+    stretch = (seeds / max(seeds - 1, 1)) ** 0.5
+    found = of_all[0] - of_all[1] + stretch * (by_seeds[0] - by_seeds[1])
     low, high = np.quantile(found, [0.025, 0.975])
     mean = statistics.mean(a - b for a, b in zip(records.of(better, "BLEU"), records.of(worse, "BLEU"), strict=False))
     return round(mean, 2), round(float(low), 2), round(float(high), 2)
