@@ -28,7 +28,7 @@ def verdict(records: Records) -> Verdict:
     return Verdict(
         ruled(held, canonical >= gated > 0),
         f"seeds that learned (90 % of the last 200 episodes), and success: {'; '.join(told)}; GTrXL in more, by Fisher's "
-        f"exact test: p = {chance:.2f}",
+        f"exact test: p = {chance:.3f}",
     )
 
 
