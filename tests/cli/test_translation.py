@@ -72,7 +72,7 @@ def test_a_translator_is_trained_on(pairs: Path, trained: tuple[Path, dict]) -> 
     config = AutoModelForSeq2SeqLM.from_pretrained(pairs / "more").config
     assert (config.decoder.mem_len, config.decoder.dropout, config.encoder.dropout) == (7, 0.2, 0.2)
     for words, said in (
-        ((*given, "--model.hidden_size", 16), "is of shape [32]"),
+        ((*given, "--model.hidden_size", 16), "but config.json asks for ["),
         ((pairs / "a.en", "--model.base", trained[0]), "name its pairs with `data.source`"),
     ):
         result = run("train", *words, "-o", pairs / "refused")

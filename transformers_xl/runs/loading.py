@@ -413,7 +413,7 @@ def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
         )
     with blamed(folder / "config.json"), torch.device("meta"):
         expected = auto_class.from_config(config).state_dict()
-    for name in expected.keys() & shapes.keys():
+    for name in sorted(expected.keys() & shapes.keys()):
         (file, shape, dtype), asked = shapes[name], list(expected[name].shape)
         if shape != asked:
             raise ValueError(f"{str(file)!r}: {name!r} is of shape {shape}, but config.json asks for {asked}.")
