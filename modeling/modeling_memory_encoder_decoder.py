@@ -17,11 +17,12 @@ from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
 
+from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
 from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
-from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
+from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm, SublayerNorm
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel
@@ -146,8 +147,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         self.encoder = _part("encoder", encoder.model_type, _ENCODERS)(encoder)
         self.decoder = _part("decoder", decoder.model_type, _DECODERS)(decoder)
         for index, layer in enumerate(dict.fromkeys(self.model.layers)):  # one may run again and again
-            norm = getattr(layer, "norm_class", SublayerLayerNorm)(decoder)
-            layer.cross_attention = CrossAttention(decoder, encoder.hidden_size, norm, index)
+            layer.cross_attention = CrossAttention(decoder, encoder.hidden_size, norm_like(layer, decoder), index)
         self.model.extra_arguments = (*self.model.extra_arguments, "source")
         self.earlier_source = EarlierSource(encoder.hidden_size) if config.source_mem_len else None
         names = [name for name, _ in self.model.embed_tokens.named_parameters()] if config.share_embeddings else []
@@ -384,6 +384,17 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
             kwargs.pop(name, None)  # transformers hands what decodes stop strings to the model, too
         return GenerationMixin.prepare_inputs_for_generation(cast(Any, self), *args, **kwargs)
+
+
+def norm_like(layer: Any, config: MemoryConfig) -> SublayerNorm:
+    """A norm of the kind that a layer's other sub-layers have."""
+    norm = layer.post_attention_layernorm
+    if isinstance(norm, SublayerNorm):
+        return type(norm)(config)
+    new = SublayerLayerNorm(config)  # a plain one, which may have no bias
+    if norm.bias is None:
+        new.register_parameter("bias", None)
+    return new
 
 
 def recorded(given: dict[str, Any]) -> dict[str, bool]:

@@ -86,6 +86,18 @@ def test_attention_to_a_source_is_that_of_a_loop() -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
+def test_attention_to_a_source_has_the_norm_of_its_layer(decoder: str) -> None:
+    for layer in built(decoder).model.layers:
+        theirs, ours = layer.post_attention_layernorm, layer.cross_attention.norm
+        assert {name: each.shape for name, each in ours.named_parameters()} == {
+            name: each.shape for name, each in theirs.named_parameters()
+        }
+        states = torch.randn(2, 3, layer.cross_attention.config.hidden_size).double()
+        ours.load_state_dict(theirs.state_dict())
+        assert ours.before(states).equal(theirs(states) if ours.norm_position == "pre" else states)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_every_decoder_reads_a_source(decoder: str) -> None:
     """All learn; one call over a target is the same in two calls; generating with a cache is the same as without."""
     model = built(decoder).train()
