@@ -76,9 +76,9 @@ class MemorySeq2SeqOutput(ModelOutput):
             the same sentence takes what this call took. None where `source_mem_len` is 0.
         decoder_hidden_states, decoder_attentions:
             As in [`MemoryModelOutput`].
-        cross_attentions (`tuple(torch.Tensor)`, with `output_attentions=True` and "eager" attention):
-            What each layer of the decoder reads of the source, `(batch, heads, length, source length)`: of earlier
-            sentences first, as many columns as `source_mems` has.
+        cross_attentions (`tuple(torch.Tensor)`, with `output_attentions=True`):
+            What each layer of the decoder reads of the source, `(batch, heads, length, source length)`, with the columns
+            of the `source_mems` that were given in front. Empty but with "eager" attention, which alone has weights.
         encoder_last_hidden_state (`torch.Tensor` of shape `(batch, source length, hidden_size)`):
             The encoder's output.
         encoder_hidden_states, encoder_attentions:
@@ -294,9 +294,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
                 decoder_attention_mask = between_labels(labels)
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values, mems = MemoryCache(mems), None
-        encoded = BaseModelOutput(*encoder_outputs) if isinstance(encoder_outputs, tuple) else encoder_outputs
-        states = cast(torch.Tensor, encoded.last_hidden_state)
-        source = self.read_source(states, attention_mask, forget_source(source_mems, reset), past_key_values)
+        encoded: Any = by_name(encoder_outputs)
+        states, earlier = encoded.last_hidden_state, forget_source(source_mems, reset)
+        source = self.read_source(states, attention_mask, earlier, past_key_values)
         source.weights = [] if kwargs.get("output_attentions", self.decoder.config.output_attentions) else None
         outputs = self.decoder(
             input_ids=decoder_input_ids,
@@ -310,6 +310,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             source=source,
             **(kwargs | {"return_dict": True}),
         )
+        weights, source.weights = source.weights, None  # checkpointing, which runs layers again, adds none
         return MemorySeq2SeqOutput(
             loss=outputs.loss,
             logits=outputs.logits,
@@ -318,10 +319,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             source_mems=source.remembered,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
-            cross_attentions=None if source.weights is None else tuple(source.weights),
+            cross_attentions=None if weights is None else tuple(weights),
             encoder_last_hidden_state=states,
-            encoder_hidden_states=encoded.hidden_states,
-            encoder_attentions=encoded.attentions,
+            **{f"encoder_{name}": encoded.get(name) for name in ("hidden_states", "attentions")},
         )
 
     def _check(
@@ -397,9 +397,14 @@ def norm_like(layer: Any, config: MemoryConfig) -> SublayerNorm:
     return new
 
 
-def recorded(given: dict[str, Any]) -> dict[str, bool]:
+def by_name(output: Any) -> ModelOutput:
+    """The output of an encoder; of a tuple the states alone, since what follows them depends on the encoder."""
+    return output if isinstance(output, ModelOutput) else BaseModelOutput(output[0])
+
+
+def recorded(given: dict[str, Any]) -> dict[str, Any]:
     """What else an encoder is asked for."""
-    return {name: True for name in ("output_attentions", "output_hidden_states") if given.get(name)}
+    return {name: given[name] for name in ("output_attentions", "output_hidden_states") if given.get(name)}
 
 
 def between_labels(labels: torch.Tensor) -> torch.Tensor:

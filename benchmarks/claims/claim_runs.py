@@ -304,12 +304,22 @@ class Claim:
         with atomic_write(results / f"{self.name}.json") as new:
             Path(new).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
+    def write_intervals(self, verdict: Verdict, results: Path) -> None:
+        """Those of today's statistics, in the place of those that a run wrote."""
+        file = results / f"{self.name}.json"
+        result = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(json.dumps(verdict.intervals))
+        if result.get("intervals", {}) != found:
+            with atomic_write(file) as new:
+                Path(new).write_text(json.dumps(result | {"intervals": found}, indent=1) + "\n", encoding="utf-8")
+
     def report(self, results: Path) -> None:
         """Print the verdict and draw the picture of the records that are there."""
         verdict = self.decide(results)
         if verdict is None:
             print(f"{self.name}: not run to the end")
             return
+        self.write_intervals(verdict, results)
         if self.draw is not None:
             save(self.draw(self.read(results)), results / f"{self.name}.png")
         print(f"{self.name}: {outcome(verdict)}. {verdict.numbers}")

@@ -45,8 +45,8 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=None,
-    beyond="One size, one corpus of short captions, few epochs: k = 2 against 16 says little about long sentences. The "
-    "paper's BLEU is of another corpus.",
+    beyond="One size, one corpus of short captions, less than an epoch: k = 2 against 16 says little about long "
+    "sentences. The paper's BLEU is of another corpus.",
     text=multi30k,
 )
 

@@ -2,8 +2,8 @@
 scratch: complex-order embeddings against sinusoids. The text is the file of rated snippets in the source distribution of
 vaderSentiment, 10,605 sentences of Pang and Lee's corpus, which the paper calls MR:
 
-    pip download --no-deps --no-binary :all: vaderSentiment==3.3.2      # unpack it, and the archive in it
-    python benchmarks/claims/complex_order_classification.py --text hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt
+`pip download --no-deps --no-binary :all: vaderSentiment==3.3.2`, unpack it and the archive in it, and give
+`hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt` as `--text`.
 
 A sentence is liked if its mean rating is above zero; a fifth is held out, by the hash of the sentence."""
 

@@ -1,14 +1,24 @@
 """A translator whose decoder of four layers may be left after each of them, trained on the predictions of all layers
-(aligned) or along random exits (mixed); tokens leave by the confidence of a layer, by a learned choice for each token
-(geometric), or for a whole sentence (multinomial of the mean word). Beside it the same decoder without exits."""
+(aligned) or along random exits (mixed); tokens leave by the confidence of a layer, or by a learned choice (geometric: at
+each layer; multinomial: once, after the first). Beside it the same decoder without exits."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from claim_runs import Claim, Record, Records, Session, Verdict, main, ruled
-from translation_runs import SETTINGS, differences, held_out, multi30k, scored, shown, trained
+from tokenizers import Tokenizer
+from translation_runs import (
+    END,
+    SETTINGS,
+    differences,
+    held_out,
+    multi30k,
+    scored,
+    scores,
+    shown,
+    trained,
+    translate,
+)
 
 from transformers_xl import MemoryForConditionalGeneration
 
@@ -25,76 +35,84 @@ def adaptive(exit_training: str = "aligned", **fields: Any) -> dict[str, Any]:
 EXITS = {
     "aligned, by confidence": adaptive(),
     "mixed, by confidence": adaptive("mixed", num_exit_paths=3),
-    "aligned, by token": adaptive(halting="geometric"),
-    "aligned, by sentence": adaptive(halting="sequence"),
+    "aligned, geometric": adaptive(halting="geometric"),
+    "aligned, multinomial": adaptive(halting="multinomial"),
 }
 RUNS = {"no exits": PLAIN} | EXITS
 
 
-def of_tokens(layers: torch.Tensor) -> torch.Tensor:
-    """Without padding, which has 0."""
-    return layers[layers > 0]
+class ExitCounter:
+    """The layers after which the tokens of translations leave the decoder, their ends included."""
 
+    def __init__(self, model: MemoryForConditionalGeneration):
+        self.calls: list[torch.Tensor] = []
+        self.layers: list[torch.Tensor] = []
+        model.model.register_forward_hook(lambda _, inputs, output: self.calls.append(output["exit_layers"]))
 
-@contextmanager
-def layers_used(model: MemoryForConditionalGeneration) -> Iterator[list[torch.Tensor]]:
-    """The layers after which tokens leave while the decoder runs, of each call."""
-    found: list[torch.Tensor] = []
-    hook = model.model.register_forward_hook(lambda _, inputs, output: found.append(of_tokens(output["exit_layers"])))
-    try:
-        yield found
-    finally:
-        hook.remove()
+    def count(self, sequences: torch.Tensor) -> None:
+        """Of a batch that was translated to `(rows, length)` ids: a row that has ended reads on, which does not count."""
+        layers, is_end = torch.cat(self.calls, 1), sequences[:, 1:] == END
+        going_on = is_end.cumsum(1) - is_end.long() == 0
+        self.layers.append(layers[going_on[:, : layers.shape[1]]])
+        self.calls.clear()
+
+    def translate(self, model: MemoryForConditionalGeneration, words: Tokenizer, pairs: list[list[str]]) -> Record:
+        """The scores of translations, and the mean of `layers`."""
+        self.calls.clear()
+        self.layers.clear()
+        found = scores(translate(model, words, pairs[0], self.count), pairs[1])
+        return found | {"layers": round(float(torch.cat(self.layers).float().mean()), 2)}
 
 
 def measure(session: Session, settings: dict[str, Any], seed: int) -> Record:
-    """By confidence: with the threshold that is best on sentences for validation, of those that use half of the layers; the
-    lowest one where none does. At full depth too."""
+    """By confidence: of the thresholds with which sentences for validation use half of the layers, the one that translates
+    them best; where none does, the one that uses fewest. The scores at full depth too."""
     model, words, record = trained(session, settings, seed)
     test, config = held_out(session, settings), model.decoder.config
+    whole = scored(model, words, test)
     if "decoder" not in settings:
-        return record | scored(model, words, test)
-    record["BLEU at full depth"] = scored(model, words, test)["BLEU"]
+        return record | whole
+    counter = ExitCounter(model)
+    record |= {"perplexity": whole["perplexity"], "BLEU at full depth": whole["BLEU"]}
     if config.halting is not None:
         config.exit_by_halting = True
-    else:
-        tried = []
-        for threshold in THRESHOLDS:
-            config.confidence_thresholds = threshold
-            with layers_used(model) as used:
-                bleu = scored(model, words, held_out(session, settings, "val"))["BLEU"]
-            tried.append((float(torch.cat(used).float().mean()), bleu, threshold))
-        few = [each for each in tried if each[0] <= HALF] or [min(tried)]
-        config.confidence_thresholds = record["threshold"] = max(few, key=lambda each: each[1])[2]
-    with layers_used(model) as used:
-        record |= scored(model, words, test)
-    return record | {"layers": round(float(torch.cat(used).float().mean()), 2)}
+        return record | counter.translate(model, words, test)
+    tried = []
+    for threshold in THRESHOLDS:
+        config.confidence_thresholds = threshold
+        found = counter.translate(model, words, held_out(session, settings, "val"))
+        tried.append((found["layers"], found["BLEU"], threshold))
+    few = [each for each in tried if each[0] <= HALF] or [min(tried)]
+    config.confidence_thresholds = record["threshold"] = max(few, key=lambda each: each[1])[2]
+    return record | counter.translate(model, words, test)
 
 
 def verdict(records: Records) -> Verdict:
     found = differences(records, [(run, "no exits") for run in EXITS])
-    equal, fewer = [], []
+    equal, worse = [], []
     for run in EXITS:
         _, low, high = found[f"{run} against no exits"]
-        few = max(records.of(run, "layers")) <= HALF
-        equal.append(few and low > -LOSS)
-        fewer.append(not few or high < -LOSS)
+        layers = records.of(run, "layers")
+        equal.append(max(layers) <= HALF and low > -LOSS)
+        worse.append(min(layers) > HALF or high < -LOSS)
     layers = ", ".join(f"{run} {records.shown(run, 'layers', 2)}" for run in EXITS)
-    return Verdict(ruled(any(equal), all(fewer)), f"layers of {LAYERS}: {layers}; {shown(records, found)}", found)
+    return Verdict(ruled(any(equal), all(worse)), f"layers of {LAYERS}: {layers}; {shown(records, found)}", found)
 
 
 CLAIM = Claim(
     name="exits_translation",
     says="A translation needs half of the decoder's layers",
     source="[Elbayad et al., 2020](https://arxiv.org/abs/1910.10073), sections 3 and 4, figure 3",
-    held_if="of one way to exit, every seed uses at most half of the layers, and the interval of its BLEU (for other seeds "
-    "and sentences) against the decoder without exits lies above -1",
+    held_if="with any of the ways to exit, every seed uses at most half of the layers, and the interval of BLEU (for "
+    "other seeds and sentences) against the decoder without exits lies above -1; not held if each way uses more "
+    "in every seed, or its interval lies below -1",
     runs=RUNS,
     measure=measure,
     verdict=verdict,
     draw=None,
-    beyond="Thresholds are chosen on 500 sentences for validation; the penalty of the oracle is its default. The paper's "
-    "six layers are trained a hundred times as long, and a quarter of them suffices.",
+    beyond="Thresholds are chosen on 500 sentences for validation; the penalty of the oracle is its default. The paper's"
+    " choice for a whole sentence reads the mean of the encoder, which this decoder does not. Its perplexity is "
+    "at full depth. The paper's six layers are trained a hundred times as long, and a quarter of them suffices.",
     text=multi30k,
 )
 

@@ -1,5 +1,5 @@
 """Two feed-forwards of half the inner width, each counted by half, around the attention, against one of whole width after
-it, in the encoder and in the decoder of a translator: the same parameters but for a norm in each layer."""
+it, in the encoder and in the decoder of a translator: the same parameters but for a norm and a bias in each layer."""
 
 from claim_runs import Claim, Records, Verdict, main, ruled
 from translation_runs import SETTINGS, differences, measure, multi30k, shown

@@ -26,7 +26,7 @@ Builder = Callable[[dict[str, Any]], MemoryForConditionalGeneration]
 
 
 def multi30k() -> Path:
-    raise FileNotFoundError("give the folder with train.en, train.de, test_2016_flickr.en and .de as `--text`.")
+    raise FileNotFoundError("give the folder with train, val and test_2016_flickr, each .en and .de, as `--text`.")
 
 
 def read(folder: Path, split: str) -> Pairs:
@@ -112,13 +112,21 @@ def train(model: MemoryForConditionalGeneration, sides: list[list[list[int]]], s
 
 
 @torch.no_grad()
-def translate(model: MemoryForConditionalGeneration, tokenizer: Tokenizer, texts: list[str]) -> list[str]:
+def translate(
+    model: MemoryForConditionalGeneration,
+    tokenizer: Tokenizer,
+    texts: list[str],
+    note: Callable[[torch.Tensor], None] | None = None,
+) -> list[str]:
+    """The translations; `note` is called with the ids of each batch."""
     ids = ids_of(tokenizer, texts)
     order, made = sorted(range(len(ids)), key=lambda each: len(ids[each])), [""] * len(ids)
     for start in range(0, len(order), 100):
         here = order[start : start + 100]
         source = padded([ids[each] for each in here], PAD)
         sequences = model.generate(source, do_sample=False, max_new_tokens=int(1.6 * source.shape[1]) + 8)
+        if note is not None:
+            note(sequences)
         for each, sequence in zip(here, sequences.tolist(), strict=True):
             made[each] = tokenizer.decode(sequence).strip()
     return made
@@ -214,25 +222,26 @@ def measure(session: Session, settings: dict[str, Any], seed: int, build: Builde
 
 def interval(records: Records, better: str, worse: str) -> tuple[float, float, float]:
     """How many points of BLEU one run has more than another, and the ends of its 95 % interval, for other seeds and
-    sentences: both are drawn again. A few seeds drawn with replacement differ less than new ones would
-    (`runs/comparison_statistics.py`): what they differ by is stretched."""
-    sums = [
-        np.stack([np.array(row["sentences"].split(), dtype=np.int64).reshape(-1, 10) for row in records[run]])
-        for run in (better, worse)
-    ]
-    generator = np.random.default_rng(0)
-    seeds, sentences = min(map(len, sums)), sums[0].shape[1]
-    rows, counts = np.empty((DRAWS, seeds), dtype=np.int64), np.empty((DRAWS, sentences))
-    for draw in range(DRAWS):
-        rows[draw] = generator.integers(0, seeds, seeds)
-        counts[draw] = np.bincount(generator.integers(0, sentences, sentences), minlength=sentences)
-    drawn = [bleu_of(np.tensordot(counts, each, axes=(1, 1))) for each in sums]  # of every seed
-    of_all = [each.mean(1) for each in drawn]
-    by_seeds = [np.take_along_axis(each, rows, 1).mean(1) - mean for each, mean in zip(drawn, of_all, strict=True)]
-    stretch = (seeds / max(seeds - 1, 1)) ** 0.5
-    found = of_all[0] - of_all[1] + stretch * (by_seeds[0] - by_seeds[1])
-    low, high = np.quantile(found, [0.025, 0.975])
+    sentences: sentences are drawn again for both together, seeds for each by itself, as in `runs/comparison_statistics.py`,
+    and as there what a few seeds differ by is stretched. One seed says nothing: its interval is all that BLEU can be."""
+    seeds = min(len(records[run]) for run in (better, worse))
     mean = statistics.mean(a - b for a, b in zip(records.of(better, "BLEU"), records.of(worse, "BLEU"), strict=False))
+    if seeds == 1:
+        return round(mean, 2), -100.0, 100.0
+    generator, of_runs = np.random.default_rng(0), []
+    for run in (better, worse):
+        rows = [np.array(row["sentences"].split(), dtype=np.int64).reshape(-1, 10) for row in records[run][:seeds]]
+        of_runs.append(np.stack(rows))
+    sentences = of_runs[0].shape[1]
+    chosen = generator.integers(0, sentences, (DRAWS, sentences))
+    counts = np.stack([np.bincount(each, minlength=sentences) for each in chosen])
+    drawn = []
+    for sums in of_runs:
+        of_seeds = bleu_of(np.tensordot(counts, sums, axes=(1, 1)))
+        some = np.take_along_axis(of_seeds, generator.integers(0, seeds, (DRAWS, seeds)), 1).mean(1)
+        whole = of_seeds.mean(1)
+        drawn.append(whole + (seeds / (seeds - 1)) ** 0.5 * (some - whole))
+    low, high = np.quantile(drawn[0] - drawn[1], [0.025, 0.975])
     return round(mean, 2), round(float(low), 2), round(float(high), 2)
 
 

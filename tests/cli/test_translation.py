@@ -71,9 +71,14 @@ def test_a_translator_is_trained_on(pairs: Path, trained: tuple[Path, dict]) -> 
     assert json.loads(result.stdout)["chrf"] == pytest.approx(trained[1]["chrf"], abs=5)
     config = AutoModelForSeq2SeqLM.from_pretrained(pairs / "more").config
     assert (config.decoder.mem_len, config.decoder.dropout, config.encoder.dropout) == (7, 0.2, 0.2)
+    tokenizer = AutoTokenizer.from_pretrained(trained[0])
+    tokenizer.add_tokens(["<one>", "<more>"])
+    tokenizer.save_pretrained(pairs / "larger")
     for words, said in (
         ((*given, "--model.hidden_size", 16), "but config.json asks for ["),
         ((pairs / "a.en", "--model.base", trained[0]), "name its pairs with `data.source`"),
+        ((*given, "--memory.kind", "window"), "the fields of its memory are in `model`"),
+        ((*given, "--tokenizer.path", pairs / "larger"), "is less than the 261 tokens"),
     ):
         result = run("train", *words, "-o", pairs / "refused")
         assert result.exit_code == 2, result.output

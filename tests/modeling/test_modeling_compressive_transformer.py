@@ -334,9 +334,8 @@ def test_what_cannot_run_is_refused(fields: dict, message: str):
         CompressiveTransformerConfig(**fields)
 
 
-@torch.no_grad()
-@use_cache
 @pytest.mark.parametrize("is_padded", [False, True])
+@use_cache
 @torch.no_grad()
 def test_a_long_call_is_a_loop_of_calls(is_padded: bool, use_cache, monkeypatch):
     """The same states and memory, with documents inside; never more vectors than are remembered and a part compresses."""
@@ -366,6 +365,7 @@ def test_a_long_call_is_a_loop_of_calls(is_padded: bool, use_cache, monkeypatch)
     assert_same_memory(parts.mems, whole.mems)
 
 
+@torch.no_grad()
 def test_more_may_be_compressed_than_the_window_holds():
     model, ids = tiny_model("compressive_transformer", mem_len=2, compressed_mem_len=6), tokens(2, 30)
     whole = model(ids).last_hidden_state

@@ -22,6 +22,8 @@ from transformers_xl import (
     TransformerXLConfig,
     TransformerXLEncoderConfig,
 )
+from transformers_xl.modeling import modeling_compressive_transformer
+from transformers_xl.modeling.layers import attention
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source
 from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
 from transformers_xl.modeling.modeling_memory_encoder_decoder import REFUSED, between_labels
@@ -263,6 +265,43 @@ def test_weights_of_the_source_are_shown() -> None:
     assert [len(step) for step in result.cross_attentions] == [2] * len(result.cross_attentions)
     assert result.cross_attentions[-1][0].shape == (2, 4, 1, 6)
     assert len(result.encoder_attentions) == 2
+
+
+def test_what_an_encoder_is_asked_for_is_what_the_model_is() -> None:
+    """Some hidden states, and outputs of the encoder as a tuple or a list, of which the first are the states."""
+    model = built()
+    some = read(model, output_hidden_states=[0, 2])
+    assert [each is not None for each in some.encoder_hidden_states] == [True, False, True]
+    plain, states = read(model), read(model).encoder_last_hidden_state
+    for given in ((states,), [states], (states, torch.ones(2, 6)), (states, None, None, 3)):
+        other = read(model, encoder_outputs=given)
+        torch.testing.assert_close(other.logits, plain.logits, **EXACT)
+        assert other.encoder_hidden_states is None
+
+
+def test_weights_are_shown_once_where_layers_run_again() -> None:
+    model = built().train()
+    model.set_attn_implementation("eager")
+    model.gradient_checkpointing_enable()
+    output = model(SOURCE, MASK, labels=TARGET, output_attentions=True)
+    output.loss.backward()
+    assert len(output.cross_attentions) == 2
+
+
+@pytest.mark.parametrize("use_cache", [None, True])
+@torch.no_grad()
+def test_a_decoder_that_reads_a_long_target_in_parts(use_cache, monkeypatch) -> None:
+    model, target = built("compressive_transformer"), tokens(2, 70, seed=1)
+    target_mask = torch.ones_like(target)
+    target_mask[1, 50:] = 0
+    asked = {"decoder_attention_mask": target_mask, "use_cache": use_cache}
+    whole = read(model, target=target, **asked)
+    for module in (attention, modeling_compressive_transformer):
+        monkeypatch.setattr(module, "PIECE_LENGTH", 4)
+    parts = read(model, target=target, **asked)
+    real = target_mask.bool()
+    torch.testing.assert_close(parts.logits[real], whole.logits[real], **EXACT)
+    assert_same_memory(parts.mems, whole.mems)
 
 
 def test_refusals() -> None:

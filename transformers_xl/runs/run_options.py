@@ -150,15 +150,14 @@ def _base(chosen: Values, recipe: dict[str, Any], trust_remote_code: bool) -> Ba
     if isinstance(config, SegmentMemoryConfig):
         _check_learned(chosen["memory"], config, name)
         return Base(config)
-    if isinstance(config, MemoryEncoderDecoderConfig) and not memory:
-        return Base(cast(MemoryConfig, config.decoder))  # what `model` says is for both sides
-    if config.model_type in import_models():
+    is_translator = isinstance(config, MemoryEncoderDecoderConfig)
+    if is_translator or config.model_type in import_models():
         if memory:
             raise ValueError(
                 f"`memory`={memory} is for a model of transformers: `model.base`={name!r} is a {config.model_type!r} of "
                 "this package: the fields of its memory are in `model`, such as `model.mem_len`."
             )
-        return Base(config)
+        return Base(cast(Any, config).decoder if is_translator else config)  # of a translator, `model` is both parts
     if "kind" not in memory:
         raise ValueError(
             f"`model.base`={name!r} is a {config.model_type!r}, which has no segment memory: choose one with "

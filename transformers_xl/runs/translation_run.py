@@ -78,6 +78,7 @@ class TranslationRun:
         transformers.set_seed(config.training.seed)
         new = MemoryForConditionalGeneration
         self.model = _base_model(config) if config.model.base else new(model_config(config, self.tokenizer))
+        _check_words(self.model.config, self.tokenizer)
 
     def train(self) -> dict[str, Any]:
         """Train, score by translating the held-out sources, and save.
@@ -140,7 +141,8 @@ def _of_encoder(fields: dict[str, Any], encoder_class: type) -> dict[str, Any]:
 
 
 def _base_model(run: RunConfig) -> MemoryForConditionalGeneration:
-    """The encoder-decoder in a folder or a repository, with the fields of the section `model` in both of its parts.
+    """The encoder-decoder in a folder or a repository; fields of the section `model` that differ from its decoder's are
+    changed in both of its parts.
 
     Raises:
         ValueError: a field would change its weights, or a weight is missing.
@@ -165,6 +167,24 @@ def _base_model(run: RunConfig) -> MemoryForConditionalGeneration:
             "only fields that do not affect weights, such as `mem_len` and `dropout`."
         )
     return model
+
+
+def _check_words(config: MemoryEncoderDecoderConfig, tokenizer: Any) -> None:
+    """Raise a `ValueError` where the tokenizer is another one than the model's."""
+    parts: list[Any] = [config.encoder, config.decoder]
+    for part in parts:
+        if part.vocab_size < len(tokenizer):
+            raise ValueError(
+                f"`vocab_size`={part.vocab_size} of the {part.model_type!r} is less than the {len(tokenizer)} tokens of "
+                "the tokenizer: leave out `model.vocab_size`, or name the model's own with `tokenizer.path`."
+            )
+        for name in ("pad_token_id", "eos_token_id"):
+            ours, theirs = getattr(part, name), getattr(tokenizer, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"`{name}`={ours} of the {part.model_type!r} is {theirs} of the tokenizer: name the model's own with "
+                    "`tokenizer.path`."
+                )
 
 
 def load_translator(folder: Path) -> tuple[Any, Any]:
