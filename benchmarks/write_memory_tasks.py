@@ -81,6 +81,7 @@ def summary(runs: list[Run]) -> list[dict[str, Any]]:
             row |= {"grows": grows(limits), "learned": sum(map(learned, each))}
             row["at equal steps"] = summed([at(run, 0, limits["steps"]) for run in each])
             row["at equal seconds"] = summed([at(run, 1, limits["seconds"]) for run in each])
+            row["ever"] = sum(first(run, 0) is not None for run in each)
             for axis, unit in enumerate(("steps", "seconds")):
                 row[f"{unit} to learn"] = summed([place for run in each if (place := first(run, axis)) is not None])
             rows.append(row)
@@ -96,13 +97,16 @@ def shown(value: dict[str, float] | None, form: str) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Mean and range of seeds."""
-    heads = ("task", "agent", "learned", "at equal steps", "at equal CPU time", "steps to learn", "CPU s to learn")
-    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---:|---:|---:|---:|"]
+    heads = (
+        *("task", "agent", "learned at the end", "ever", "at equal steps", "at equal CPU time"),
+        *("steps until first", "CPU s until first"),
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 2)}"]
     for row, before in zip(rows, [None, *rows], strict=False):
         form, begins = ",.0f" if row["grows"] else ".2f", before is None or before["task"] != row["task"]
         texts = [
             f"{row['task']}: {row['equal steps']:,} steps, {row['equal seconds']:g} s" if begins else "",
-            row["model"], f"{row['learned']} of {row['seeds']}",
+            row["model"], f"{row['learned']} of {row['seeds']}", f"{row['ever']}",
             shown(row["at equal steps"], form), shown(row["at equal seconds"], form),
             shown(row["steps to learn"], ",.0f"), shown(row["seconds to learn"], ".0f"),
         ]  # fmt: skip

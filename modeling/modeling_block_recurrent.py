@@ -26,7 +26,7 @@ from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.block_ends import block_ends
-from transformers_xl.modeling.ops.columns import gather_columns, reset_state
+from transformers_xl.modeling.ops.columns import reset_state
 from transformers_xl.modeling.outputs import MemoryModelOutput
 from transformers_xl.modeling.segment_parts import CallParts
 
@@ -128,13 +128,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         parts = CallParts.of(call, hidden_states.shape[1], memory.tokens_read, self.config.block_length)
         if len(parts.parts) > 1:
             self.check_parts(len(parts.parts), **kwargs)
-        outputs: list[MemoryModelOutput] = []
-        for part in parts.parts:
-            memory = memory if part.begins is None else self.forget(memory, part.begins)
-            embeds = gather_columns(hidden_states, part.order)
-            outputs.append(super().read(embeds, memory, part.call, cache, **kwargs))
-            memory = cast(Memory, outputs[-1].mems)
-        return parts.join(outputs)
+        return parts.read(super().read, self.forget, hidden_states, memory, cache, **kwargs)
 
     def check_parts(self, count: int, **kwargs) -> None:
         """Raise a `ValueError` if a call of several blocks cannot be run one by one."""

@@ -5,7 +5,6 @@ The oldest memories of a Transformer-XL are not forgotten: `compression_rate` of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from transformers.utils import auto_docstring
@@ -154,20 +153,15 @@ class CompressiveTransformerModel(CompressiveTransformerPreTrainedModel, MemoryM
     def read(
         self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs
     ) -> MemoryModelOutput:
-        """A call that is much longer than the window is a loop of calls, where nothing learns: what it compresses would be
-        as long as the call itself, and each token sees a part of it."""
+        """Where nothing learns, a call that is much longer than the window is a loop of calls: read at once, it would
+        compare each token with all vectors that the call compresses, of which a token sees few."""
         config, length = self.config, hidden_states.shape[1]
         learns = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
         shows = kwargs.get("output_attentions", config.output_attentions)
         if learns or shows or not config.same_length or not is_long(length, config.mem_len):
             return super().read(hidden_states, memory, call, cache, **kwargs)
-        parts, outputs = CallParts.of(call, length, memory.tokens_read, max(config.mem_len, PIECE_LENGTH)), []
-        for part in parts.parts:
-            memory = memory if part.begins is None else self.forget(memory, part.begins)
-            embeds = gather_columns(hidden_states, part.order)
-            outputs.append(super().read(embeds, memory, part.call, cache, **kwargs))
-            memory = cast(Memory, outputs[-1].mems)
-        return parts.join(outputs)
+        parts = CallParts.of(call, length, memory.tokens_read, max(config.mem_len, PIECE_LENGTH))
+        return parts.read(super().read, self.forget, hidden_states, memory, cache, **kwargs)
 
     def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
         return uncompressed(self.config, segment)

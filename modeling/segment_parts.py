@@ -6,11 +6,12 @@
 Shapes: B batch, T tokens of a call, P tokens of a part.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 
+from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
@@ -61,6 +62,29 @@ class CallParts(NamedTuple):
             order = torch.where(mine, start + token - first, order)
             start += width
         return cls(parts, order)
+
+    def read(
+        self,
+        read: Callable[..., MemoryModelOutput],
+        forget: Callable[[Memory, torch.Tensor], Memory],
+        hidden_states: torch.Tensor,
+        memory: Memory,
+        *args,
+        **kwargs,
+    ) -> MemoryModelOutput:
+        """The output of a call `(B, T, E)`, whose parts are read in turn, each with the memory of the one before it.
+
+        Args:
+            read, forget: those of a model.
+            args, kwargs: further arguments of `read`.
+        """
+        outputs: list[MemoryModelOutput] = []
+        for part in self.parts:
+            memory = memory if part.begins is None else forget(memory, part.begins)
+            inputs = gather_columns(hidden_states, part.order)
+            outputs.append(read(inputs, memory, part.call, *args, **kwargs))
+            memory = cast(Memory, outputs[-1].mems)
+        return self.join(outputs)
 
     def join(self, outputs: Sequence[MemoryModelOutput]) -> MemoryModelOutput:
         """The outputs of all parts as that of the call, with the memory of the last one; what it says of padding is

@@ -11,6 +11,7 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
+import torch
 from optional_packages import needs
 
 from transformers_xl.evaluation.bits_per_byte import bits_per_byte
@@ -192,6 +193,52 @@ def test_the_page_is_what_the_results_say():
         claim.draw is not None and write_claims.decided(claim) is not None
         for claim, _ in write_claims.claims().values()
     )
+
+
+def test_intervals_in_the_results_are_those_of_today():
+    for claim, _ in write_claims.claims().values():
+        if (verdict := write_claims.decided(claim)) is not None:
+            kept = json.loads((claim_runs.RESULTS / f"{claim.name}.json").read_text(encoding="utf-8"))
+            found = kept.get("intervals", {})
+            assert found == json.loads(json.dumps(verdict.intervals)), f"run `{claim.name}.py --report`"
+
+
+def test_an_interval_of_translations_draws_the_seeds_of_each_model_apart():
+    """Seeds that rise together are no pairs; equal models have an interval around zero; one seed decides nothing."""
+    draw = np.random.default_rng(0)
+
+    def run(*matches: int) -> list[dict]:
+        rows = []
+        for seed, of_words in enumerate(matches):
+            counts = [of_words, of_words // 2, of_words // 3, of_words // 4, 50, 45, 40, 35, 50, 50]
+            each = np.maximum(1, draw.poisson(counts, (60, 10)))
+            each[:, :4] = np.minimum(each[:, :4], each[:, 4:8])
+            bleu = float(translation_runs.bleu_of(each.sum(0)))
+            rows.append({"seed": seed, "BLEU": bleu, "sentences": " ".join(map(str, each.flatten()))})
+        return rows
+
+    records = claim_runs.Records({"low": run(20, 26, 32), "high": run(23, 29, 35), "far": run(44, 44, 45)})
+    mean, low, high = translation_runs.interval(records, "high", "low")
+    assert low < 0 < mean < high
+    assert translation_runs.interval(records, "far", "low")[1] > 0
+    mean, low, high = translation_runs.interval(records, "low", "low")
+    assert mean == 0
+    assert low < -1 < 1 < high
+    alone = claim_runs.Records({name: rows[:1] for name, rows in records.items()})
+    assert translation_runs.interval(alone, "far", "low")[1:] == (-100, 100)
+
+
+def test_exits_are_counted_up_to_the_end_of_a_translation():
+    """Not those of rows that read on because another row has not ended."""
+    exits = importlib.import_module("exits_translation")
+    calls = [torch.tensor([[1], [2]]), torch.tensor([[3], [4]]), torch.tensor([[1], [4]])]
+    end = translation_runs.END
+    counter = object.__new__(exits.ExitCounter)
+    counter.calls, counter.layers = calls, []
+    counter.count(torch.tensor([[1, 7, 8, end], [1, 7, end, 0]]))
+    (found,) = counter.layers
+    assert sorted(found.tolist()) == [1, 1, 2, 3, 4]
+    assert counter.calls == []
 
 
 def test_seeds_on_both_sides_decide_nothing(monkeypatch):

@@ -422,6 +422,17 @@ def check_weights(folder: Path, config, auto_class) -> dict[str, Path]:
     return {name: file for name, (file, *_) in shapes.items()}
 
 
+def check_loaded(base: str, info: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Raise a `ValueError` where what `from_pretrained` says of a base (`output_loading_info=True`) is that fields of its
+    config that were `changed` ask for other weights."""
+    wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})
+    if wrong:
+        raise ValueError(
+            f"`model.base`={base!r} has weights that do not fit {changed or 'its config'}, such as {wrong[0]!r}: change "
+            "only fields that do not affect weights, such as `mem_len` and `dropout`."
+        )
+
+
 def check_kind(file: Path, name: str, dtype: str, is_float: bool = True, is_complex: bool = False) -> None:
     """Raise a `ValueError` where a weight is of integers, booleans or complex numbers and is to be of others: transformers
     would convert it silently. `dtype`: as safetensors spells it, such as "BF16"."""

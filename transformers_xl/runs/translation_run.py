@@ -31,6 +31,7 @@ from transformers_xl.runs.loading import (
     TRANSLATOR,
     base_config,
     change_config,
+    check_loaded,
     check_weights,
     import_models,
     is_translator,
@@ -160,12 +161,7 @@ def _base_model(run: RunConfig) -> MemoryForConditionalGeneration:
         base, config=config, dtype=torch.float32, output_loading_info=True
     )
     model, info = loaded
-    wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})
-    if wrong:
-        raise ValueError(
-            f"`model.base`={base!r} has weights that do not fit {changed or 'its config'}, such as {wrong[0]!r}: change "
-            "only fields that do not affect weights, such as `mem_len` and `dropout`."
-        )
+    check_loaded(base, info, changed)
     return model
 
 
