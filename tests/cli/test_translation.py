@@ -74,11 +74,15 @@ def test_a_translator_is_trained_on(pairs: Path, trained: tuple[Path, dict]) -> 
     tokenizer = AutoTokenizer.from_pretrained(trained[0])
     tokenizer.add_tokens(["<one>", "<more>"])
     tokenizer.save_pretrained(pairs / "larger")
+    tokenizer = AutoTokenizer.from_pretrained(trained[0])
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(pairs / "other")
     for words, said in (
         ((*given, "--model.hidden_size", 16), "but config.json asks for ["),
         ((pairs / "a.en", "--model.base", trained[0]), "name its pairs with `data.source`"),
         ((*given, "--memory.kind", "window"), "the fields of its memory are in `model`"),
         ((*given, "--tokenizer.path", pairs / "larger"), "is less than the 261 tokens"),
+        ((*given, "--tokenizer.path", pairs / "other"), "`pad_token_id`=256 of the model is 258"),
     ):
         result = run("train", *words, "-o", pairs / "refused")
         assert result.exit_code == 2, result.output

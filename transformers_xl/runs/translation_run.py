@@ -135,7 +135,7 @@ def model_config(config: RunConfig, tokenizer: Any) -> MemoryEncoderDecoderConfi
 
 
 def _of_encoder(fields: dict[str, Any], encoder_class: type) -> dict[str, Any]:
-    """Those of a memory it has not."""
+    """The fields that an encoder has: none of a memory."""
     known = {each.name for each in dataclasses.fields(cast(Any, encoder_class)) if each.init}
     known -= {"mem_len", "same_length", "initial_memory"}
     return {name: value for name, value in fields.items() if name in known}
@@ -174,13 +174,12 @@ def _check_words(config: MemoryEncoderDecoderConfig, tokenizer: Any) -> None:
                 f"`vocab_size`={part.vocab_size} of the {part.model_type!r} is less than the {len(tokenizer)} tokens of "
                 "the tokenizer: leave out `model.vocab_size`, or name the model's own with `tokenizer.path`."
             )
-        for name in ("pad_token_id", "eos_token_id"):
-            ours, theirs = getattr(part, name), getattr(tokenizer, name)
-            if ours != theirs:
-                raise ValueError(
-                    f"`{name}`={ours} of the {part.model_type!r} is {theirs} of the tokenizer: name the model's own with "
-                    "`tokenizer.path`."
-                )
+    for name in ("pad_token_id", "eos_token_id"):  # of what is written
+        ours, theirs = getattr(config.decoder, name), getattr(tokenizer, name)
+        if ours != theirs:
+            raise ValueError(
+                f"`{name}`={ours} of the model is {theirs} of the tokenizer: name the model's own with `tokenizer.path`."
+            )
 
 
 def load_translator(folder: Path) -> tuple[Any, Any]:
