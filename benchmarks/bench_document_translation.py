@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bootstrap import interval
 
 from transformers_xl.files.processor import processor
+from transformers_xl.runs.comparison_statistics import difference
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "examples"))
 from translate_documents import arguments, run  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "document_translation.json"
-WORDS = ["--steps", "100", "--words", "2000", "--pages", "40", "--rows", "24"]
+WORDS = ["--steps", "1500", "--words", "2000", "--pages", "120", "--rows", "24"]
 WAYS, SEEDS = ("none", "both"), range(3)
 
 
@@ -37,10 +37,9 @@ def write(records: list[dict]) -> None:
     """The records so far, and what both memories add, in nats a token: below zero they help."""
     tokens = np.array([count for _, count in records[0]["pages"]])
     nats = {
-        way: np.array([[loss for loss, _ in row["pages"]] for row in records if row["carry"] == way]) / tokens
-        for way in WAYS
+        way: np.array([[loss for loss, _ in row["pages"]] for row in records if row["carry"] == way]) for way in WAYS
     }
-    found = interval(nats["both"] - nats["none"], tokens)
+    found = difference(nats["both"], nats["none"], tokens)
     means = {
         way: round(float(np.mean([row["nats_per_token"] for row in records if row["carry"] == way])), 4)
         for way in WAYS
@@ -48,7 +47,8 @@ def write(records: list[dict]) -> None:
     rows = [{name: value for name, value in row.items() if name != "pages"} for row in records]
     result = {
         "words": WORDS, "threads": 1, "processor": str(processor()), "seeds": len(rows) // len(WAYS), "pages": len(tokens),
-        "nats_per_token": means, "difference": [round(each, 4) for each in found], "records": rows,
+        "nats_per_token": means, "difference": [round(getattr(found, end), 4) for end in ("mean", "low", "high")],
+        "records": rows,
     }  # fmt: skip
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -47,8 +47,9 @@ def grows(settings: dict[str, Any]) -> bool:
 
 
 def at(run: Run, axis: int, place: float) -> float:
-    """Where a curve is after so many steps (`axis` 0) or seconds (1): its success, or the length that its episodes have."""
-    _, _, length, success = [point for point in run["curve"] if point[axis] <= place or point is run["curve"][0]][-1]
+    """Where a curve is after so many steps (`axis` 0) or seconds (1), by its nearest point: its success, or the length that its
+    episodes have."""
+    _, _, length, success = min(run["curve"], key=lambda point: abs(point[axis] - place))
     return length if grows(run["settings"]) else success or 0.0
 
 

@@ -8,29 +8,50 @@ from huggingface_hub.dataclasses import strict
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
 
 SPACES = ("num_actions", "observation_size")
+OTHER_HEADS = ("Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
 def agent_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` of a config with plain fields in place of spaces of gymnasium.
+    """`settings` of a config with plain fields in place of spaces of gymnasium, and lists in place of arrays.
 
     Spaces are known by their names and sizes: gymnasium is not imported.
 
     Raises:
-        ValueError: a space that no field can hold.
+        ValueError: a space that no field can hold, or that says something else than another field.
     """
     plain = dict(settings)
-    if type(space := settings.get("num_actions")).__name__ in _ACTIONS:
-        plain |= _ACTIONS[type(space).__name__](space)
-    if type(space := settings.get("observation_size")).__name__ in _OBSERVATIONS:
-        plain |= _OBSERVATIONS[type(space).__name__](space)
-    for name in SPACES:
-        value = plain.get(name)
-        if type(value).__module__.startswith("gymnasium."):
+    for name, readers in zip(SPACES, (_ACTIONS, _OBSERVATIONS), strict=True):
+        value = settings.get(name)
+        read = next((readers[each.__name__] for each in type(value).__mro__ if each.__name__ in readers), None)
+        if read is not None:
+            found = read(value)
+            for field in found.keys() - {name}:
+                _refuse_other(name, value, field, settings.get(field), found[field])
+            plain |= found
+        elif any(each.__module__.startswith("gymnasium.") for each in type(value).__mro__):
             remedy = (
                 "pass an encoder of your own to the model" if name == "observation_size" else "wrap the environment"
             )
             raise ValueError(f"`{name}`={value} is a space that this field cannot hold: {remedy}.")
+    if isinstance(sizes := plain.get("num_actions"), tuple):
+        plain["num_actions"] = list(sizes)
+    elif getattr(sizes, "ndim", 0):  # an array, such as `MultiDiscrete.nvec`
+        plain["num_actions"] = sizes.flatten().tolist()
     return plain
+
+
+def _refuse_other(name: str, space: Any, field: str, given: Any, found: Any) -> None:
+    given = list(given) if isinstance(given, tuple) else given
+    if given is not None and given != found:
+        raise ValueError(f"`{field}`={given!r} is not that of `{name}`={space}, {found!r}: leave it out.")
+
+
+def saved_as_agent(config: Any) -> bool:
+    """Whether what was saved with this config is an agent, of a class of this package or of a sub-class with any name."""
+    saved = getattr(config, "architectures", None) or []
+    acts = getattr(config, "num_actions", None) is not None or getattr(config, "action_size", None) is not None
+    name = type(config).__name__.removesuffix("Config")
+    return acts and bool(saved) and saved[0] not in [f"{name}{head}" for head in OTHER_HEADS]
 
 
 def with_agent_defaults(settings: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +86,23 @@ def _refuse_start(space: Any, other: bool) -> None:
         )
 
 
+def _box_of_actions(space: Any) -> dict[str, Any]:
+    if space.dtype.kind != "f":
+        raise ValueError(
+            f"`num_actions`={space} holds integers, and a policy over a `Box` draws real numbers: wrap the environment "
+            "with `TransformAction`, so that it asks for a `MultiDiscrete`."
+        )
+    return {"num_actions": None, "action_size": math.prod(space.shape)}
+
+
+def _discrete_observations(space: Any) -> dict[str, Any]:
+    if int(space.start) != 0:
+        raise ValueError(
+            f"`observation_size`={space} does not begin at 0: wrap the environment with `TransformObservation`."
+        )
+    return {"observation_size": None, "vocab_size": int(space.n)}
+
+
 def _box_of_observations(space: Any) -> dict[str, Any]:
     if len(space.shape) == 3:
         return {"observation_size": None, "image_shape": [int(size) for size in space.shape]}
@@ -75,10 +113,10 @@ _ACTIONS = {
     "Discrete": _discrete,
     "MultiDiscrete": _multi_discrete,
     "MultiBinary": lambda space: {"num_actions": [2] * math.prod(space.shape)},
-    "Box": lambda space: {"num_actions": None, "action_size": math.prod(space.shape)},
+    "Box": _box_of_actions,
 }
 _OBSERVATIONS = {
-    "Discrete": lambda space: {"observation_size": None, "vocab_size": int(space.n)},
+    "Discrete": _discrete_observations,
     "MultiDiscrete": lambda space: {"observation_size": math.prod(space.shape)},
     "MultiBinary": lambda space: {"observation_size": math.prod(space.shape)},
     "Box": _box_of_observations,
@@ -134,4 +172,4 @@ class AgentConfig(ConfigWithCode):
                 raise ValueError(f"`{name}`={value} must be at least 1, or None.")
 
 
-__all__ = ["AgentConfig", "agent_settings", "with_agent_defaults"]
+__all__ = ["AgentConfig", "agent_settings", "saved_as_agent", "with_agent_defaults"]

@@ -3,6 +3,7 @@
 The setting is that of Parisotto et al., 2019, https://arxiv.org/abs/1910.06764: an agent that remembers its episode.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from transformers.utils import auto_docstring, can_return_tuple, logging
 
+from transformers_xl.configuration.configuration_agent import saved_as_agent
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.layers.observation_encoders import build_encoder
@@ -37,6 +39,20 @@ def of_environment(name: str, value: Any, device: torch.device) -> Any:
     return torch.tensor(value, device=device)
 
 
+def dropout_of(config: MemoryConfig) -> dict[str, float]:
+    """The fields of dropout that are above 0."""
+    fields = {name: getattr(config, name) for name in type(config).__dataclass_fields__ if "dropout" in name}
+    return {name: value for name, value in fields.items() if not isinstance(value, bool) and value}
+
+
+def unsaved_buffers(encoder: Any) -> dict[str, torch.Tensor]:
+    """Copies of the buffers of an encoder that are not saved."""
+    if not isinstance(encoder, nn.Module):
+        return {}
+    saved = encoder.state_dict()
+    return {name: value.detach().clone() for name, value in encoder.named_buffers() if name not in saved}
+
+
 class LastStep(nn.Module):
     """Projects the action and the reward of the step before. A step that begins an episode has neither."""
 
@@ -48,16 +64,27 @@ class LastStep(nn.Module):
 
     def forward(self, actions: torch.Tensor, rewards: torch.Tensor, begins: torch.Tensor | None) -> torch.Tensor:
         """`(batch, steps, width)` of actions as the policy draws them, rewards `(batch, steps)`, and the steps `(batch,
-        steps)` that begin an episode."""
+        steps)` that begin an episode, whose actions may be anything."""
         dtype = self.reward_proj.weight.dtype
         if self.sizes is not None:
-            parts = (actions if actions.dim() == 3 else actions[..., None]).unbind(dim=-1)
-            pairs = zip(parts, self.sizes, strict=True)
-            actions = torch.cat(
-                [(part[..., None] == torch.arange(size, device=part.device)) for part, size in pairs], -1
-            )
+            actions = self.as_zeros_and_ones(actions, begins)
         read = self.action_proj(actions.to(dtype)) + self.reward_proj(rewards.to(dtype)[..., None])
         return read if begins is None else read.masked_fill(begins[..., None], 0)
+
+    def as_zeros_and_ones(self, actions: torch.Tensor, begins: torch.Tensor | None) -> torch.Tensor:
+        """A one for what was chosen, of each choice, `(batch, steps, sum of sizes)`."""
+        choices = actions if actions.dim() == 3 else actions[..., None]
+        limits = torch.tensor(self.sizes, device=actions.device)
+        if actions.device.type == "cpu":  # elsewhere it would wait for the device
+            wrong = (choices < 0) | (choices >= limits) | (choices != choices.long())
+            wrong = wrong if begins is None else wrong & ~begins[..., None]
+            if wrong.any():
+                raise ValueError(
+                    f"`last_actions` holds {choices[wrong][0].item():g}: its choices are whole numbers from 0, below "
+                    f"{limits.tolist()}; what a step has that begins an episode (`reset`) is not read."
+                )
+        pairs = zip(choices.unbind(dim=-1), self.sizes, strict=True)
+        return torch.cat([part[..., None] == torch.arange(size, device=part.device) for part, size in pairs], -1)
 
 
 class MemoryForActorCritic(MemoryHead):
@@ -72,6 +99,32 @@ class MemoryForActorCritic(MemoryHead):
 
     is_agent = True
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *model_args, **kwargs):
+        """As in transformers; `encoder=..` for an agent that was saved with an encoder of your own.
+
+        Raises:
+            ValueError: the agent has weights for which this model has no place.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        buffers = unsaved_buffers(kwargs.get("encoder"))
+        loaded: Any = super().from_pretrained(
+            pretrained_model_name_or_path, *model_args, **kwargs, output_loading_info=True
+        )
+        model, info = loaded
+        if info["unexpected_keys"] and saved_as_agent(model.config):
+            raise ValueError(
+                f"{str(pretrained_model_name_or_path)!r} holds an agent with the weight {min(info['unexpected_keys'])!r}, "
+                f"for which {cls.__name__} has no place: load it with the class that saved it, or with "
+                "`AutoModelForActorCritic`, and pass `encoder` if it has one of your own."
+            )
+        encoder = model.observation_proj
+        if "encoder" not in kwargs and unsaved_buffers(encoder):
+            buffers = unsaved_buffers(model.build_encoder(model.config))
+        for name, value in buffers.items():  # transformers leaves them without values
+            encoder.get_buffer(name).copy_(value)
+        return (model, info) if wants_info else model
+
     def build_encoder(self, config: MemoryConfig) -> nn.Module | None:
         """What reads observations, None for token ids. Override it to make your own."""
         return build_encoder(config, config.embedding_width)
@@ -79,6 +132,8 @@ class MemoryForActorCritic(MemoryHead):
     def build_head(self, config: MemoryConfig, encoder: nn.Module | None = None) -> None:
         self.policy_head = build_policy(config, config.hidden_size)
         self.value_head = nn.Linear(config.hidden_size, 1)
+        if encoder is not None and not isinstance(encoder, nn.Module):
+            raise ValueError(f"`encoder`={encoder!r} must be an `nn.Module`, an object and not its class.")
         for module in () if encoder is None else encoder.modules():
             module._is_hf_initialized = True  # type: ignore[assignment]  # else its weights would be drawn again
         self.observation_proj = self.build_encoder(config) if encoder is None else encoder
@@ -166,17 +221,16 @@ class MemoryForActorCritic(MemoryHead):
             The `mems` of the previous call's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, steps)`, *optional*):
             Bool: rows whose first observation here begins an episode, or every step that does. What came before is not
-            seen from there on. `terminated | truncated` of gymnasium says it one step earlier, and of which observation
-            hangs on the mode of the vector environment. With `AutoresetMode.SAME_STEP` the observation beside it begins the
+            seen from there on. gymnasium says it one step earlier, by `terminated | truncated`, and the mode of the vector
+            environment decides of which observation. With `AutoresetMode.SAME_STEP` the observation beside it begins the
             new episode: it is the `reset` of that observation. With `AutoresetMode.NEXT_STEP`, the default of gymnasium,
             the observation beside it ends the old episode, and the next one begins the new: it is the `reset` one step
             later. There the first form is wrong without a message: the end of an episode counts as the start of the next.
         """
-        if self.training and max(self.config.dropout, self.config.attention_dropout) > 0:
+        if self.training and (dropout := dropout_of(self.config)):
             logger.warning_once(
-                f"An agent is trained with `dropout`={self.config.dropout} and `attention_dropout`="
-                f"{self.config.attention_dropout}: two reads of one window give two policies, which PPO takes for a "
-                "change. Set both to 0."
+                f"An agent is trained with {' and '.join(f'`{name}`={value}' for name, value in dropout.items())}: two "
+                "reads of one window give two policies, which PPO takes for a change. Set it to 0."
             )
         device = self.value_head.weight.device
         inputs = {"observations": observations, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
@@ -215,4 +269,4 @@ def _begins(reset: torch.Tensor | None, embeds: torch.Tensor) -> torch.Tensor | 
     return reset if reset.dim() == 2 else reset[:, None] & first
 
 
-__all__ = ["LastStep", "MemoryForActorCritic", "of_environment"]
+__all__ = ["LastStep", "MemoryForActorCritic", "dropout_of", "of_environment", "unsaved_buffers"]

@@ -11,6 +11,7 @@ from transformers import initialization as init
 from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from transformers_xl.configuration.configuration_agent import saved_as_agent
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.saved_with_code import SavedWithCode
 from transformers_xl.modeling.adapters import offer_lora_targets
@@ -101,10 +102,9 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
 
     @classmethod
     def _refuse_agent(cls, config: Any, folder: str | os.PathLike | None) -> None:
-        saved = getattr(config, "architectures", None) or []
-        if not cls.is_agent and any("ForActorCritic" in name for name in saved):
+        if not cls.is_agent and saved_as_agent(config):
             raise ValueError(
-                f"{str(folder)!r} holds an agent, {saved[0]}, and {cls.__name__} would drop its policy: use "
+                f"{str(folder)!r} holds an agent, {config.architectures[0]}, and {cls.__name__} would drop its policy: use "
                 "`AutoModelForActorCritic`, whose `.model` is the model without heads."
             )
 

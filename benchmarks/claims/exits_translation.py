@@ -23,13 +23,14 @@ from translation_runs import (
 from transformers_xl import MemoryForConditionalGeneration
 
 LAYERS, HALF, LOSS = 4, 2.0, 1.0  # LOSS: of BLEU, which "equal" allows
-THRESHOLDS = (0.9, 0.7, 0.5, 0.35)
+THRESHOLDS = (0.9, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
 PLAIN = SETTINGS | {"variant": "transformer_xl", "decoder_fields": {"num_hidden_layers": LAYERS}}
 
 
 def adaptive(exit_training: str = "aligned", **fields: Any) -> dict[str, Any]:
     fields |= {"num_hidden_layers": LAYERS, "exit_training": exit_training}
-    return PLAIN | {"decoder": "depth_adaptive_transformer", "decoder_fields": fields}
+    settings = PLAIN | {"decoder": "depth_adaptive_transformer", "decoder_fields": fields}
+    return settings if "halting" in fields else settings | {"thresholds": THRESHOLDS}
 
 
 EXITS = {
@@ -78,7 +79,7 @@ def measure(session: Session, settings: dict[str, Any], seed: int) -> Record:
         config.exit_by_halting = True
         return record | counter.translate(model, words, test)
     tried = []
-    for threshold in THRESHOLDS:
+    for threshold in settings["thresholds"]:
         config.confidence_thresholds = threshold
         found = counter.translate(model, words, held_out(session, settings, "val"))
         tried.append((found["layers"], found["BLEU"], threshold))

@@ -7,7 +7,8 @@
 It prints the mean return of the episodes that ended, saves the agent as a folder of Hugging Face, loads it again and lets
 it play. Every rollout starts from the `mems` that the one before left, acts step by step with a `MemoryCache`, and is read
 again in one window from those same `mems`, with `reset` where episodes begin: one memory a rollout, not one a step. The
-memory is stale after the first update of the weights, as is usual.
+memory is stale after the first update of the weights, as is usual. An episode that is cut short by a limit of time counts
+as ended: where that is wrong, add the value of `infos["final_obs"]` to its last reward.
 
 TorchRL was tried (0.14.1, the newest in November 2026): declared with a `TensorDictPrimer`, `mems` do travel through its
 rollouts and `ClipPPOLoss`, but as fields of every step that hold the whole memory, and the loss runs the model once for the
@@ -48,9 +49,10 @@ Observation = torch.Tensor | dict[str, "Observation"]
 
 
 class Rollout(NamedTuple):
-    """What was seen and done, `(environments, window, ..)`."""
+    """What was seen and done, `(environments, window, ..)`; `last`: the step before each, where the agent reads it."""
 
     observations: Observation
+    last: dict[str, torch.Tensor]
     resets: torch.Tensor  # where the observation begins an episode
     actions: torch.Tensor
     log_probs: torch.Tensor
@@ -60,11 +62,22 @@ class Rollout(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """Where a rollout begins: the first observations, whether they begin episodes, and what is remembered."""
+    """Where a rollout begins: the first observations, whether they begin episodes, what is remembered, and the step before,
+    where the agent reads it."""
 
     observation: Observation
     reset: torch.Tensor
     mems: Memory | None
+    last: dict[str, torch.Tensor]
+
+
+def beginning(model: MemoryForActorCritic, observation: Observation, environments: VectorEnv) -> Beginning:
+    """Where all episodes begin: what the step before was is not read."""
+    count, last = environments.num_envs, {}
+    if model.config.reads_last_step:
+        shape = (count, *model.policy_head.action_shape)
+        last = {"last_actions": torch.zeros(shape), "last_rewards": torch.zeros(count)}
+    return Beginning(observation, torch.ones(count, dtype=torch.bool), None, last)
 
 
 def parts(change: Callable, *observations: Any) -> Any:
@@ -78,45 +91,49 @@ def stacked(*steps: torch.Tensor) -> torch.Tensor:
     return torch.stack(steps, dim=1)
 
 
-def named(model: MemoryForActorCritic, observations: Observation) -> dict[str, Observation]:
-    """The observations as the argument that the model reads: ids, where it has no encoder."""
-    return {"input_ids" if model.observation_proj is None else "observations": observations}
+def named(model: MemoryForActorCritic, observations: Observation, last: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What the model reads, by its arguments: observations are ids, where it has no encoder."""
+    return {"input_ids" if model.observation_proj is None else "observations": observations} | last
 
 
 @torch.no_grad()
-def act(model: MemoryForActorCritic, observation: Observation, reset: torch.Tensor, past: dict, mems: Memory | None):
+def act(model: MemoryForActorCritic, start: Beginning, past: dict):
     """One step of the rollout: the last step of `model` on what is new, or on the window so far without memory."""
+    observation, reset, mems, last = start
     if model.config.mem_len == 0:
-        for name, new in (*named(model, observation).items(), ("reset", reset)):
+        for name, new in (*named(model, observation, last).items(), ("reset", reset)):
             new = parts(lambda each: each[:, None], new)
             past[name] = parts(lambda *both: torch.cat(both, dim=1), past[name], new) if name in past else new
         return model(**past)
-    observations = parts(lambda each: each[:, None], observation)
-    outputs = model(**named(model, observations), reset=reset, **(past or {"mems": mems}), use_cache=True)
+    given = parts(lambda each: each[:, None], named(model, observation, last))
+    outputs = model(**given, reset=reset, **(past or {"mems": mems}), use_cache=True)
     past["past_key_values"] = outputs.past_key_values
     return outputs
 
 
 def within(space: gym.Space, action: torch.Tensor) -> np.ndarray:
     """What the environments take of an action: a normal distribution knows no bounds."""
-    return action.numpy().clip(space.low, space.high) if isinstance(space, gym.spaces.Box) else action.numpy()
+    numbers = action.numpy().reshape(space.shape)
+    return numbers.clip(space.low, space.high) if isinstance(space, gym.spaces.Box) else numbers
 
 
 def collect(model: MemoryForActorCritic, environments: VectorEnv, start: Beginning, window: int):
     """A rollout, the value of what comes after it, and where the next one begins, but for its memory."""
-    (observation, reset, mems), steps, past = start, [], {}
+    steps, past = [], {}
     for _ in range(window):
-        outputs = act(model, observation, reset, past, mems)
+        outputs = act(model, start, past)
         policy = model.distribution(outputs.logits[:, -1])
         action = policy.sample()
         new, reward, terminated, truncated, _ = environments.step(within(environments.action_space, action))
         reward, ended = torch.from_numpy(reward).float(), torch.from_numpy(terminated | truncated)
-        steps.append((observation, reset, action, policy.log_prob(action), outputs.value[:, -1], reward, ended))
+        done = (action, policy.log_prob(action), outputs.value[:, -1], reward, ended)
+        steps.append((start.observation, start.last, start.reset, *done))
         # SAME_STEP: the observation beside the end of an episode begins the next
-        observation, reset = parts(torch.from_numpy, new), ended
-    following = act(model, observation, reset, past, mems).value[:, -1:]
+        last = {"last_actions": action, "last_rewards": reward} if start.last else {}
+        start = Beginning(parts(torch.from_numpy, new), ended, start.mems, last)
+    following = act(model, start, past).value[:, -1:]
     rollout = Rollout(*(parts(stacked, *column) for column in zip(*steps, strict=True)))
-    return rollout, following, Beginning(observation, reset, None)
+    return rollout, following, start
 
 
 def advantages(rewards: torch.Tensor, ends: torch.Tensor, values: torch.Tensor, settings: Settings) -> torch.Tensor:
@@ -133,7 +150,7 @@ def advantages(rewards: torch.Tensor, ends: torch.Tensor, values: torch.Tensor, 
 def loss_of(model, rollout: Rollout, targets: tuple[torch.Tensor, ...], mems: Memory | None, settings: Settings):
     """The loss of a rollout that began with `mems`; `targets` are advantages and returns."""
     advantage, returns = targets
-    outputs = model(**named(model, rollout.observations), reset=rollout.resets, mems=mems)
+    outputs = model(**named(model, rollout.observations, rollout.last), reset=rollout.resets, mems=mems)
     policy = model.distribution(outputs.logits)
     ratio = (policy.log_prob(rollout.actions) - rollout.log_probs).exp()
     clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
@@ -156,14 +173,22 @@ def update(model, optimizer, rollout: Rollout, following: torch.Tensor, mems: Me
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
     with torch.no_grad():
-        return model(**named(model, rollout.observations), reset=rollout.resets, mems=mems).mems
+        return model(**named(model, rollout.observations, rollout.last), reset=rollout.resets, mems=mems).mems
 
 
 def learn(model: MemoryForActorCritic, environments: VectorEnv, seed: int, settings: Settings) -> Iterator[Rollout]:
-    """Train an agent; yields every rollout after its update."""
+    """Train an agent; yields every rollout after its update.
+
+    Raises:
+        ValueError: the environments begin episodes in another mode than `vector` makes.
+    """
+    if (mode := environments.metadata.get("autoreset_mode")) is not AutoresetMode.SAME_STEP:
+        raise ValueError(
+            f"`autoreset_mode`={mode}: make the environments by `vector`, or with AutoresetMode.SAME_STEP."
+        )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     first = parts(torch.from_numpy, environments.reset(seed=seed * environments.num_envs)[0])
-    start = Beginning(first, torch.ones(environments.num_envs, dtype=torch.bool), None)
+    start = beginning(model, first, environments)
     for _ in range(settings.updates):
         rollout, following, after = collect(model, environments, start, settings.window)
         start = after._replace(mems=update(model, optimizer, rollout, following, start.mems, settings))
@@ -171,19 +196,22 @@ def learn(model: MemoryForActorCritic, environments: VectorEnv, seed: int, setti
 
 
 def made(name: str) -> gym.Env:
-    """An environment whose observation is one array: parts of a dict or tuple side by side, a choice as zeros and a one.
+    """An environment whose observation is an id, numbers or an image; anything else becomes one array, in which parts of a
+    dict or tuple stand side by side, and a choice is zeros and a one.
 
     Raises:
         ValueError: a part is no number.
     """
-    environment = gym.make(name)
-    if not isinstance(environment.observation_space, (gym.spaces.Dict, gym.spaces.Tuple, gym.spaces.MultiDiscrete)):
+    environment, spaces = gym.make(name), gym.spaces
+    space = environment.observation_space
+    axes = {spaces.MultiBinary: (1,), spaces.Box: (1, 3)}.get(type(space), ())
+    if isinstance(space, spaces.Discrete) or len(space.shape or ()) in axes:
         return environment
     try:
         return gym.wrappers.FlattenObservation(environment)
     except NotImplementedError:
         raise ValueError(
-            f"`environment`={name} shows {environment.observation_space}, which is not numbers alone: leave parts out with "
+            f"`environment`={name} shows {space}, which is not numbers alone: leave parts out with "
             "`gymnasium.wrappers.FilterObservation`, as minigrid_memory.py does."
         ) from None
 
@@ -214,7 +242,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--environments", type=int, default=64)
     parser.add_argument("--mem-len", type=int, default=64, help="steps that a layer remembers")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if min(args.steps, args.environments, args.mem_len) < 1:
+        parser.error("--steps, --environments and --mem-len must be at least 1")
+    return args
 
 
 def main() -> None:
@@ -237,12 +268,12 @@ def main() -> None:
             )
     agent.save_pretrained(args.output)
     agent = AutoModelForActorCritic.from_pretrained(args.output)
-    first = Beginning(
-        parts(torch.from_numpy, environments.reset()[0]), torch.ones(args.environments, dtype=torch.bool), None
-    )
+    first = beginning(agent, parts(torch.from_numpy, environments.reset()[0]), environments)
     played = Returns(args.environments)
     played.add(collect(agent, environments, first, 512)[0])
-    print(f"{args.output}, loaded again: return {np.mean(played.ended):.3f} in {len(played.ended)} episodes")
+    count = len(played.ended)
+    worth = f"return {np.mean(played.ended):.3f} in {count} episodes" if count else "no episode ended in 512 steps"
+    print(f"{args.output}, loaded again: {worth}")
 
 
 if __name__ == "__main__":

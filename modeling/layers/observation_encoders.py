@@ -11,15 +11,24 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_agent import AgentConfig
 
 
+def check_tensor(observations: object) -> None:
+    if not isinstance(observations, torch.Tensor):
+        raise ValueError(
+            f"`observations` is a {type(observations).__name__}: this agent reads one tensor, or array. Pass an `encoder` "
+            "of your own to the model, or wrap the environment with `FlattenObservation`."
+        )
+
+
 class NumberEncoder(nn.Linear):
     """Projects `(batch, steps, observation_size)` numbers of any type to `(batch, steps, hidden_size)`."""
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        check_tensor(observations)
         if observations.dim() != 3 or observations.shape[2] != self.in_features or 0 in observations.shape:
             raise ValueError(
                 f"`observations` has shape {tuple(observations.shape)}: it must be (batch, steps, observation_size) with "
                 f"`observation_size`={self.in_features}, each at least 1; one step of a vector environment is "
-                "`observations[:, None]`."
+                "`observations[:, None]`, and one of more axes is made flat by gymnasium's `FlattenObservation`."
             )
         return super().forward(observations.to(self.weight.dtype))
 
@@ -47,6 +56,7 @@ class ImageEncoder(nn.Module):
                 init.uniform_(parameter, -bound, bound)
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        check_tensor(observations)
         if observations.shape[2:] != self.image_shape or observations.dim() != 5 or 0 in observations.shape:
             raise ValueError(
                 f"`observations` has shape {tuple(observations.shape)}: it must be (batch, steps, height, width, channels) "
@@ -67,4 +77,4 @@ def build_encoder(config: AgentConfig, hidden_size: int) -> nn.Module | None:
     return None if config.observation_size is None else NumberEncoder(config.observation_size, hidden_size)
 
 
-__all__ = ["ImageEncoder", "NumberEncoder", "build_encoder"]
+__all__ = ["ImageEncoder", "NumberEncoder", "build_encoder", "check_tensor"]

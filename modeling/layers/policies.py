@@ -38,6 +38,8 @@ class Choices(Distribution):
         return torch.stack([part.sample(torch.Size(sample_shape)) for part in self.parts], dim=-1)
 
     def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        if value.shape[-1] != len(self.parts):
+            raise ValueError(f"`value` has shape {tuple(value.shape)}: it must end with {len(self.parts)} choices.")
         pairs = zip(self.parts, value.unbind(dim=-1), strict=True)
         return torch.stack([part.log_prob(each) for part, each in pairs]).sum(0)
 

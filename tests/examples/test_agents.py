@@ -77,7 +77,7 @@ def test_what_acts_is_what_learns(name):
     model, mems = task.AGENTS[name](), None
     for _ in range(2):
         observations, resets, past = torch.randn(3, 7, 4), torch.rand(3, 7) < 0.2, {}
-        steps = [ppo.act(model, observations[:, i], resets[:, i], past, mems) for i in range(7)]
+        steps = [ppo.act(model, ppo.Beginning(observations[:, i], resets[:, i], mems, {}), past) for i in range(7)]
         window = model(observations, reset=resets, mems=mems)
         torch.testing.assert_close(torch.stack([s.logits[:, -1] for s in steps], dim=1), window.logits)
         torch.testing.assert_close(torch.stack([s.value[:, -1] for s in steps], dim=1), window.value)
@@ -107,7 +107,7 @@ def test_rows_of_a_rollout_learn_as_they_do_together():
     torch.manual_seed(0)
     model, settings = task.AGENTS["GTrXL"](), task.Settings(environments=4, window=6, shortest=3, longest=4)
     environments = ppo.vector(partial(task.CueTask, 3, 4), 4)
-    start = ppo.Beginning(torch.from_numpy(environments.reset(seed=0)[0]), torch.ones(4, dtype=torch.bool), None)
+    start = ppo.beginning(model, torch.from_numpy(environments.reset(seed=0)[0]), environments)
     mems = model(torch.randn(4, 5, 4)).mems
     rollout, _, _ = ppo.collect(model, environments, start._replace(mems=mems), settings.window)
     targets = torch.randn(4, 6), torch.randn(4, 6)
@@ -115,7 +115,7 @@ def test_rows_of_a_rollout_learn_as_they_do_together():
     for parts in (1, 2):
         model.zero_grad()
         for rows in torch.arange(4).chunk(parts):
-            here = ppo.Rollout(*(each[rows] for each in rollout))
+            here = ppo.Rollout(*(ppo.parts(ppo.itemgetter(rows), each) for each in rollout))
             loss = ppo.loss_of(model, here, tuple(each[rows] for each in targets), mems.rows(rows), settings)
             (loss / parts).backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
@@ -125,8 +125,8 @@ def test_rows_of_a_rollout_learn_as_they_do_together():
 def test_returns_are_sums_over_episodes():
     returns, ends = ppo.Returns(2), torch.tensor([[False, True, False, True], [False, False, False, False]])
     rewards = torch.tensor([[1.0, 2, 3, 4], [1, 1, 1, 1]])
-    returns.add(ppo.Rollout(*[torch.empty(0)] * 5, rewards, ends))
-    returns.add(ppo.Rollout(*[torch.empty(0)] * 5, rewards[:, :1], torch.tensor([[False], [True]])))
+    returns.add(ppo.Rollout(*[torch.empty(0)] * 6, rewards, ends))
+    returns.add(ppo.Rollout(*[torch.empty(0)] * 6, rewards[:, :1], torch.tensor([[False], [True]])))
     assert returns.ended == [3.0, 7.0, 5.0]
 
 
@@ -174,6 +174,68 @@ def test_observations_may_be_dicts(mem_len):
             pass
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
     torch.testing.assert_close(*weights)
+
+
+class Shapes(task.gym.Env):
+    """Shows and takes arrays of any shape; episodes of two steps."""
+
+    def __init__(self, shown, taken):
+        self.observation_space, self.action_space = shown, taken
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.place += 1
+        return self.observation_space.sample(), 1.0, self.place == 2, False, {}
+
+
+SPACES = task.gym.spaces
+
+
+@pytest.mark.parametrize(
+    ("shown", "taken"),
+    [
+        (SPACES.Box(0, 1, ()), SPACES.Box(-1, 1, ())),
+        (SPACES.Box(0, 1, (2, 3)), SPACES.Box(-1, 1, (2, 2))),
+        (SPACES.MultiBinary((2, 2)), SPACES.MultiDiscrete([[2, 3], [2, 2]])),
+        (SPACES.Box(0, 1, (2, 2, 2, 2)), SPACES.MultiBinary(3)),
+    ],
+    ids=str,
+)
+def test_arrays_of_any_shape_go_in_and_out(shown, taken, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(ppo.gym, "make", lambda name: Shapes(shown, taken))
+    assert "return 2.000" in run(monkeypatch, capsys, tmp_path, "shapes", "--steps", "64", "--environments", "2")
+
+
+@pytest.mark.parametrize("mem_len", [0, 8])
+def test_an_agent_reads_its_last_step(mem_len):
+    """What acts is what learns: without an update between them, both have the same probabilities."""
+    torch.manual_seed(0)
+    fields = task.SIZES | {"mem_len": mem_len, "same_length": mem_len > 0, "reads_last_step": True}
+    model = task.GTrXLForActorCritic(task.GTrXLConfig(**fields))
+    environments = ppo.vector(partial(task.CueTask, 2, 3), 4)
+    start = ppo.beginning(model, torch.from_numpy(environments.reset(seed=0)[0]), environments)
+    for _ in range(2):
+        rollout, _, after = ppo.collect(model, environments, start, 6)
+        given = ppo.named(model, rollout.observations, rollout.last)
+        window = model(**given, reset=rollout.resets, mems=start.mems)
+        found = model.distribution(window.logits).log_prob(rollout.actions)
+        torch.testing.assert_close(found, rollout.log_probs)
+        assert torch.equal(rollout.last["last_actions"][:, 1:], rollout.actions[:, :-1])
+        assert torch.equal(rollout.last["last_rewards"][:, 1:], rollout.rewards[:, :-1])
+        start = after._replace(mems=window.mems)
+    assert rollout.resets.any()
+    assert torch.equal(after.last["last_actions"], rollout.actions[:, -1])
+
+
+def test_environments_that_begin_episodes_one_step_later_are_refused():
+    environments = task.gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    with pytest.raises(ValueError, match=r"`autoreset_mode`=AutoresetMode.NEXT_STEP: .*SAME_STEP"):
+        next(ppo.learn(task.AGENTS["GTrXL"](), environments, 0, ppo.Settings()))
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_the_lstm_acts_as_it_learns():
     model, mems = lstm().float(), None
     for _ in range(2):
         observations, resets, past = torch.randn(3, 7, 4), torch.rand(3, 7) < 0.2, {}
-        steps = [ppo.act(model, observations[:, i], resets[:, i], past, mems) for i in range(7)]
+        steps = [ppo.act(model, ppo.Beginning(observations[:, i], resets[:, i], mems, {}), past) for i in range(7)]
         window = model(observations, reset=resets, mems=mems)
         torch.testing.assert_close(torch.stack([s.logits[:, -1] for s in steps], dim=1), window.logits)
         mems = window.mems

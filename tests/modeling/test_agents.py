@@ -12,7 +12,13 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.utils import logging
 
-from transformers_xl import AutoModelForActorCritic, GTrXLConfig, GTrXLForActorCritic, TransformerXLConfig
+from transformers_xl import (
+    AutoModelForActorCritic,
+    GTrXLConfig,
+    GTrXLForActorCritic,
+    TransformerXLConfig,
+    TransformerXLForActorCritic,
+)
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.layers.policies import Choices, GaussianPolicy
 
@@ -75,6 +81,12 @@ def test_the_step_before_is_read_and_not_across_a_reset():
         assert torch.equal(model(**other).logits, output) is not is_read
 
 
+def test_where_an_episode_begins_the_step_before_may_be_anything():
+    model, given = agent(reads_last_step=True), rollout()
+    changed = given | {"last_actions": given["last_actions"].masked_fill(given["reset"], -1)}
+    assert torch.equal(model(**changed).logits, model(**given).logits)
+
+
 def test_the_step_before_is_a_sum_of_projections():
     model, given = agent(reads_last_step=True), rollout()
     plain = agent()
@@ -126,6 +138,9 @@ def test_a_config_takes_spaces(tmp_path):
         (spaces.Discrete(4), "num_actions", 4),
         (spaces.MultiDiscrete([2, 3]), "num_actions", [2, 3]),
         (spaces.MultiBinary(2), "num_actions", [2, 2]),
+        (type("Few", (spaces.Discrete,), {})(4), "num_actions", 4),
+        (spaces.MultiDiscrete([2, 3]).nvec, "num_actions", [2, 3]),
+        ((2, 3), "num_actions", [2, 3]),
         (box, "action_size", 5),
     ):
         assert getattr(GTrXLConfig(num_actions=space), field) == value
@@ -146,8 +161,25 @@ def test_a_space_that_no_field_holds_is_refused(field):
     spaces = needs("gymnasium").spaces
     with pytest.raises(ValueError, match=f"`{field}`=Dict"):
         GTrXLConfig(**{field: spaces.Dict({"a": spaces.Discrete(2)})})
-    with pytest.raises(ValueError, match="does not begin at 0"):
-        GTrXLConfig(num_actions=spaces.Discrete(2, start=1))
+    with pytest.raises(ValueError, match=f"`{field}`=.* does not begin at 0"):
+        GTrXLConfig(**{field: spaces.Discrete(2, start=1)})
+
+
+def test_a_space_and_a_field_that_contradict_each_other_are_refused():
+    spaces = needs("gymnasium").spaces
+    image, box = spaces.Box(0, 255, (7, 9, 3), np.uint8), spaces.Box(-1, 1, (5,))
+    assert GTrXLConfig(num_actions=2, observation_size=image, image_shape=(7, 9, 3)).image_shape == [7, 9, 3]
+    for fields, message in (
+        (
+            {"observation_size": spaces.Discrete(5), "vocab_size": 9},
+            "`vocab_size`=9 is not that of `observation_size`",
+        ),
+        ({"observation_size": image, "image_shape": [4, 4, 3]}, "`image_shape`"),
+        ({"num_actions": box, "action_size": 2}, "`action_size`=2"),
+        ({"num_actions": spaces.Box(0, 9, (2,), np.int64)}, "holds integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GTrXLConfig(**{"num_actions": 2} | fields)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +216,8 @@ def test_dropout_in_training_is_warned_of(caplog, monkeypatch):
     assert "dropout" not in caplog.text
     model.train()(rollout()["observations"])
     assert "`dropout`=0.1" in caplog.text
+    agent(dropout=0.0, embedding_dropout=0.2).train()(rollout()["observations"])
+    assert "`embedding_dropout`=0.2" in caplog.text
 
 
 def test_images_are_read_by_a_small_network(tmp_path):
@@ -243,6 +277,54 @@ def test_a_sub_class_builds_its_encoder(tmp_path):
     observations = {"position": torch.zeros(2, 4, 2), "direction": torch.ones(2, 4, dtype=torch.long)}
     model.save_pretrained(tmp_path)
     assert torch.equal(OwnAgent.from_pretrained(tmp_path)(observations).logits, model(observations).logits)
+    assert "GTrXLForActorCritic" in json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModel"]
+    for auto in (AutoModel, AutoModelForCausalLM):
+        with pytest.raises(ValueError, match="holds an agent, OwnAgent, and .* would drop its policy"):
+            auto.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("load", [AutoModelForActorCritic, GTrXLForActorCritic, TransformerXLForActorCritic])
+def test_an_agent_is_not_loaded_without_its_encoder(load, tmp_path):
+    agent(observation_size=None, encoder=DictEncoder(32)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds an agent with the weight .* has no place: .* pass `encoder`"):
+        load.from_pretrained(tmp_path)
+
+
+class ScaledEncoder(nn.Linear):
+    """Keeps a number that is not saved."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__(WIDTH, hidden_size)
+        self.register_buffer("scale", torch.tensor(3.0), persistent=False)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return super().forward(observations) * self.scale
+
+
+class ScaledAgent(GTrXLForActorCritic):
+    def build_encoder(self, config):
+        return ScaledEncoder(config.hidden_size)
+
+
+@pytest.mark.parametrize("is_passed", [True, False])
+def test_buffers_that_are_not_saved_keep_their_values(is_passed, tmp_path):
+    config = tiny_config("gtrxl", num_actions=3)
+    model = GTrXLForActorCritic(config, encoder=ScaledEncoder(32)) if is_passed else ScaledAgent(config)
+    model.save_pretrained(tmp_path)
+    given = {"encoder": ScaledEncoder(32)} if is_passed else {}
+    loaded, info = type(model).from_pretrained(tmp_path, **given, output_loading_info=True)
+    assert not info["missing_keys"]
+    observations = rollout()["observations"].float()
+    assert torch.equal(loaded(observations).logits, model.eval()(observations).logits)
+
+
+def test_what_is_no_encoder_and_what_needs_one_is_refused():
+    with pytest.raises(ValueError, match="`encoder`=.* an object and not its class"):
+        agent(encoder=DictEncoder)
+    with pytest.raises(ValueError, match="`observations` is a dict: .* `encoder`"):
+        agent()({"a": rollout()["observations"]})
+    with pytest.raises(ValueError, match="`value` has shape"):
+        Choices(torch.zeros(1, 1, 5), (2, 3)).log_prob(torch.zeros(1, 1, 3, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
@@ -252,6 +334,9 @@ def test_a_sub_class_builds_its_encoder(tmp_path):
         ({}, {"last_rewards": torch.zeros(BATCH, STEPS)}, "`last_rewards` was given"),
         ({"reads_last_step": True}, {"last_rewards": torch.zeros(BATCH)}, r"`last_rewards` has shape \(3,\)"),
         ({"reads_last_step": True}, {"last_actions": torch.zeros(BATCH, STEPS, 1)}, "`last_actions` has shape"),
+        ({"reads_last_step": True}, {"last_actions": torch.full((BATCH, STEPS), 3)}, "`last_actions` holds 3"),
+        ({"reads_last_step": True}, {"last_actions": torch.full((BATCH, STEPS), -1)}, "`last_actions` holds -1"),
+        ({"reads_last_step": True}, {"last_actions": torch.full((BATCH, STEPS), 0.5)}, "`last_actions` holds 0.5"),
     ],
 )
 def test_a_step_before_that_does_not_fit_is_refused(fields, given, message):

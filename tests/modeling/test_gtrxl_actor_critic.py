@@ -330,3 +330,32 @@ def test_episodes_begin_where_the_mode_of_the_environments_says(mode, later):
 
     assert not remembers_other_episodes(values, moved(later))
     assert remembers_other_episodes(values, moved(1 - later))
+
+
+def test_the_action_without_effect_is_the_one_before_a_reset():
+    """With NEXT_STEP, an action on the observation that ends an episode has no effect, and is not to be learned."""
+    gym = needs("gymnasium")
+
+    class Counted(gym.Env):
+        observation_space, action_space = gym.spaces.Box(0, 9, (1,)), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.place = 0
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            self.place += 1
+            return np.full(1, self.place, np.float32), 1.0, self.place == 3, False, {}
+
+    environments = gym.vector.SyncVectorEnv([Counted], autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP)
+    environments.reset(seed=0)
+    reset, ended, effects = [True], [False], []
+    for _ in range(9):
+        _, reward, terminated, _, _ = environments.step(np.zeros(1, np.int64))
+        effects.append(bool(reward[0]))
+        reset.append(ended[-1])
+        ended.append(bool(terminated[0]))
+    assert [has_effect for has_effect, begins_next in zip(effects, reset[1:], strict=True) if begins_next] == [
+        False
+    ] * 2
+    assert all(has_effect for has_effect, begins_next in zip(effects, reset[1:], strict=True) if not begins_next)
