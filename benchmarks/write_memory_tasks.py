@@ -47,8 +47,8 @@ def grows(settings: dict[str, Any]) -> bool:
 
 
 def at(run: Run, axis: int, place: float) -> float:
-    """Where a curve is after so many steps (`axis` 0) or seconds (1), by its nearest point: its success, or the length that its
-    episodes have."""
+    """Where a curve is after so many steps (`axis` 0) or seconds (1), by its nearest point: its success, or the length of
+    its episodes."""
     _, _, length, success = min(run["curve"], key=lambda point: abs(point[axis] - place))
     return length if grows(run["settings"]) else success or 0.0
 

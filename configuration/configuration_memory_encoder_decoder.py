@@ -88,8 +88,8 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
         model_type = given.get("model_type") if isinstance(given, dict) else given.model_type
         if model_type not in _PARTS:
             close = nearest_names(str(model_type), [*_PARTS], cutoff=0.6)
-            remedy = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(_PARTS))}."
-            raise ValueError(f"`{name}` has `model_type`={model_type!r}, which cannot be an {name}: {remedy}")
+            remedy = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(_PARTS))}."
+            raise ValueError(f"`{name}` has `model_type`={model_type!r}, which cannot be its `{name}`: {remedy}")
         made = copy.deepcopy(given) if isinstance(given, PreTrainedConfig) else _PARTS[model_type].from_dict(given)
         return cast(MemoryConfig, made)
 

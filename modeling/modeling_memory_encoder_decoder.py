@@ -55,7 +55,8 @@ def _part(name: str, model_type: str, known: dict[str, Any]) -> Any:
     if name == "decoder" and model_type in REFUSED:
         raise ValueError(f"`decoder` is a {model_type!r}, which cannot read a source: {REFUSED[model_type]}.")
     if model_type not in known:
-        raise ValueError(f"`{name}` is a {model_type!r}, which is no {name}: use one of {', '.join(sorted(known))}.")
+        fitting = sorted(known.keys() - REFUSED.keys())
+        raise ValueError(f"`{name}` is a {model_type!r}, which is no {name}: use one of {', '.join(fitting)}.")
     return known[model_type]
 
 
@@ -178,6 +179,11 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.get_input_embeddings()
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Of the encoder, and, where both share one table, of the decoder."""
+        for part in (self.encoder, self.decoder) if self.config.share_embeddings else (self.encoder,):
+            part.set_input_embeddings(value)
+
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder.get_output_embeddings()
 
@@ -195,10 +201,11 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to predict `labels` `(batch, length)`: each token before it, and first of all
-        `decoder_start_token_id`."""
+        `decoder_start_token_id`; `pad_token_id`, if there is one, where the labels are padding."""
         start = cast(int, self.config.decoder_start_token_id)
+        pad = start if self.config.pad_token_id is None else self.config.pad_token_id
         before = nn.functional.pad(labels[:, :-1], (1, 0), value=-100)
-        return before.masked_fill(before == -100, start)
+        return before.where(before != -100, torch.where(between_labels(labels), start, pad))
 
     def encode(
         self,
@@ -216,8 +223,15 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
 
     def source_mask(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
         """Which tokens of the source are real: all but `pad_token_id`, where nobody says it."""
-        pad = self.config.pad_token_id
+        pad = self.config.encoder.pad_token_id
         return attention_mask if attention_mask is not None or input_ids is None or pad is None else input_ids != pad
+
+    def target_mask(self, input_ids: torch.Tensor | None, labels: torch.Tensor | None) -> torch.Tensor | None:
+        """Which tokens that the decoder reads are real, where nobody says it: those that labels ask for, else all but what
+        stands before the start."""
+        if labels is not None:
+            return between_labels(labels)
+        return None if input_ids is None or input_ids.shape[1] == 1 else from_the_start(input_ids, self.config)
 
     def read_source(
         self,
@@ -271,7 +285,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         attention_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*):
             1 for real tokens of the source, 0 for padding, on any side; all but `pad_token_id` when not given.
         decoder_attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
-            The same of the target; with `labels` it follows from them.
+            The same of the target. When not given it follows from `labels`; without them `pad_token_id` before
+            `decoder_start_token_id` is padding.
         encoder_outputs (`BaseModelOutput`, *optional*):
             What [`encode`] gave for this source.
         labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
@@ -283,19 +298,21 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         reset (`torch.Tensor` of shape `(batch,)`, *optional*):
             Bool, rows that begin a new document: neither memory is seen.
         """
-        self._check(source_mems, reset, labels, decoder_input_ids, decoder_inputs_embeds)
+        self._check(reset, labels, decoder_input_ids, decoder_inputs_embeds)
         if encoder_outputs is None:
             attention_mask = self.source_mask(input_ids, attention_mask)
             encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **recorded(kwargs))
-        if labels is not None:
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
-            if decoder_attention_mask is None:
-                decoder_attention_mask = between_labels(labels)
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
+        if decoder_attention_mask is None:
+            decoder_attention_mask = self.target_mask(decoder_input_ids, labels)
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values, mems = MemoryCache(mems), None
         encoded: Any = by_name(encoder_outputs)
-        states, earlier = encoded.last_hidden_state, forget_source(source_mems, reset)
+        states = encoded.last_hidden_state
+        target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
+        self._check_rows(len(states), cast(torch.Tensor, target), labels, source_mems, reset)
+        earlier = forget_source(source_mems, reset)
         source = self.read_source(states, attention_mask, earlier, past_key_values)
         source.weights = [] if kwargs.get("output_attentions", self.decoder.config.output_attentions) else None
         outputs = self.decoder(
@@ -312,10 +329,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         )
         weights, source.weights = source.weights, None  # checkpointing, which runs layers again, adds none
         return MemorySeq2SeqOutput(
-            loss=outputs.loss,
-            logits=outputs.logits,
-            past_key_values=outputs.past_key_values,
-            mems=outputs.mems,
+            **{name: outputs.get(name) for name in ("loss", "logits", "past_key_values", "mems")},
             source_mems=source.remembered,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
@@ -326,7 +340,6 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
 
     def _check(
         self,
-        source_mems: Memory | None,
         reset: torch.Tensor | None,
         labels: torch.Tensor | None,
         decoder_input_ids: torch.Tensor | None,
@@ -336,13 +349,48 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             raise ValueError(
                 "`decoder_input_ids`=None: give what the decoder reads, or `labels`, from which it follows."
             )
-        if source_mems is not None and self.earlier_source is None:
+        if reset is not None and not (isinstance(reset, torch.Tensor) and reset.dim() == 1):
+            shape = tuple(reset.shape) if isinstance(reset, torch.Tensor) else type(reset).__name__
+            raise ValueError(f"`reset` has shape {shape}: it must be a tensor (batch,), rows that begin a document.")
+
+    def _check_rows(
+        self,
+        batch: int,
+        target: torch.Tensor,
+        labels: torch.Tensor | None,
+        source_mems: Memory | None,
+        reset: torch.Tensor | None,
+    ) -> None:
+        """Check that all that was given has as many rows as the source."""
+        given = {"decoder_input_ids": target, "labels": labels, "reset": reset}
+        for name, value in given.items():
+            if value is not None and len(value) != batch:
+                raise ValueError(
+                    f"`{name}` has {len(value)} rows, but the source {batch}: give one target for each source."
+                )
+        if labels is not None and labels.shape != target.shape[:2]:
+            raise ValueError(
+                f"`labels` has shape {tuple(labels.shape)}, but the decoder reads {tuple(target.shape[:2])}."
+            )
+        if source_mems is not None:
+            self.check_source_memory(source_mems, batch)
+
+    def check_source_memory(self, source_mems: Memory, batch: int) -> None:
+        """
+        Raises:
+            ValueError: `source_mems` is not of the source of this model, or of another number of rows.
+        """
+        if self.earlier_source is None:
             raise ValueError(
                 "`source_mems` was given, but `source_mem_len`=0: earlier sentences are not seen, leave it out."
             )
-        if reset is not None and reset.dim() != 1:
+        size = self.config.encoder.hidden_size
+        columns = [each.columns for each in source_mems.layers]
+        if len(columns) != 1 or len(columns[0]) != 1 or columns[0][0].shape[::2] != (batch, size):
+            shapes = [tuple(each.shape) for layer in columns for each in layer]
             raise ValueError(
-                f"`reset` has shape {tuple(reset.shape)}: it must be (batch,), rows that begin a document."
+                f"`source_mems` holds {shapes}: it must be what a call returned as `source_mems` for the sentence before, "
+                f"one tensor ({batch}, columns, {size}); `mems` is another memory."
             )
 
     def generate(
@@ -361,7 +409,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             Token ids `(batch, length)`, or with `return_dict_in_generate=True` a result that has `.mems` and `.source_mems`
             too: None after beam search.
         """
-        if "source_mems" in kwargs:
+        if kwargs.get("source_mems") is not None:
+            self.check_source_memory(kwargs["source_mems"], kwargs["source_mems"].batch_size)
             kwargs["source_mems"] = forget_source(kwargs["source_mems"], kwargs.get("reset"))
         return super().generate(inputs, generation_config, **kwargs)
 
@@ -412,6 +461,17 @@ def between_labels(labels: torch.Tensor) -> torch.Tensor:
     -100."""
     is_given = labels != -100
     return (is_given.cumsum(1) > 0) & (is_given.flip(1).cumsum(1) > 0).flip(1)
+
+
+def from_the_start(ids: torch.Tensor, config: MemoryEncoderDecoderConfig) -> torch.Tensor | None:
+    """Which tokens of a target `(batch, length)` are real, bool: all but padding before `decoder_start_token_id`, which a
+    collator puts there where another (label smoothing) has taken the labels. None where nothing could be padding."""
+    start, pad = config.decoder_start_token_id, config.pad_token_id
+    if pad is None or pad == start:
+        return None
+    count = (ids == pad).long().cumprod(1).sum(1, keepdim=True)  # of the row's beginning
+    after = ids.gather(1, count.clamp(max=ids.shape[1] - 1))
+    return (torch.arange(ids.shape[1], device=ids.device) >= count) | (after != start)
 
 
 def forget_source(source_mems: Memory | None, reset: torch.Tensor | None) -> Memory | None:

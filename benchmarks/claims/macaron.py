@@ -39,7 +39,7 @@ CLAIM = Claim(
     measure=train_and_score,
     verdict=verdict,
     draw=draw,
-    beyond="The paper's are translation and BERT, which this package does not train.",
+    beyond="The paper's are translation (the claim `macaron_translation`) and BERT, which is not tried here.",
 )
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def places_without_memory(config: MemoryConfig, segment: Segment) -> torch.Tenso
     if segment.length > config.segment_length:
         raise ValueError(
             f"`input_ids` holds {segment.length} tokens, but the model has `segment_length`={config.segment_length} "
-            "positions and no memory: read the text in segments, as generate() and `score_moving_window` do."
+            "positions and no memory: read the text in segments, as generate() and `score_moving_window` do, or make "
+            "a model, such as an encoder, with more."
         )
     return segment.columns - segment.start
 

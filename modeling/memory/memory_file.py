@@ -44,12 +44,13 @@ class Remembering(NamedTuple):
             ValueError: no part of `model` remembers.
         """
         parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-        backbone = next((part for part in parts if hasattr(part, "check_saved_memory")), None)
-        if backbone is None:
+        found = [part for part in parts if hasattr(part, "check_saved_memory")]
+        if not found:
             raise ValueError(
                 f"`model` is a {type(model).__name__}, which remembers nothing: give the model that made the memory."
             )
-        return cls(parts[0], backbone)
+        # an encoder, which comes before its decoder, remembers nothing
+        return cls(parts[0], next((part for part in found if part.config.mem_len > 0), found[0]))
 
 
 def save_memory(

@@ -10,6 +10,7 @@ from programs import run
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from transformers_xl.evaluation.translations import score_translations, translate
+from transformers_xl.hub.cards import write_card
 
 SMALL = (
     "--model.hidden_size 32 --model.num_hidden_layers 1 --model.intermediate_size 64 --model.num_attention_heads 2 "
@@ -54,6 +55,8 @@ def test_what_is_trained_translates(pairs: Path, trained: tuple[Path, dict]) -> 
     (pairs / "few.en").write_text("\n".join(lines) + "\n")
     (pairs / "few.de").write_text("\n".join(lines).upper() + "\n")
     result = run("evaluate", folder, "--source", pairs / "few.en", "--target", pairs / "few.de", "--json")
+    refused = run("evaluate", folder, "--text", pairs / "few.en")
+    assert "with --source and --target" in " ".join(refused.output.split())
     found = json.loads(result.stdout)
     assert {name: found[name] for name in ("bleu", "chrf")} == {
         name: score_translations(made, [line.upper() for line in lines])[name] for name in ("bleu", "chrf")
@@ -89,6 +92,55 @@ def test_a_translator_is_trained_on(pairs: Path, trained: tuple[Path, dict]) -> 
         assert said in " ".join(result.output.split())
 
 
+def test_a_translator_has_a_card(pairs: Path, trained: tuple[Path, dict]) -> None:
+    folder, scores = trained
+    card = (folder / "README.md").read_text()
+    assert f"| BLEU | {scores['bleu']} | `translation_metrics.json`: `bleu` |" in card
+    assert "pipeline_tag: translation" in card
+    code = card.split("```python\n")[1].split("```")[0].replace('"you/out"', repr(str(folder)))
+    exec(compile(code, "README.md", "exec"), {})
+    shown = run("card", folder, "--license", "mit", "--json")
+    assert json.loads(shown.stdout)["metadata"]["license"] == "mit"
+    config = json.loads((folder / "config.json").read_text())
+    (pairs / "hostile").mkdir()
+    for part in ({"model_type": ["x"]}, None, {"model_type": "llama"}):
+        (pairs / "hostile/config.json").write_text(json.dumps(config | {"encoder": part}))
+        with pytest.raises(ValueError, match=r"`encoder.model_type`=.* is not a model of this package"):
+            write_card(pairs / "hostile")
+
+
+def test_smoothed_labels_train_on_the_same_targets(pairs: Path) -> None:
+    """The perplexity is that of the targets, whatever the training smoothes: without a step, it is the same."""
+    given = ["--data.source", pairs / "a.en", "--data.target", pairs / "a.de", "--training.max_steps", 1]
+    given += ["--training.learning_rate", 0, "--json", *SMALL.split()[:8]]
+    found = []
+    for smoothing in (0.0, 0.5):
+        name = f"smoothed-{smoothing}"
+        result = run("train", *given, "--training.label_smoothing_factor", smoothing, "-o", pairs / name)
+        assert result.exit_code == 0, (result.output, result.exception)
+        found.append(json.loads(result.stdout)["perplexity"])
+    assert found[0] == found[1]
+
+
+def test_held_out_json_lines(pairs: Path) -> None:
+    rows = (pairs / "rows.jsonl").read_text().splitlines()
+    (pairs / "known.jsonl").write_text("\n".join(rows[:180]))
+    (pairs / "unseen.jsonl").write_text("\n".join(rows[180:]))
+    fields = ["--data.source", "translation.en", "--data.target", "translation.de", "--json"]
+    fields += ["--data.eval_path", pairs / "unseen.jsonl", *SMALL.split()[:8], "--training.max_steps", 1]
+    result = run("train", pairs / "known.jsonl", *fields, "-o", pairs / "held-out")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.loads(result.stdout)["pairs"] == 20
+
+
+def test_lines_stand_where_they_stood(pairs: Path, trained: tuple[Path, dict]) -> None:
+    (pairs / "gaps.en").write_text("ab cd\n\nba dc\n")
+    result = run("generate", trained[0], "--prompt-file", pairs / "gaps.en")
+    lines = result.stdout.split("\n")
+    assert len(lines) == 4
+    assert [bool(line) for line in lines] == [True, False, True, False]
+
+
 def test_another_variant_from_json_lines_and_resumed(pairs: Path) -> None:
     small = SMALL.replace("150", "4").replace("75", "2").split()
     fields = ["--data.source", "translation.en", "--data.target", "translation.de", "--model.variant", "macaron"]
@@ -106,6 +158,18 @@ def test_another_variant_from_json_lines_and_resumed(pairs: Path) -> None:
         ("--data.source {en}", "`data.target`=None"),
         ("--data.source {en} --data.target {de} --data.overlap 4", "`data.overlap`=4 has no meaning"),
         ("--data.source {en} --data.target {de} --data.eval_source {en}", "belong together"),
+        ("{en} --data.target {de}", "name `data.source` too"),
+        ("--data.source {en} --data.target {de} --data.eval_path {en}", "`data.eval_path`=["),
+        ("--data.source {en} --data.target {de} --data.split some", "`data.split`='some' has no meaning"),
+        ("--data.source {en}x --data.target {de}", "is no file"),
+        (
+            "--data.source {en} --data.target {de} --data.dataset a/b --data.eval_source {en} --data.eval_target {de}",
+            "name its held-out rows with `data.eval_split`",
+        ),
+        (
+            "--data.source {en} --data.target {de} --model.variant absolute_transformer_xl --model.segment_length 4",
+            "of the longest source",
+        ),
         ("--data.source {en} --data.target {de} --training.initial_mem_len 4", "`training.initial_mem_len`=4"),
         ("--data.source {en} --data.target {de} --model.variant sha_rnn", "has no encoder"),
     ],

@@ -10,6 +10,16 @@ from transformers_xl.data.pairs import hold_out_pairs, pairs_of_rows, read_pairs
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei")]
 
 
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    """Other ends of lines in Unicode stand within sentences, also within a string of JSON."""
+    (tmp_path / "a").write_text("one\u2028two\nthree\x0c\nfour\r\n", newline="")
+    (tmp_path / "b").write_text("eins\x85zwei\ndrei\nvier", newline="")
+    pairs = read_pairs(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert pairs == [("one\u2028two", "eins\x85zwei"), ("three", "drei"), ("four", "vier")]
+    (tmp_path / "rows").write_text(json.dumps({"a": "one\u2028two", "b": "eins"}, ensure_ascii=False) + "\n")
+    assert read_pairs("a", "b", [str(tmp_path / "rows")]) == [("one\u2028two", "eins")]
+
+
 def test_two_files_and_json_lines_are_the_same(tmp_path):
     for side, name in enumerate(("a.en", "a.de")):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")

@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqT
 from transformers_xl import (
     ByteTokenizer,
     LongformerEncoderConfig,
+    Memory,
     MemoryEncoderDecoderConfig,
     MemoryForConditionalGeneration,
     ShawTransformerConfig,
@@ -304,6 +305,45 @@ def test_a_decoder_that_reads_a_long_target_in_parts(use_cache, monkeypatch) -> 
     assert_same_memory(parts.mems, whole.mems)
 
 
+@torch.no_grad()
+def test_a_target_is_the_same_where_another_takes_its_labels() -> None:
+    """The Trainer does, to smooth them: what the decoder reads must say by itself where it begins, on either side."""
+    model = built()
+    for side in ("left", "right"):
+        labels = torch.full_like(TARGET, -100)
+        here = slice(2, None) if side == "left" else slice(None, -2)
+        labels[0], labels[1, here] = TARGET[0], TARGET[1, : TARGET.shape[1] - 2]
+        ids = model.prepare_decoder_input_ids_from_labels(labels)
+        alone = model(SOURCE[1:], MASK[1:], labels=labels[1:, here]).logits
+        for given in ({"labels": labels}, {"decoder_input_ids": ids}):
+            found = model(SOURCE, MASK, **given).logits[1:, here]
+            torch.testing.assert_close(found, alone, **EXACT)
+
+
+@torch.no_grad()
+def test_padding_of_the_source_is_that_of_the_encoder() -> None:
+    fields = {"share_embeddings": False, "encoder": ShawTransformerEncoderConfig(**SIZES | {"pad_token_id": 7})}
+    source = torch.tensor([[7, 0, 3], [4, 0, 3]])
+    torch.testing.assert_close(
+        built(**fields)(source, decoder_input_ids=TARGET).logits,
+        built(**fields)(source, torch.tensor([[0, 1, 1], [1, 1, 1]]), decoder_input_ids=TARGET).logits,
+    )
+
+
+@torch.no_grad()
+def test_a_memory_of_what_was_written_is_saved(tmp_path) -> None:
+    model = built(source_mem_len=4)
+    mems = read(model).mems
+    mems.save(tmp_path / "mems", model)
+    assert_same_memory(Memory.load(tmp_path / "mems", model)[0], mems)
+
+
+def test_a_table_that_is_shared_is_exchanged_in_both_parts() -> None:
+    model, table = built(share_embeddings=True), torch.nn.Embedding(37, 32)
+    model.set_input_embeddings(table)
+    assert model.encoder.get_input_embeddings() is model.decoder.get_input_embeddings() is table
+
+
 def test_refusals() -> None:
     for name, reason in REFUSED.items():
         if name != "segment_memory":
@@ -330,8 +370,20 @@ def test_refusals() -> None:
         read(model, source_mems=read(built(source_mem_len=4)).source_mems)
     with pytest.raises(ValueError, match="`decoder_input_ids`=None"):
         model(SOURCE)
-    with pytest.raises(ValueError, match="rows that begin a document"):
-        read(model, reset=torch.ones(2, 7).bool())
+    for reset in (torch.ones(2, 7).bool(), [True, False]):
+        with pytest.raises(ValueError, match="rows that begin a document"):
+            read(model, reset=reset)
+    with pytest.raises(ValueError, match="`decoder_input_ids` has 1 rows, but the source 2"):
+        model(SOURCE, decoder_input_ids=TARGET[:1])
+    with pytest.raises(ValueError, match=r"`labels` has shape \(2, 2\)"):
+        model(SOURCE, decoder_input_ids=TARGET, labels=TARGET[:, :2])
+    remembers = built(source_mem_len=4)
+    wrong = read(remembers)
+    for mems in (wrong.mems, wrong.source_mems.rows(torch.tensor([0]))):
+        with pytest.raises(ValueError, match="`source_mems` holds .* `mems` is another memory"):
+            read(remembers, source_mems=mems)
+    with pytest.raises(ValueError, match="`source_mems` holds"):
+        remembers.generate(SOURCE, source_mems=wrong.mems)
     with pytest.raises(ValueError, match="`unknown` is not an argument"):
         read(model, unknown=1)
 

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from transformers_xl.cli.common import AsMarkdown, refuse_others
 from transformers_xl.cli.measuring import check_picture, tell, tell_translations, write_picture
-from transformers_xl.runs.loading import load_model
+from transformers_xl.runs.loading import is_translator, load_model
 
 OF_COMPARISON = {"model_dir", "text", "segment_length", "mem_len", "compare_base", "picture", "as_json", "as_markdown"}
 
@@ -98,7 +98,7 @@ def evaluate(
         return _evaluate_pairs(ctx, model_dir, source, target)
     if compare_base and text:
         return _compare_base(ctx, model_dir, text, segment_length, mem_len, picture)
-    text = _checked(text, picture, dataset, record)
+    text = _checked(model_dir, text, picture, dataset, record)
     fields = {"mem_len": mem_len, "clamp_len": clamp_len, "same_length": same_length}
     changed = {name: value for name, value in fields.items() if value is not None}
     model, tokenizer = load_model(model_dir)
@@ -150,8 +150,14 @@ def _evaluate_pairs(ctx: typer.Context, model_dir: Path, source: Path | None, ta
     tell_translations(scores, model_dir.name, ctx.params["as_json"], ctx.params["as_markdown"])
 
 
-def _checked(text: list[Path] | None, picture: Path | None, dataset: str | None, record: bool) -> list[Path]:
+def _checked(
+    model_dir: Path, text: list[Path] | None, picture: Path | None, dataset: str | None, record: bool
+) -> list[Path]:
     """The texts to score, if there are any and the options go together."""
+    if is_translator(model_dir):
+        raise ValueError(
+            f"{str(model_dir)!r} holds an encoder-decoder: name the pairs that it is scored on with --source and --target."
+        )
     if not text:
         raise ValueError(
             "`text`=None: name the text with --text, or the pairs of a translation with --source and --target."

@@ -102,8 +102,10 @@ def generate(
 
 def _translate(ctx: typer.Context, model_dir: Path, prompts: list[str]) -> None:
     """Print the translation of each line."""
-    lines = [line for text in prompts for line in text.splitlines() if line.strip()]
-    if not lines:
+    from transformers_xl.data.pairs import lines_of
+
+    lines = [line for text in prompts for line in lines_of(text)]
+    if not any(line.strip() for line in lines):
         raise ValueError("`prompt`='' is empty: give a line to translate.")
     refuse_others(
         ctx,

@@ -92,6 +92,8 @@ def train(
     if run_config.data.source is not None:
         _train_on_pairs(run_config, output, resume, as_json, as_markdown)
         return
+    if run_config.data.target is not None:
+        raise ValueError(f"`data.target`={run_config.data.target!r} is of a translation: name `data.source` too.")
     command = _command(words or [], output, config or [], recipe, resume)
     run = TrainingRun(run_config, output, command, resume, not as_json, trust_remote_code)
     if is_main_process():

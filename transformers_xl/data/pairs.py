@@ -22,19 +22,32 @@ def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
         files: JSON lines.
 
     Raises:
-        ValueError: the files have different numbers of lines, a line is empty on one side, or a field is missing.
+        ValueError: a file is missing, the files have different numbers of lines, a line is empty on one side, or a field is
+            missing.
         OSError: a file cannot be read.
     """
     if files:
         rows = [row for file in files for row in _rows(Path(file))]
         return pairs_of_rows(rows, source, target)
-    sides = [read_text(Path(file), MAX_BYTES).splitlines() for file in (source, target)]
+    sides = [_lines_of(name, file) for name, file in (("source", source), ("target", target))]
     if len(sides[0]) != len(sides[1]):
         raise ValueError(
             f"`source`={source!r} has {len(sides[0]):,} lines, `target`={target!r} {len(sides[1]):,}: each line must stand "
             "beside its translation."
         )
     return _checked(zip(*sides, strict=True), f"of {source!r} and {target!r}")
+
+
+def lines_of(text: str) -> list[str]:
+    """What stands between line feeds: other characters that Unicode calls ends of lines may stand within a sentence."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _lines_of(name: str, file: str) -> list[str]:
+    if not Path(file).is_file():
+        raise ValueError(f"`{name}`={file!r} is no file: name one whose lines are sentences.")
+    return lines_of(read_text(Path(file), MAX_BYTES))
 
 
 def pairs_of_rows(rows: Iterable[Any], source: str, target: str) -> Pairs:
@@ -54,7 +67,10 @@ def hold_out_pairs(pairs: Pairs, fraction: float, seed: int = 0) -> tuple[Pairs,
     known = set(held_out)
     kept = [pair for pair in pairs if pair not in known]
     if not held_out or not kept:
-        raise ValueError(f"`eval_fraction`={fraction} of {len(pairs)} pairs leaves a part empty: use more pairs.")
+        raise ValueError(
+            f"`eval_fraction`={fraction} of {len(pairs)} pairs leaves a part empty: use more pairs, "
+            "another fraction, or held-out files (`eval_source` and `eval_target`)."
+        )
     return kept, held_out
 
 
@@ -70,7 +86,7 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def _rows(file: Path) -> Iterable[Any]:
-    for number, line in enumerate(read_text(file, MAX_BYTES).splitlines(), start=1):
+    for number, line in enumerate(lines_of(read_text(file, MAX_BYTES)), start=1):
         try:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -96,4 +112,4 @@ def _checked(pairs: Iterable[tuple[str, str]], where: str) -> Pairs:
     return found
 
 
-__all__ = ["Pairs", "hold_out_pairs", "pairs_of_rows", "read_pairs", "text_ids"]
+__all__ = ["Pairs", "hold_out_pairs", "lines_of", "pairs_of_rows", "read_pairs", "text_ids"]

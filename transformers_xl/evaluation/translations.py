@@ -12,7 +12,7 @@ from transformers_xl.data.pairs import text_ids
 def translate(
     model: Any, tokenizer: Any, texts: Sequence[str], num_beams: int = 4, batch_size: int = 32, **options: Any
 ) -> list[str]:
-    """The translation of each text, each on its own.
+    """The translation of each text, each on its own, as one line; an empty one is that of an empty text.
 
     Args:
         model: an encoder-decoder.
@@ -22,7 +22,8 @@ def translate(
         batch_size: texts that are read at once, of like length.
         options: of `generate()`; twice as many tokens as the longest source has, and 16, when they do not say it.
     """
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    order = [index for index in range(len(texts)) if texts[index].strip()]
+    order.sort(key=lambda index: len(texts[index]))
     found = [""] * len(texts)
     for start in range(0, len(order), batch_size):
         here = order[start : start + batch_size]
@@ -31,7 +32,7 @@ def translate(
         asked = {"max_new_tokens": 2 * batch["input_ids"].shape[1] + 16, "num_beams": num_beams} | options
         made = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **asked)
         for index, text in zip(here, tokenizer.batch_decode(made, skip_special_tokens=True), strict=True):
-            found[index] = text.strip()
+            found[index] = " ".join(text.split("\n")).strip()
     return found
 
 

@@ -47,13 +47,13 @@ def card_text(
     use = _use(name, task_of(config), "auto_map" in config, variant) if adapter is None else _use_adapter(name)
     base, prefix = (config["text_config"], "text_config.") if "text_config" in config else (config, "")
     sections = {
-        "": f"# {as_text(name)}\n\n{what} {memory_idea(variant.idea, config)}\n\nPaper: {paper}.{_origin(data)}",
+        "": f"# {as_text(name)}\n\n{what} {memory_idea(variant.idea, config)}\n\nPaper: {paper}.{origin_of(data)}",
         "Use": use,
         "Memory": memory_text(config, data),
-        "Sizes": _table(
+        "Sizes": table(
             ("", "Value", "Source"),
             [
-                (f"`{key}`", as_text(_number(base[key])), _source(f"{prefix}{key}", "config.json"))
+                (f"`{key}`", as_text(number(base[key])), source_of(f"{prefix}{key}", "config.json"))
                 for key in SIZES
                 if key in base
             ]
@@ -63,19 +63,19 @@ def card_text(
         "Bits per byte": _scores(measured, remembers(config, variant)),
         "Training": _training(measured.training if measured else None),
         "Reproduce": _commands(folder, measured),
-        "Licence": f"Weights: {_licence(data)}."
+        "Licence": f"Weights: {licence_of(data)}."
         + (" The code beside them: Apache-2.0." if any(folder.glob("*.py")) else ""),
     }
     return "\n\n".join(f"## {title}\n\n{body}" if title else body for title, body in sections.items() if body) + "\n"
 
 
-def _licence(data: ModelCardData) -> str:
+def licence_of(data: ModelCardData) -> str:
     if data.license_name is None:
         return as_text(data.license or "not stated")
     return as_link(data.license_name, data.license_link or "")
 
 
-def _origin(data: ModelCardData) -> str:
+def origin_of(data: ModelCardData) -> str:
     return f" The training began with {', '.join(map(as_text, listed(data.base_model)))}." if data.base_model else ""
 
 
@@ -145,27 +145,27 @@ def _data(measured: Measurements | None) -> str:
     for text, (use, key) in texts.items():
         values = {
             "name": as_text(text.name),
-            "bytes": _number(text.bytes),
-            "tokens": _number(text.tokens),
+            "bytes": number(text.bytes),
+            "tokens": number(text.tokens),
             "sha256": f"{as_code(text.sha256)} (of its {as_text(text.sha256_of)})",
             "dataset": as_text(text.dataset or "none named"),
             "revision": as_text(text.revision or "not recorded") if text.dataset else None,
         }
-        rows += [(f"{use}: {name}", value, _source(f"{key}.{name}")) for name, value in values.items() if value]
-    return _table(("", "Value", "Source"), rows) if rows else "Not recorded."
+        rows += [(f"{use}: {name}", value, source_of(f"{key}.{name}")) for name, value in values.items() if value]
+    return table(("", "Value", "Source"), rows) if rows else "Not recorded."
 
 
 def _lengths(lengths: Lengths) -> dict[str, str]:
     compressed = lengths.compressed_mem_len
     return {
-        "lengths.segment_length": _number(lengths.segment_length),
-        "lengths.mem_len": _number(lengths.mem_len),
+        "lengths.segment_length": number(lengths.segment_length),
+        "lengths.mem_len": number(lengths.mem_len),
         "lengths.layer_mem_lens": _by_layer(lengths.layer_mem_lens),
-        **({} if compressed is None else {"lengths.compressed_mem_len": _number(compressed)}),
+        **({} if compressed is None else {"lengths.compressed_mem_len": number(compressed)}),
         "lengths.same_length": str(lengths.same_length),
         "lengths.clamp_len": _clamp(lengths.clamp_len),
-        "lengths.lanes": _number(lengths.lanes),
-        "lengths.overlap": _number(lengths.overlap),
+        "lengths.lanes": number(lengths.lanes),
+        "lengths.overlap": number(lengths.overlap),
     }
 
 
@@ -189,9 +189,9 @@ def _scores(measured: Measurements | None, with_memory: bool) -> str:
                 "bits_per_character": _figure(each.bits_per_character),
                 "perplexity": _figure(each.perplexity),
                 "word_perplexity": _figure(each.word_perplexity),
-                "bytes": _number(each.bytes),
+                "bytes": number(each.bytes),
                 **_lengths(each.lengths),
-                "tokens_per_second": _number(round(each.tokens_per_second)),
+                "tokens_per_second": number(round(each.tokens_per_second)),
                 "dtype": as_text(each.dtype),
                 "device": as_text(each.device),
             }
@@ -202,7 +202,7 @@ def _scores(measured: Measurements | None, with_memory: bool) -> str:
         (
             names.get(key, key.replace("lengths.", "")),
             *(column[key] for column in columns),
-            _source(f"evaluations[i].{key}"),
+            source_of(f"evaluations[i].{key}"),
         )
         for key in columns[0]
     ]
@@ -215,18 +215,18 @@ def _scores(measured: Measurements | None, with_memory: bool) -> str:
             " What is lost where the memory is taken away shows how much the model relies on it, not how much better it is "
             "than a model that was trained without one."
         )
-    return f"{_table(header, rows)}\n\n{note}"
+    return f"{table(header, rows)}\n\n{note}"
 
 
 def _training(training: Training | None) -> str:
     if training is None:
         return "Not recorded."
     values = {
-        "steps": _number(training.steps),
-        "first_step": _number(training.first_step),
+        "steps": number(training.steps),
+        "first_step": number(training.first_step),
         "seconds": f"{training.seconds:,.1f}",
-        "tokens": _number(training.tokens),
-        "tokens_per_second": _number(training.tokens_per_second and round(training.tokens_per_second)),
+        "tokens": number(training.tokens),
+        "tokens_per_second": number(training.tokens_per_second and round(training.tokens_per_second)),
         "loss": "not measured" if training.loss is None else f"{training.loss:.4f} nats, mean over the steps",
         "learning_rate": f"{training.learning_rate:g}",
         "seed": str(training.seed),
@@ -236,8 +236,8 @@ def _training(training: Training | None) -> str:
         "dtype": as_text(training.dtype),
         "device": as_text(training.device),
     }
-    rows = [(key.replace("lengths.", ""), value, _source(f"training.{key}")) for key, value in values.items()]
-    return _table(("", "Value", "Source"), rows)
+    rows = [(key.replace("lengths.", ""), value, source_of(f"training.{key}")) for key, value in values.items()]
+    return table(("", "Value", "Source"), rows)
 
 
 def _commands(folder: Path, measured: Measurements | None) -> str:
@@ -250,23 +250,23 @@ def _commands(folder: Path, measured: Measurements | None) -> str:
         told = " Its arguments are in `training_args.json`." if (folder / "training_args.json").is_file() else ""
         parts.append(f"The training was a separate script, whose command is not recorded.{told}")
     versions = ", ".join(f"{as_text(name)} {as_text(version)}" for name, version in measured.versions.items())
-    return "\n\n".join([*parts, f"With {versions} ({_source('versions')})."])
+    return "\n\n".join([*parts, f"With {versions} ({source_of('versions')})."])
 
 
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     header = list(header)
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def _measured(value: int | None, key: str) -> tuple[str, str]:
-    return ("not measured", "") if value is None else (_number(value), _source(key))
+    return ("not measured", "") if value is None else (number(value), source_of(key))
 
 
-def _source(key: str, file: str = FILE) -> str:
+def source_of(key: str, file: str = FILE) -> str:
     return f"`{file}`: `{key}`"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "not recorded" if value is None else f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
@@ -295,4 +295,15 @@ def unique(values: Iterable[str | None]) -> list[str]:
     return list(dict.fromkeys(value for value in values if value))
 
 
-__all__ = ["card_text", "listed", "remembers", "task_of", "unique"]
+__all__ = [
+    "card_text",
+    "licence_of",
+    "listed",
+    "number",
+    "origin_of",
+    "remembers",
+    "source_of",
+    "table",
+    "task_of",
+    "unique",
+]

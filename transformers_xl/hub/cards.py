@@ -36,6 +36,13 @@ from transformers_xl.hub.measurements import (
     known_measurements,
     read_measurements,
 )
+from transformers_xl.hub.translator_card import (
+    SCORES,
+    check_parts,
+    is_of_translator,
+    read_scores,
+    translator_text,
+)
 from transformers_xl.modeling.auto import MODEL_TYPES, Variant
 
 # the Hub shows the code of this library, and counts its downloads: it is what loads the model, with or without our package
@@ -73,6 +80,9 @@ def model_card(folder: Path, name: str | None = None, choices: Choices | None = 
         ValueError: there is no model of this package, or a measurement is none.
     """
     name = name or folder.resolve().name
+    if (translator := _translator_of(folder)) is not None:
+        data = _translator_metadata(folder, name, translator, choices or Choices())
+        return _marked(data, translator_text(folder, name, translator, data))
     adapter = read_adapter(folder)
     config, variant = _config_of(folder, adapter)
     measured = read_measurements(folder)
@@ -86,7 +96,10 @@ def model_card(folder: Path, name: str | None = None, choices: Choices | None = 
         data.tags = unique([*listed(data.tags), adapter.kind.lower()])
         if data.base_model:
             data["base_model_relation"] = "adapter"
-    text = card_text(folder, name, config, variant, measured, data, adapter)
+    return _marked(data, card_text(folder, name, config, variant, measured, data, adapter))
+
+
+def _marked(data: ModelCardData, text: str) -> ModelCard:
     mark = f"<!-- Written by transformers-xl, sha256 of the above: {_digest(text)} -->"
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n{mark}\n")
 
@@ -146,6 +159,8 @@ def card_for_push(
 
 def result_entries(folder: Path) -> list[EvalResultEntry]:
     """A result for each text that is a benchmark on the Hub, with its `task_id`, as the format of the Hub requires."""
+    if _translator_of(folder) is not None:
+        return []
     measured = read_measurements(folder)
     config, variant = _config_of(folder, read_adapter(folder))
     return [
@@ -159,6 +174,16 @@ def result_entries(folder: Path) -> list[EvalResultEntry]:
         for each in (measured.evaluations if measured else ())
         if each.data.dataset and each.data.task_id
     ]
+
+
+def _translator_of(folder: Path) -> dict[str, Any] | None:
+    """The config.json of a folder that holds an encoder-decoder."""
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    if not is_of_translator(config):
+        return None
+    check_parts(config)
+    return config
 
 
 def _config_of(folder: Path, adapter: Adapter | None) -> tuple[dict[str, Any], Variant]:
@@ -200,16 +225,8 @@ def _metadata(
     tags += ["segment-memory"] if variant.memory != "none" else []
     tags += ["custom_code"] if "auto_map" in config else []
     task = task_of(config)
-    added = {key: value for key, value in kept.to_dict().items() if key not in OWN}
-    licence = choices if choices.license else kept
     return ModelCardData(
-        license=licence.license,
-        license_name=licence.license_name,
-        license_link=licence.license_link,
-        language=choices.language or kept.language,
-        base_model=choices.base_model or kept.base_model,
         datasets=datasets or None,
-        library_name=LIBRARY,
         pipeline_tag=task,
         tags=unique([*tags, *choices.tags, *listed(kept.tags)]),
         model_name=name,
@@ -221,7 +238,34 @@ def _metadata(
             if _counted(each, metric)
         ]
         or None,
-        **added,
+        **_stated(kept, choices),
+    )
+
+
+def _stated(kept: ModelCardData, choices: Choices) -> dict[str, Any]:
+    """What an author says, now or in the card that is there."""
+    licence = choices if choices.license else kept
+    return {key: value for key, value in kept.to_dict().items() if key not in OWN} | {
+        "license": licence.license,
+        "license_name": licence.license_name,
+        "license_link": licence.license_link,
+        "language": choices.language or kept.language,
+        "base_model": choices.base_model or kept.base_model,
+        "library_name": LIBRARY,
+    }
+
+
+def _translator_metadata(folder: Path, name: str, config: dict[str, Any], choices: Choices) -> ModelCardData:
+    kept, scores = metadata_of(folder), read_scores(folder)
+    parts = [config[part]["model_type"] for part in ("encoder", "decoder")]
+    tags = ["transformers-xl", config["model_type"], *parts, *(["custom_code"] if "auto_map" in config else [])]
+    return ModelCardData(
+        datasets=unique([*choices.datasets, *listed(kept.datasets)]) or None,
+        pipeline_tag="translation",
+        tags=unique([*tags, *choices.tags, *listed(kept.tags)]),
+        model_name=name,
+        metrics=[each for each in SCORES if each in scores] or None,
+        **_stated(kept, choices),
     )
 
 

@@ -43,12 +43,16 @@ class PackageSaver(Saver):
     def pushing(
         self, saved: Any, repo_id: str, folder: Path | None, revision: str | None, token: str | bool | None
     ) -> Iterator[None]:
-        if folder is not None and isinstance(saved, PreTrainedModel) and saved.config.model_type in MODEL_TYPES:
+        if folder is not None and isinstance(saved, PreTrainedModel) and _has_card(saved.config):
             with explained(repo_id, {}, revision, token):  # where transformers would push an empty form
                 choices = choices_of_loaded(saved.config)
                 card_for_push(folder, repo_id, saved.config._name_or_path, token, choices)
         with explained(repo_id, {} if folder is None else files_below(folder), revision, token):
             yield
+
+
+def _has_card(config: Any) -> bool:
+    return config.model_type in MODEL_TYPES or type(config) is ENCODER_DECODER["AutoConfig"]
 
 
 def _auto_classes(config: ConfigWithCode) -> dict[str, type]:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,10 @@ from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.blaming import blamed
 from transformers_xl.files.output_folder import run_folder
 from transformers_xl.files.plain_files import check_folder
+from transformers_xl.hub.card_choices import Choices, choices_of_base
+from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.installing import check_installed
+from transformers_xl.hub.translator_card import TRANSLATION_SCORES
 from transformers_xl.modeling.auto import encoder_of
 from transformers_xl.modeling.modeling_memory_encoder_decoder import MemoryForConditionalGeneration
 from transformers_xl.runs.loading import (
@@ -44,7 +48,6 @@ from transformers_xl.training.arguments import MemoryTrainingArguments
 
 # fields of `data` that say what a stream of text does
 OF_TEXTS = (
-    "eval_path",
     "streaming",
     "documents",
     "separator",
@@ -54,7 +57,8 @@ OF_TEXTS = (
     "append_eos",
     "task_id",
 )
-METRICS = "translation_metrics.json"
+# and what says which rows of a dataset, or of JSON lines
+OF_DATASETS = ("dataset_config", "revision", "split", "eval_split", "text_field")
 
 
 class TranslationRun:
@@ -80,6 +84,19 @@ class TranslationRun:
         new = MemoryForConditionalGeneration
         self.model = _base_model(config) if config.model.base else new(model_config(config, self.tokenizer))
         _check_words(self.model.config, self.tokenizer)
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """Raise a `ValueError` where the encoder cannot read the longest source."""
+        ids = max((text_ids(self.tokenizer, source) for source, _ in (*self.pairs, *self.held_out)), key=len)
+        try:
+            with torch.no_grad():
+                self.model.encoder.eval()(torch.tensor([ids]))
+        except ValueError as error:
+            raise ValueError(
+                f"`model.segment_length`={self.model.config.encoder.segment_length} is less than the {len(ids)} tokens of "
+                "the longest source, which the encoder reads at once: set it to more, or take a tokenizer of sub-words."
+            ) from error
 
     def train(self) -> dict[str, Any]:
         """Train, score by translating the held-out sources, and save.
@@ -90,15 +107,26 @@ class TranslationRun:
         with run_folder(self.output, self.resume) as run:
             trainer = self._trainer(run.path)
             trainer.train(resume_from_checkpoint=self.resume or None)
+            trainer.label_smoother = None  # of the training alone
             perplexity = math.exp(trainer.evaluate()["eval_loss"])
             scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {
                 "perplexity": round(perplexity, 3)
             }
             trainer.save_model(str(run.path / FINAL))
             (run.path / FINAL / "training_args.bin").unlink(missing_ok=True)  # a pickle
-            write_text(run.path / FINAL / METRICS, json.dumps(scores, indent=1) + "\n")
+            write_text(run.path / FINAL / TRANSLATION_SCORES, json.dumps(scores, indent=1) + "\n")
+            self._write_card(run.path / FINAL, run.path / "README.md")
             run.put_in_place(run.path / FINAL)
         return scores
+
+    def _write_card(self, final: Path, known: Path) -> None:
+        """A card beside the model; `known` is that of a run that was resumed: one that somebody has changed is kept."""
+        base = self.config.model.base
+        if known.is_file() and not written_by_us(known):
+            return
+        if known.is_file():
+            shutil.copyfile(known, final / "README.md")
+        write_card(final, self.output.name, choices_of_base(base) if base else Choices())
 
     def _trainer(self, folder: Path) -> Seq2SeqTrainer:
         trainer = Seq2SeqTrainer(
@@ -213,6 +241,8 @@ def _pairs(section: DataSection) -> tuple[Pairs, Pairs]:
     pairs = read_pairs(source, target, cast(list[str], section.path))
     if section.eval_source is not None:
         return pairs, read_pairs(section.eval_source, cast(str, section.eval_target))
+    if section.eval_path:
+        return pairs, read_pairs(source, target, section.eval_path)
     return hold_out_pairs(pairs, section.eval_fraction)
 
 
@@ -252,6 +282,7 @@ def _check(config: RunConfig) -> None:
     for name in OF_TEXTS:
         if (value := getattr(section, name)) != getattr(default, name):
             raise ValueError(f"`data.{name}`={value!r} has no meaning for pairs of sentences: leave it out.")
+    _check_held_out(section)
     library = {each.name for each in dataclasses.fields(Seq2SeqTrainingArguments)}
     for each in dataclasses.fields(MemoryTrainingArguments):
         value = getattr(config.training, each.name)
@@ -265,4 +296,23 @@ def _check(config: RunConfig) -> None:
         raise ValueError(f"`model.base`={config.model.base!r} is a language model: pairs need an encoder-decoder.")
 
 
-__all__ = ["METRICS", "TranslationRun", "load_translator", "model_config", "score_pairs"]
+def _check_held_out(section: DataSection) -> None:
+    """Refuse fields of another source of pairs than the one that is read."""
+    from_dataset, default = section.dataset is not None and not section.path, DataSection()
+    if from_dataset:
+        others = ["eval_source", "eval_path", "text_field"]
+        where, remedy = f"`data.dataset`={section.dataset!r}", "name its held-out rows with `data.eval_split`"
+    elif section.path:
+        others = ["dataset", "eval_source", *OF_DATASETS]
+        where, remedy = f"`data.path`={section.path!r}", "name held-out JSON lines with `data.eval_path`"
+    else:
+        others = ["eval_path", *OF_DATASETS]
+        where, remedy = f"`data.source`={section.source!r}", "name held-out files with `data.eval_source`"
+    for name in others:
+        if (value := getattr(section, name)) != getattr(default, name):
+            raise ValueError(
+                f"`data.{name}`={value!r} has no meaning for pairs of {where}: leave it out, and {remedy}."
+            )
+
+
+__all__ = ["TranslationRun", "load_translator", "model_config", "score_pairs"]
