@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -55,6 +56,12 @@ MAY_IMPORT = {
 BACKBONE = {
     "actor_critic", "adapters", "checks", "encoder", "evaluating", "fused_head", "generation_memory", "heads",
     "modeling_memory", "outputs", "saved_memory_checks", "segment_parts",
+}  # fmt: skip
+# packages of others that benchmarks and examples import
+OF_OTHERS = {
+    "accelerate", "bsuite", "faiss", "gradio", "gymnasium", "httpx2", "huggingface_hub", "matplotlib", "minigrid", "numpy",
+    "openai", "peft", "popgym", "psutil", "rich", "sacrebleu", "sacremoses", "safetensors", "tokenizers", "torch", "torchao",
+    "transformers", "transformers_xl", "triton", "typer", "vllm", "x_transformers", "yaml",
 }  # fmt: skip
 # files above 500 lines, each with its reason
 LONG_FILES: dict[str, str] = {"tests/modeling/test_common_model.py": "what every model has to do, over one table"}
@@ -236,3 +243,18 @@ def test_the_script_of_the_lowest_versions_names_tests_that_are_there():
         file, _, name = test.partition("::")
         assert (ROOT / file).is_file(), test
         assert f"def {name}(" in (ROOT / file).read_text() if name else True, test
+
+
+def test_scripts_import_files_that_are_there():
+    """Benchmarks and examples import files beside them by their names, which no type checker and few tests follow."""
+    folders = [ROOT / name for name in ("benchmarks", "benchmarks/claims", "benchmarks/peers", "examples")]
+    folders += [path for path in (ROOT / "examples").iterdir() if path.is_dir()]
+    known = {path.stem for folder in folders for path in folder.glob("*.py")} | set(sys.stdlib_module_names)
+    missing = []
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
+            names = [module] if module else [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            tops = {name.partition(".")[0] for name in names} - known
+            missing += [f"{path.relative_to(ROOT)}: {top}" for top in tops if top not in OF_OTHERS]
+    assert missing == []
