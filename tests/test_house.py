@@ -60,8 +60,8 @@ BACKBONE = {
 # packages of others that benchmarks and examples import
 OF_OTHERS = {
     "accelerate", "bsuite", "faiss", "gradio", "gymnasium", "httpx2", "huggingface_hub", "matplotlib", "minigrid", "numpy",
-    "openai", "peft", "popgym", "psutil", "rich", "sacrebleu", "sacremoses", "safetensors", "tokenizers", "torch", "torchao",
-    "transformers", "transformers_xl", "triton", "typer", "vllm", "x_transformers", "yaml",
+    "openai", "peft", "popgym", "psutil", "rich", "sacrebleu", "sacremoses", "safetensors", "tokenizers", "torch",
+    "torchao", "transformers", "transformers_xl", "triton", "typer", "vllm", "x_transformers", "yaml",
 }  # fmt: skip
 # files above 500 lines, each with its reason
 LONG_FILES: dict[str, str] = {"tests/modeling/test_common_model.py": "what every model has to do, over one table"}
