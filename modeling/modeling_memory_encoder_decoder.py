@@ -148,7 +148,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         self.encoder = _part("encoder", encoder.model_type, _ENCODERS)(encoder)
         self.decoder = _part("decoder", decoder.model_type, _DECODERS)(decoder)
         for index, layer in enumerate(dict.fromkeys(self.model.layers)):  # one may run again and again
-            layer.cross_attention = CrossAttention(decoder, encoder.hidden_size, norm_like(layer, decoder), index)
+            layer.cross_attention = CrossAttention(
+                decoder, encoder.hidden_size, norm_like(layer, decoder), index, config.source_mem_len > 0
+            )
         self.model.extra_arguments = (*self.model.extra_arguments, "source")
         self.earlier_source = EarlierSource(encoder.hidden_size) if config.source_mem_len else None
         names = [name for name, _ in self.model.embed_tokens.named_parameters()] if config.share_embeddings else []
@@ -254,7 +256,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             visible = torch.ones_like(states[..., 0], dtype=torch.bool) if real is None else real
             visible = drop_full_mask(torch.cat([earlier_mask(source_mems), visible], 1))
         keeps = cache is not None and not torch.is_grad_enabled()
-        source = Source(read, None if visible is None else visible[:, None, None], keeps)
+        source = Source(
+            read, None if visible is None else visible[:, None, None], keeps, read.shape[1] - states.shape[1]
+        )
         count = self.config.source_mem_len
         source.made_of, source.remembered = given, remember_source(source_mems, states, real, count) if count else None
         if cache is not None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
@@ -20,16 +21,37 @@ class Source:
     Args:
         states: `(B, S, size)`, the output of an encoder; those of earlier sentences stand before those of this one.
         visible: `(B, 1, 1, S)` bool, what is no padding; None: all.
+        earlier: how many columns are of earlier sentences.
         keeps: whether keys and values are kept by the layers that project them, for the tokens to come.
     """
 
     weights: list[torch.Tensor] | None = None  # of each layer `(B, H, T, S)`, where a call asks for them
 
-    def __init__(self, states: torch.Tensor, visible: torch.Tensor | None, keeps: bool = False):
-        self.states, self.visible = states, visible
+    def __init__(self, states: torch.Tensor, visible: torch.Tensor | None, keeps: bool = False, earlier: int = 0):
+        self.states, self.visible, self.earlier = states, visible, earlier
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = {} if keeps else None
         self.made_of: tuple[Any, ...] = ()  # what a call gave, to be recognized in the next one
         self.remembered: Memory | None = None  # what the next text may still see
+
+
+class EarlierBias(nn.Module):
+    """What is added to the scores of earlier sentences, a number for each head. It starts low: a model that reads all of
+    them from the first step on takes longer to find what it translates.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads))
+
+    def init_weights(self, config: Any) -> None:
+        init.constant_(self.weight, -5.0)
+
+    def forward(self, source: Source) -> torch.Tensor:
+        """What is added to scores, `(B or 1, H, 1, S)`."""
+        states = source.states
+        is_earlier = torch.arange(states.shape[1], device=states.device) < source.earlier
+        added = self.weight[:, None, None].to(states) * is_earlier
+        return added[None] if source.visible is None else added.masked_fill(~source.visible, -torch.inf)
 
 
 class CrossAttention(nn.Module):
@@ -41,10 +63,14 @@ class CrossAttention(nn.Module):
         source_size: width of the source.
         norm: that of this sub-layer, of the kind that the decoder's others have.
         index: the number of the layer.
+        reads_earlier: whether it may see earlier sentences, whose scores get a bias for each head.
     """
 
-    def __init__(self, config: MemoryConfig, source_size: int, norm: SublayerNorm, index: int):
+    def __init__(
+        self, config: MemoryConfig, source_size: int, norm: SublayerNorm, index: int, reads_earlier: bool = False
+    ):
         super().__init__()
+        self.earlier_bias = EarlierBias(config.num_attention_heads) if reads_earlier else None
         self.config, self.index, self.norm = config, index, norm
         self.num_heads, self.scaling = config.num_attention_heads, config.head_dim**-0.5
         self.num_key_value_groups, self.is_causal = 1, False
@@ -72,7 +98,9 @@ class CrossAttention(nn.Module):
         """The states `(B, T, E)` with what they read of the source."""
         key, value = self.project(source)
         visible = source.visible
-        if visible is not None:
+        if self.earlier_bias is not None and source.earlier:
+            visible = self.earlier_bias(source).expand(-1, -1, hidden_states.shape[1], -1)
+        elif visible is not None:
             visible = visible.expand(-1, 1, hidden_states.shape[1], -1)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         query = self.heads(self.q_proj(self.norm.before(hidden_states)))
@@ -110,4 +138,4 @@ def remember_source(memory: Memory | None, states: torch.Tensor, mask: torch.Ten
     return Memory((LayerMemory((newest,)),), mask.sum(1).clamp(max=newest.shape[1]), read)
 
 
-__all__ = ["CrossAttention", "Source", "earlier_mask", "remember_source"]
+__all__ = ["CrossAttention", "EarlierBias", "Source", "earlier_mask", "remember_source"]

@@ -1,6 +1,5 @@
 """Encoder-decoders: every decoder that can, two memories over the sentences of a document, generate, Trainer, reload."""
 
-import math
 import subprocess
 import sys
 
@@ -48,7 +47,7 @@ def built(decoder: str = "transformer_xl", encoder=None, **fields) -> MemoryForC
     config = MemoryEncoderDecoderConfig(encoder=encoder, decoder=decoder_config, **fields)
     model = MemoryForConditionalGeneration(config).double().eval()
     for name, parameter in model.named_parameters():
-        if ("cross_attention" in name and parameter.dim() == 2) or "earlier_source" in name:
+        if ("cross_attention" in name and parameter.dim() == 2) or "earlier" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     return model
 
@@ -58,14 +57,18 @@ def read(model: MemoryForConditionalGeneration, source=SOURCE, mask=MASK, target
         return model(source, mask, decoder_input_ids=target, **kwargs)
 
 
-def test_attention_to_a_source_is_that_of_a_loop() -> None:
-    """Values and gradients, in float64; what is hidden has no part in them."""
+@pytest.mark.parametrize("attention_name", ["eager", "sdpa"])
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_attention_to_a_source_is_that_of_a_loop(earlier: int, attention_name: str) -> None:
+    """Values and gradients, in float64; what is hidden has no part in them, and earlier sentences have a bias."""
     torch.manual_seed(0)
-    config = TransformerXLConfig(**SIZES, attn_implementation="eager")
-    layer = CrossAttention(config, 5, SublayerLayerNorm(config), 0).double()
+    config = TransformerXLConfig(**SIZES, attn_implementation=attention_name)
+    layer = CrossAttention(config, 5, SublayerLayerNorm(config), 0, reads_earlier=earlier > 0).double()
+    bias = torch.zeros(2).double() if layer.earlier_bias is None else layer.earlier_bias.weight
+    torch.nn.init.normal_(bias)
     states, source = torch.randn(2, 3, 32).double().requires_grad_(), torch.randn(2, 4, 5).double().requires_grad_()
     visible = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]]).bool()
-    ours = layer(states, Source(source, visible[:, None, None]))
+    ours = layer(states, Source(source, visible[:, None, None], earlier=earlier))
     rows = []
     for row in range(2):
         out, normed = [], layer.norm(states[row])
@@ -74,9 +77,11 @@ def test_attention_to_a_source_is_that_of_a_loop() -> None:
             for head in range(2):
                 part = slice(16 * head, 16 * head + 16)
                 query = (layer.q_proj.weight @ normed[token])[part]
-                seen = [source[row, column] for column in range(4) if visible[row, column]]
-                scores = torch.stack([query @ (layer.k_proj.weight @ each)[part] / math.sqrt(16) for each in seen])
-                values = torch.stack([(layer.v_proj.weight @ each)[part] for each in seen])
+                seen = [column for column in range(4) if visible[row, column]]
+                keys = [(layer.k_proj.weight @ source[row, column])[part] for column in seen]
+                added = [bias[head] * (column < earlier) for column in seen]
+                scores = torch.stack([query @ key / 4 + more for key, more in zip(keys, added, strict=True)])
+                values = torch.stack([(layer.v_proj.weight @ source[row, column])[part] for column in seen])
                 heads.append(scores.softmax(0) @ values)
             out.append(states[row, token] + layer.o_proj.weight @ torch.cat(heads))
         rows.append(torch.stack(out))
@@ -196,7 +201,7 @@ def test_a_document_is_remembered_on_both_sides() -> None:
     assert source_mems.tokens_read.tolist() == [15]
     encoded = [model.encode(source).last_hidden_state for source in sentences]
     earlier = torch.cat(encoded[:2], 1)[:, -8:] + model.earlier_source.weight
-    seen = Source(torch.cat([earlier, encoded[2]], 1), None)
+    seen = Source(torch.cat([earlier, encoded[2]], 1), None, earlier=8)
     before = outputs[1].mems
     naive = model.decoder(targets[2], mems=before, source=seen).logits
     torch.testing.assert_close(outputs[2].logits, naive, **EXACT)
@@ -217,7 +222,8 @@ def test_a_document_is_remembered_on_both_sides() -> None:
     assert_same_memory(reset.source_mems, alone.source_mems)
     trained = model.train()(sentences[2], labels=targets[2], source_mems=outputs[1].source_mems)
     trained.loss.backward()
-    assert model.earlier_source.weight.grad.abs().sum() > 0
+    for each in (model.earlier_source, *(layer.cross_attention.earlier_bias for layer in model.model.layers)):
+        assert each.weight.grad.abs().sum() > 0
     assert not trained.source_mems.layers[0].columns[0].requires_grad
 
 
