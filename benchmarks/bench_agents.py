@@ -22,6 +22,7 @@ from transformers_xl.files.processor import processor
 
 RESULT = Path(__file__).parent / "results" / "agents.json"
 WIDTH, LAYERS, OBSERVED, ACTIONS = 64, 2, 8, 4
+SIZES = ["16x64", "16x256", "16x1024", "64x64", "64x256", "64x1024"]
 STEPS = 10  # of a turn
 WINDOW = 16  # of a training step
 KINDS = ("no reset", "reset, nothing begins", "reset, a row begins", "LSTM", "training", "training, LSTM")
@@ -121,18 +122,20 @@ def measure(rows: int, mem_len: int, turns: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["16x64", "16x1024", "64x64", "64x1024"], help="rows x memory")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, help="rows x memory")
     parser.add_argument("--turns", type=int, default=40)
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = [measure(*map(int, size.split("x")), args.turns) for size in args.sizes]
-    print(f"| rows x memory | {' | '.join(f'{kind}, ms' for kind in KINDS)} | ratio | steps a second |")
-    print("|---|" + "---:|" * (len(KINDS) + 2))
+    print(
+        f"| rows x memory | {' | '.join(f'{kind}, ms' for kind in KINDS)} | ratio | steps a second | LSTM, steps a second |"
+    )
+    print("|---|" + "---:|" * (len(KINDS) + 3))
     for each in results:
         numbers = " | ".join(f"{each[kind]:.2f}" for kind in KINDS)
-        ratio = each["reset, a row begins"] / each["no reset"]
-        a_second = 1000 * each["rows"] / each["reset, a row begins"]
-        print(f"| {each['rows']} x {each['mem_len']} | {numbers} | {ratio:.2f} | {a_second:,.0f} |")
+        ratio = each["reset, a row begins"] / min(each["no reset"], each["reset, nothing begins"])
+        rates = " | ".join(f"{1000 * each['rows'] / each[kind]:,.0f}" for kind in ("reset, a row begins", "LSTM"))
+        print(f"| {each['rows']} x {each['mem_len']} | {numbers} | {ratio:.2f} | {rates} |")
     result = {"processor": str(processor()), "torch": torch.__version__, "arguments": vars(args), "rows": results}
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -302,21 +302,20 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         reset (`torch.Tensor` of shape `(batch,)`, *optional*):
             Bool, rows that begin a new document: neither memory is seen.
         """
-        self._check(reset, labels, decoder_input_ids, decoder_inputs_embeds)
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
+        given = [input_ids, inputs_embeds, None if encoder_outputs is None else by_name(encoder_outputs)[0]]
+        target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
+        self._check(given, {"decoder_input_ids": target, "labels": labels, "reset": reset}, source_mems)
         if encoder_outputs is None:
             attention_mask = self.source_mask(input_ids, attention_mask)
             encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **recorded(kwargs))
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
         if decoder_attention_mask is None:
             decoder_attention_mask = self.target_mask(decoder_input_ids, labels)
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values, mems = MemoryCache(mems), None
         encoded: Any = by_name(encoder_outputs)
-        states = encoded.last_hidden_state
-        target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
-        self._check_rows(len(states), cast(torch.Tensor, target), labels, source_mems, reset)
-        earlier = forget_source(source_mems, reset)
+        states, earlier = encoded.last_hidden_state, forget_source(source_mems, reset)
         source = self.read_source(states, attention_mask, earlier, past_key_values)
         source.weights = [] if kwargs.get("output_attentions", self.decoder.config.output_attentions) else None
         outputs = self.decoder(
@@ -343,39 +342,24 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         )
 
     def _check(
-        self,
-        reset: torch.Tensor | None,
-        labels: torch.Tensor | None,
-        decoder_input_ids: torch.Tensor | None,
-        decoder_inputs_embeds: torch.Tensor | None,
+        self, sources: list[torch.Tensor | None], given: dict[str, torch.Tensor | None], source_mems: Memory | None
     ) -> None:
-        if labels is None and decoder_input_ids is None and decoder_inputs_embeds is None:
+        """Check the target, the labels and `reset` that were `given` beside a source."""
+        target, labels, reset = given.values()
+        if target is None:
             raise ValueError(
                 "`decoder_input_ids`=None: give what the decoder reads, or `labels`, from which it follows."
             )
         if reset is not None and not (isinstance(reset, torch.Tensor) and reset.dim() == 1):
-            shape = tuple(reset.shape) if isinstance(reset, torch.Tensor) else type(reset).__name__
-            raise ValueError(f"`reset` has shape {shape}: it must be a tensor (batch,), rows that begin a document.")
-
-    def _check_rows(
-        self,
-        batch: int,
-        target: torch.Tensor,
-        labels: torch.Tensor | None,
-        source_mems: Memory | None,
-        reset: torch.Tensor | None,
-    ) -> None:
-        """Check that all that was given has as many rows as the source."""
-        given = {"decoder_input_ids": target, "labels": labels, "reset": reset}
-        for name, value in given.items():
-            if value is not None and len(value) != batch:
-                raise ValueError(
-                    f"`{name}` has {len(value)} rows, but the source {batch}: give one target for each source."
-                )
+            raise ValueError(f"`reset`={reset!r} must be a tensor (batch,) of bool, rows that begin a document.")
         if labels is not None and labels.shape != target.shape[:2]:
             raise ValueError(
                 f"`labels` has shape {tuple(labels.shape)}, but the decoder reads {tuple(target.shape[:2])}."
             )
+        batch = next((len(each) for each in sources if each is not None), len(target))
+        for name, value in given.items():
+            if value is not None and len(value) != batch:
+                raise ValueError(f"`{name}` has {len(value)} rows, but the source {batch}: give one for each source.")
         if source_mems is not None:
             self.check_source_memory(source_mems, batch)
 
