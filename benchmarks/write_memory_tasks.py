@@ -2,7 +2,7 @@
 
     python benchmarks/write_memory_tasks.py
 
-Of a task, the seeds count that every model has. A run that ended because it was solved counts on with its end.
+Of a task, the seeds count that every model has. The last value of a run that was solved stands for the rest.
 """
 
 import json

@@ -33,7 +33,8 @@ def agent_settings(settings: dict[str, Any]) -> dict[str, Any]:
                 "pass an encoder of your own to the model" if name == "observation_size" else "wrap the environment"
             )
             raise ValueError(f"`{name}`={value} is a space that this field cannot hold: {remedy}.")
-    if isinstance(sizes := plain.get("num_actions"), tuple):
+    sizes: Any = plain.get("num_actions")
+    if isinstance(sizes, tuple):
         plain["num_actions"] = list(sizes)
     elif getattr(sizes, "ndim", 0):  # an array, such as `MultiDiscrete.nvec`
         plain["num_actions"] = sizes.flatten().tolist()

@@ -67,14 +67,16 @@ class LastStep(nn.Module):
         steps)` that begin an episode, whose actions may be anything."""
         dtype = self.reward_proj.weight.dtype
         if self.sizes is not None:
-            actions = self.as_zeros_and_ones(actions, begins)
+            actions = self.as_zeros_and_ones(actions, self.sizes, begins)
         read = self.action_proj(actions.to(dtype)) + self.reward_proj(rewards.to(dtype)[..., None])
         return read if begins is None else read.masked_fill(begins[..., None], 0)
 
-    def as_zeros_and_ones(self, actions: torch.Tensor, begins: torch.Tensor | None) -> torch.Tensor:
+    def as_zeros_and_ones(
+        self, actions: torch.Tensor, sizes: tuple[int, ...], begins: torch.Tensor | None
+    ) -> torch.Tensor:
         """A one for what was chosen, of each choice, `(batch, steps, sum of sizes)`."""
         choices = actions if actions.dim() == 3 else actions[..., None]
-        limits = torch.tensor(self.sizes, device=actions.device)
+        limits = torch.tensor(sizes, device=actions.device)
         if actions.device.type == "cpu":  # elsewhere it would wait for the device
             wrong = (choices < 0) | (choices >= limits) | (choices != choices.long())
             wrong = wrong if begins is None else wrong & ~begins[..., None]
@@ -83,7 +85,7 @@ class LastStep(nn.Module):
                     f"`last_actions` holds {choices[wrong][0].item():g}: its choices are whole numbers from 0, below "
                     f"{limits.tolist()}; what a step has that begins an episode (`reset`) is not read."
                 )
-        pairs = zip(choices.unbind(dim=-1), self.sizes, strict=True)
+        pairs = zip(choices.unbind(dim=-1), sizes, strict=True)
         return torch.cat([part[..., None] == torch.arange(size, device=part.device) for part, size in pairs], -1)
 
 

@@ -225,7 +225,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
 
     def source_mask(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
         """Which tokens of the source are real: all but `pad_token_id`, where nobody says it."""
-        pad = self.config.encoder.pad_token_id
+        pad = self.encoder.config.pad_token_id
         return attention_mask if attention_mask is not None or input_ids is None or pad is None else input_ids != pad
 
     def target_mask(self, input_ids: torch.Tensor | None, labels: torch.Tensor | None) -> torch.Tensor | None:
@@ -372,7 +372,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             raise ValueError(
                 "`source_mems` was given, but `source_mem_len`=0: earlier sentences are not seen, leave it out."
             )
-        size = self.config.encoder.hidden_size
+        size = self.encoder.config.hidden_size
         columns = [each.columns for each in source_mems.layers]
         if len(columns) != 1 or len(columns[0]) != 1 or columns[0][0].shape[::2] != (batch, size):
             shapes = [tuple(each.shape) for layer in columns for each in layer]

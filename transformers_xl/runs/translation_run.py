@@ -94,7 +94,7 @@ class TranslationRun:
                 self.model.encoder.eval()(torch.tensor([ids]))
         except ValueError as error:
             raise ValueError(
-                f"`model.segment_length`={self.model.config.encoder.segment_length} is less than the {len(ids)} tokens of "
+                f"`model.segment_length`={self.model.encoder.config.segment_length} is less than the {len(ids)} tokens of "
                 "the longest source, which the encoder reads at once: set it to more, or take a tokenizer of sub-words."
             ) from error
 
