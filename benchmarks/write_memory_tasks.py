@@ -6,6 +6,7 @@ Of a task, the seeds count that every model has. The last value of a run that wa
 """
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
@@ -48,9 +49,9 @@ def grows(settings: dict[str, Any]) -> bool:
 
 def at(run: Run, axis: int, place: float) -> float:
     """Where a curve is after so many steps (`axis` 0) or seconds (1), by its nearest point: its success, or the length of
-    its episodes."""
+    its episodes; NaN before the first episode has ended."""
     _, _, length, success = min(run["curve"], key=lambda point: abs(point[axis] - place))
-    return length if grows(run["settings"]) else success or 0.0
+    return length if grows(run["settings"]) else math.nan if success is None else success
 
 
 def first(run: Run, axis: int) -> float | None:
