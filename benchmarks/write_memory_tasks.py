@@ -61,7 +61,8 @@ def first(run: Run, axis: int) -> float | None:
 
 
 def summed(values: list[float]) -> dict[str, float] | None:
-    """Of seeds."""
+    """Of seeds, those that have a value."""
+    values = [value for value in values if not math.isnan(value)]
     if not values:
         return None
     return {"mean": round(statistics.mean(values), 4), "low": min(values), "high": max(values)}

@@ -8,7 +8,6 @@ from huggingface_hub.dataclasses import strict
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
 
 SPACES = ("num_actions", "observation_size")
-OTHER_HEADS = ("Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
 def agent_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -42,17 +41,9 @@ def agent_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other(name: str, space: Any, field: str, given: Any, found: Any) -> None:
-    given = list(given) if isinstance(given, tuple) else given
+    given = list(given) if isinstance(given, tuple) else given.tolist() if hasattr(given, "tolist") else given
     if given is not None and given != found:
         raise ValueError(f"`{field}`={given!r} is not that of `{name}`={space}, {found!r}: leave it out.")
-
-
-def saved_as_agent(config: Any) -> bool:
-    """Whether what was saved with this config is an agent, of a class of this package or of a sub-class with any name."""
-    saved = getattr(config, "architectures", None) or []
-    acts = getattr(config, "num_actions", None) is not None or getattr(config, "action_size", None) is not None
-    name = type(config).__name__.removesuffix("Config")
-    return acts and bool(saved) and saved[0] not in [f"{name}{head}" for head in OTHER_HEADS]
 
 
 def with_agent_defaults(settings: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -173,4 +164,4 @@ class AgentConfig(ConfigWithCode):
                 raise ValueError(f"`{name}`={value} must be at least 1, or None.")
 
 
-__all__ = ["AgentConfig", "agent_settings", "saved_as_agent", "with_agent_defaults"]
+__all__ = ["AgentConfig", "agent_settings", "with_agent_defaults"]

@@ -16,6 +16,7 @@ from transformers.utils import PushToHubMixin
 
 # Whether the save that runs includes code; None outside of a save. A model saves its config, which writes the code of both.
 _including: ContextVar[bool | None] = ContextVar("including", default=None)
+_of_agent: ContextVar[bool] = ContextVar("of_agent", default=False)  # whether the model of that save is an agent
 
 
 class Saver:
@@ -43,6 +44,11 @@ class Saver:
 _saver = Saver()
 
 
+def saves_agent() -> bool:
+    """Whether the save that runs is that of an agent: what its class is called says nothing."""
+    return _of_agent.get()
+
+
 def register_saver(saver: Saver) -> None:
     """Let `saver` add to every save and push from now on."""
     global _saver
@@ -66,8 +72,12 @@ class SavedWithCode(PushToHubMixin):
     ) -> Any:
         """As in transformers. `include_code` (on unless it is set to False) also writes the code that the files need where
         this package is not installed, for `trust_remote_code=True`."""
-        with _include(include_code):
-            return super().save_pretrained(save_directory, *args, **kwargs)
+        token = _of_agent.set(getattr(self, "is_agent", _of_agent.get()))  # a config is saved within its model
+        try:
+            with _include(include_code):
+                return super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            _of_agent.reset(token)
 
     def push_to_hub(self, repo_id: str, *, include_code: bool = True, **kwargs: Any) -> str:
         """As in transformers, with the code as in `save_pretrained`.
@@ -112,4 +122,4 @@ class TokenizerWithCode(SavedWithCode, PreTrainedTokenizerFast):
         return (*super()._save_pretrained(save_directory, *args, **kwargs), *map(str, code))
 
 
-__all__ = ["ConfigWithCode", "SavedWithCode", "Saver", "TokenizerWithCode", "register_saver"]
+__all__ = ["ConfigWithCode", "SavedWithCode", "Saver", "TokenizerWithCode", "register_saver", "saves_agent"]

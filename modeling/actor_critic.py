@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers.utils import auto_docstring, can_return_tuple, logging
 
-from transformers_xl.configuration.configuration_agent import saved_as_agent
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.layers.observation_encoders import build_encoder
@@ -62,24 +61,32 @@ class LastStep(nn.Module):
         self.action_proj = nn.Linear(config.action_size or sum(self.sizes or ()), width, bias=False)
         self.reward_proj = nn.Linear(1, width, bias=False)
 
-    def forward(self, actions: torch.Tensor, rewards: torch.Tensor, begins: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self,
+        actions: torch.Tensor,
+        rewards: torch.Tensor,
+        begins: torch.Tensor | None,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """`(batch, steps, width)` of actions as the policy draws them, rewards `(batch, steps)`, and the steps `(batch,
-        steps)` that begin an episode, whose actions may be anything."""
+        steps)` that begin an episode. What they had before, and what padding has (`mask` 0), may be anything."""
         dtype = self.reward_proj.weight.dtype
         if self.sizes is not None:
-            actions = self.as_zeros_and_ones(actions, self.sizes, begins)
+            unread = torch.zeros_like(rewards, dtype=torch.bool) if begins is None else begins
+            unread = unread | ~mask.bool() if mask is not None and mask.shape == unread.shape else unread
+            actions = self.as_zeros_and_ones(actions, self.sizes, unread)
         read = self.action_proj(actions.to(dtype)) + self.reward_proj(rewards.to(dtype)[..., None])
         return read if begins is None else read.masked_fill(begins[..., None], 0)
 
-    def as_zeros_and_ones(
-        self, actions: torch.Tensor, sizes: tuple[int, ...], begins: torch.Tensor | None
-    ) -> torch.Tensor:
-        """A one for what was chosen, of each choice, `(batch, steps, sum of sizes)`."""
+    def as_zeros_and_ones(self, actions: torch.Tensor, sizes: tuple[int, ...], unread: torch.Tensor) -> torch.Tensor:
+        """A one for what was chosen, of each choice, `(batch, steps, sum of sizes)`. On a CPU what is no choice is refused,
+        where the step is read."""
         choices = actions if actions.dim() == 3 else actions[..., None]
         limits = torch.tensor(sizes, device=actions.device)
-        if actions.device.type == "cpu":  # elsewhere it would wait for the device
+        # elsewhere it would wait for the device, and in a compiled graph it would end it
+        if actions.device.type == "cpu" and not torch.compiler.is_compiling():
             wrong = (choices < 0) | (choices >= limits) | (choices != choices.long())
-            wrong = wrong if begins is None else wrong & ~begins[..., None]
+            wrong = wrong & ~unread[..., None]
             if wrong.any():
                 raise ValueError(
                     f"`last_actions` holds {choices[wrong][0].item():g}: its choices are whole numbers from 0, below "
@@ -109,20 +116,23 @@ class MemoryForActorCritic(MemoryHead):
             ValueError: the agent has weights for which this model has no place.
         """
         wants_info = kwargs.pop("output_loading_info", False)
-        buffers = unsaved_buffers(kwargs.get("encoder"))
+        given = kwargs.get("encoder")
+        buffers = unsaved_buffers(given)
         loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path, *model_args, **kwargs, output_loading_info=True
         )
         model, info = loaded
-        if info["unexpected_keys"] and saved_as_agent(model.config):
+        encoder, is_agents = model.observation_proj, not any("policy_head." in each for each in info["missing_keys"])
+        other = {each for each in info["missing_keys"] if each.startswith(("model.embed_tokens", "observation_proj"))}
+        if is_agents and (other := other | set(info["unexpected_keys"])):
             raise ValueError(
-                f"{str(pretrained_model_name_or_path)!r} holds an agent with the weight {min(info['unexpected_keys'])!r}, "
-                f"for which {cls.__name__} has no place: load it with the class that saved it, or with "
-                "`AutoModelForActorCritic`, and pass `encoder` if it has one of your own."
+                f"{str(pretrained_model_name_or_path)!r} holds an agent that has not the same weights as {cls.__name__}, "
+                f"such as {min(other)!r}: load it with the class that saved it, or with `AutoModelForActorCritic`, and "
+                "pass `encoder` if it has one of your own."
             )
-        encoder = model.observation_proj
-        if "encoder" not in kwargs and unsaved_buffers(encoder):
-            buffers = unsaved_buffers(model.build_encoder(model.config))
+        if given is None and unsaved_buffers(encoder):
+            with torch.random.fork_rng(devices=[]):  # its weights are drawn, and not used
+                buffers = unsaved_buffers(model.build_encoder(model.config))
         for name, value in buffers.items():  # transformers leaves them without values
             encoder.get_buffer(name).copy_(value)
         return (model, info) if wants_info else model
@@ -148,7 +158,9 @@ class MemoryForActorCritic(MemoryHead):
         and `entropy()`, the last two `(batch, steps)`."""
         return self.policy_head.distribution(logits)
 
-    def inputs_of(self, inputs: dict[str, Any], last: dict[str, Any], reset: Any) -> torch.Tensor | None:
+    def inputs_of(
+        self, inputs: dict[str, Any], last: dict[str, Any], reset: Any, mask: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """`inputs_embeds` of what was given: observations, and the step before. None: token ids alone are read."""
         given = [name for name, value in inputs.items() if value is not None]
         if len(given) != 1:
@@ -172,7 +184,7 @@ class MemoryForActorCritic(MemoryHead):
         if self.last_step is None:
             return embeds
         embeds = self.model.embed_tokens(inputs["input_ids"]) if embeds is None else embeds
-        return embeds + self.last_step(*last.values(), _begins(reset, embeds))
+        return embeds + self.last_step(*last.values(), _begins(reset, embeds), mask)
 
     def check_last_step(self, last: dict[str, Any], inputs: dict[str, Any]) -> None:
         """Check that the step before was given where the model reads it, in the right shapes."""
@@ -240,10 +252,11 @@ class MemoryForActorCritic(MemoryHead):
         last = {"last_actions": last_actions, "last_rewards": last_rewards}
         last = {name: of_environment(name, value, device) for name, value in last.items()}
         reset = of_environment("reset", reset, device)
-        embeds = self.inputs_of(inputs, last, reset)
+        mask = of_environment("attention_mask", attention_mask, device)
+        embeds = self.inputs_of(inputs, last, reset, mask)
         outputs = self.model(
             input_ids=inputs["input_ids"] if embeds is None else None,
-            attention_mask=of_environment("attention_mask", attention_mask, device),
+            attention_mask=mask,
             past_key_values=past_key_values,
             inputs_embeds=embeds,
             mems=mems,

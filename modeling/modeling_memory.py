@@ -11,7 +11,6 @@ from transformers import initialization as init
 from transformers.utils import auto_docstring, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from transformers_xl.configuration.configuration_agent import saved_as_agent
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.saved_with_code import SavedWithCode
 from transformers_xl.modeling.adapters import offer_lora_targets
@@ -94,17 +93,18 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
         Raises:
             ValueError: another class would drop its policy.
         """
-        cls._refuse_agent(kwargs.get("config"), pretrained_model_name_or_path)  # given by the Auto classes
-        result = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        model = result[0] if isinstance(result, tuple) else result
-        cls._refuse_agent(model.config, pretrained_model_name_or_path)
-        return result
+        name, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        architectures = getattr(kwargs.get("config"), "architectures", None) or []  # given by the Auto classes
+        cls._refuse_agent(any("ForActorCritic" in each for each in architectures), name)
+        loaded: Any = super().from_pretrained(name, *model_args, **kwargs, output_loading_info=True)
+        cls._refuse_agent(any(each.startswith("policy_head.") for each in loaded[1]["unexpected_keys"]), name)
+        return loaded if wants_info else loaded[0]
 
     @classmethod
-    def _refuse_agent(cls, config: Any, folder: str | os.PathLike | None) -> None:
-        if not cls.is_agent and saved_as_agent(config):
+    def _refuse_agent(cls, is_agents: bool, folder: str | os.PathLike | None) -> None:
+        if is_agents and not cls.is_agent:
             raise ValueError(
-                f"{str(folder)!r} holds an agent, {config.architectures[0]}, and {cls.__name__} would drop its policy: use "
+                f"{str(folder)!r} holds an agent, and {cls.__name__} would drop its policy: use "
                 "`AutoModelForActorCritic`, whose `.model` is the model without heads."
             )
 

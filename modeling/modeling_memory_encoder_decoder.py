@@ -230,7 +230,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
 
     def target_mask(self, input_ids: torch.Tensor | None, labels: torch.Tensor | None) -> torch.Tensor | None:
         """Which tokens that the decoder reads are real, where nobody says it: those that labels ask for, else all but what
-        stands before the start."""
+        stands before the start of a text that begins here (`input_ids`)."""
         if labels is not None:
             return between_labels(labels)
         return None if input_ids is None or input_ids.shape[1] == 1 else from_the_start(input_ids, self.config)
@@ -289,8 +289,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         attention_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*):
             1 for real tokens of the source, 0 for padding, on any side; all but `pad_token_id` when not given.
         decoder_attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*):
-            The same of the target. When not given it follows from `labels`; without them `pad_token_id` before
-            `decoder_start_token_id` is padding.
+            The same of the target. When not given it follows from `labels`; without them, and where nothing was read
+            before, `pad_token_id` before `decoder_start_token_id` is padding.
         encoder_outputs (`BaseModelOutput`, *optional*):
             What [`encode`] gave for this source.
         labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
@@ -311,7 +311,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             attention_mask = self.source_mask(input_ids, attention_mask)
             encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **recorded(kwargs))
         if decoder_attention_mask is None:
-            decoder_attention_mask = self.target_mask(decoder_input_ids, labels)
+            begins = mems is None and (past_key_values is None or past_key_values.get_seq_length() == 0)
+            decoder_attention_mask = self.target_mask(decoder_input_ids if begins else None, labels)
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values, mems = MemoryCache(mems), None
         encoded: Any = by_name(encoder_outputs)

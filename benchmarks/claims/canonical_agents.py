@@ -42,7 +42,8 @@ CLAIM = Claim(
     measure=measure,
     verdict=verdict,
     draw=None,
-    beyond="All but RepeatFirstEasy were added after that task alone had decided against the claim. Fisher's test "
+    beyond="All but RepeatFirstEasy were added after that task alone had decided against the claim, and what decides "
+    "against it, then as many seeds as GTrXL's, was put into these words when all had run. Fisher's test "
     "takes the runs of all tasks as one kind: GTrXL does learn from more seeds, where more has to be bridged. Two layers "
     "of width 32, where the paper has 12 of width 256, and PPO in place of V-MPO: post-norm hurts deep models first. The "
     "paper's tasks are those of DMLab-30, which need weeks of accelerators. [The page of agents](agents.md#measured) has "

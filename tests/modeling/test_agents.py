@@ -85,6 +85,11 @@ def test_where_an_episode_begins_the_step_before_may_be_anything():
     model, given = agent(reads_last_step=True), rollout()
     changed = given | {"last_actions": given["last_actions"].masked_fill(given["reset"], -1)}
     assert torch.equal(model(**changed).logits, model(**given).logits)
+    given["attention_mask"] = torch.ones(BATCH, STEPS, dtype=torch.long)
+    given["attention_mask"][0, :3] = 0
+    changed = given | {"last_actions": given["last_actions"].masked_fill(given["attention_mask"] == 0, -1)}
+    assert torch.equal(model(**changed).logits[1:], model(**given).logits[1:])
+    torch.compile(model, backend="eager", fullgraph=True)(**given)
 
 
 def test_the_step_before_is_a_sum_of_projections():
@@ -279,15 +284,16 @@ def test_a_sub_class_builds_its_encoder(tmp_path):
     assert torch.equal(OwnAgent.from_pretrained(tmp_path)(observations).logits, model(observations).logits)
     assert "GTrXLForActorCritic" in json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModel"]
     for auto in (AutoModel, AutoModelForCausalLM):
-        with pytest.raises(ValueError, match="holds an agent, OwnAgent, and .* would drop its policy"):
+        with pytest.raises(ValueError, match="holds an agent, and .* would drop its policy"):
             auto.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("load", [AutoModelForActorCritic, GTrXLForActorCritic, TransformerXLForActorCritic])
 def test_an_agent_is_not_loaded_without_its_encoder(load, tmp_path):
-    agent(observation_size=None, encoder=DictEncoder(32)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"holds an agent with the weight .* has no place: .* pass `encoder`"):
-        load.from_pretrained(tmp_path)
+    for encoder in (DictEncoder(32), nn.Flatten(2)):  # the second has no weights
+        agent(observation_size=None, encoder=encoder).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=r"holds an agent that has not the same weights as .* pass `encoder`"):
+            load.from_pretrained(tmp_path)
 
 
 class ScaledEncoder(nn.Linear):
@@ -311,7 +317,7 @@ def test_buffers_that_are_not_saved_keep_their_values(is_passed, tmp_path):
     config = tiny_config("gtrxl", num_actions=3)
     model = GTrXLForActorCritic(config, encoder=ScaledEncoder(32)) if is_passed else ScaledAgent(config)
     model.save_pretrained(tmp_path)
-    given = {"encoder": ScaledEncoder(32)} if is_passed else {}
+    given = {"encoder": ScaledEncoder(32) if is_passed else None}
     loaded, info = type(model).from_pretrained(tmp_path, **given, output_loading_info=True)
     assert not info["missing_keys"]
     observations = rollout()["observations"].float()
@@ -359,5 +365,18 @@ def test_one_auto_class_makes_and_loads_agents(model_type, tmp_path):
 def test_another_class_does_not_load_an_agent(tmp_path):
     agent().save_pretrained(tmp_path)
     for auto in (AutoModel, AutoModelForCausalLM, VARIANTS["gtrxl"].model_class):
-        with pytest.raises(ValueError, match="holds an agent, GTrXLForActorCritic, and .* would drop its policy"):
+        with pytest.raises(ValueError, match="holds an agent, and .* would drop its policy"):
             auto.from_pretrained(tmp_path)
+
+
+class OwnLanguageModel(VARIANTS["gtrxl"].causal_lm_class):
+    pass
+
+
+def test_a_language_model_of_ones_own_is_no_agent(tmp_path):
+    """Also with a config that could be an agent's; and an agent may start from its weights."""
+    OwnLanguageModel(tiny_config("gtrxl", num_actions=3)).save_pretrained(tmp_path)
+    assert isinstance(OwnLanguageModel.from_pretrained(tmp_path), OwnLanguageModel)
+    assert "ForActorCritic" not in json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModel"]
+    _, info = GTrXLForActorCritic.from_pretrained(tmp_path, output_loading_info=True)
+    assert "policy_head.weight" in info["missing_keys"]

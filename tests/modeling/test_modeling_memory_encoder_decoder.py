@@ -324,6 +324,12 @@ def test_a_target_is_the_same_where_another_takes_its_labels() -> None:
         for given in ({"labels": labels}, {"decoder_input_ids": ids}):
             found = model(SOURCE, MASK, **given).logits[1:, here]
             torch.testing.assert_close(found, alone, **EXACT)
+    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
+    target = torch.tensor([[start, 5, pad, start, 8]] * 2)  # in the middle of a text nothing is taken for padding
+    first = model(SOURCE, MASK, decoder_input_ids=target[:, :2], use_cache=True)
+    rest = model(SOURCE, MASK, decoder_input_ids=target[:, 2:], past_key_values=first.past_key_values)
+    whole = model(SOURCE, MASK, decoder_input_ids=target)
+    torch.testing.assert_close(rest.logits, whole.logits[:, 2:], **EXACT)
 
 
 @torch.no_grad()

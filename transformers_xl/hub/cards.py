@@ -38,6 +38,7 @@ from transformers_xl.hub.measurements import (
 )
 from transformers_xl.hub.translator_card import (
     SCORES,
+    TRANSLATION_SCORES,
     check_parts,
     is_of_translator,
     read_scores,
@@ -154,6 +155,11 @@ def card_for_push(
             shutil.copyfile(source, folder / FILE)
             if known_measurements(folder) is None:
                 (folder / FILE).unlink()
+    scores = Path(origin) / TRANSLATION_SCORES
+    if origin and scores.is_file() and not (folder / TRANSLATION_SCORES).exists():
+        shutil.copyfile(scores, folder / TRANSLATION_SCORES)
+        if _translator_of(folder) is None or not read_scores(folder):
+            (folder / TRANSLATION_SCORES).unlink()  # of other weights
     write_card(folder, repo_id, choices, overwrite=True)
 
 

@@ -7,8 +7,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
-from transformers_xl.configuration.configuration_agent import saved_as_agent
-from transformers_xl.configuration.saved_with_code import ConfigWithCode, Saver, TokenizerWithCode, register_saver
+from transformers_xl.configuration.saved_with_code import (
+    ConfigWithCode,
+    Saver,
+    TokenizerWithCode,
+    register_saver,
+    saves_agent,
+)
 from transformers_xl.hub.card_choices import choices_of_loaded
 from transformers_xl.hub.cards import card_for_push
 from transformers_xl.hub.code_export import Calls, write_code
@@ -26,7 +31,7 @@ class PackageSaver(Saver):
         if isinstance(base, dict) and Path(base.get("_name_or_path") or ".").is_dir():
             base.pop("_name_or_path", None)  # where files lie is nobody's business
         classes = _auto_classes(config) if include_code else {}
-        if "AutoModelForActorCritic" in classes and saved_as_agent(config):
+        if "AutoModelForActorCritic" in classes and saves_agent():
             classes["AutoModel"] = classes["AutoModelForActorCritic"]  # transformers has no other class that loads it
         references = {auto: _reference(cls) for auto, cls in classes.items()}
         return fields | ({"auto_map": references} if references else {})

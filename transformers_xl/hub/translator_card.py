@@ -1,5 +1,6 @@
 """The text of a translator's card: what its parts are, how it is used, and what its translations were worth."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from huggingface_hub import ModelCardData
 from transformers_xl.files.json_files import read_json
 from transformers_xl.hub.card_text import licence_of, number, origin_of, source_of, table
 from transformers_xl.hub.installing import pip_install
+from transformers_xl.hub.measurements import weights_digest
 from transformers_xl.hub.quoting import as_block, as_code, as_link, as_python, as_text
 from transformers_xl.modeling.auto import ENCODER_DECODER, MODEL_TYPES
 
@@ -35,17 +37,20 @@ def check_parts(config: dict[str, Any]) -> None:
 
 
 def read_scores(folder: Path) -> dict[str, float]:
-    """BLEU, chrF and perplexity of held-out pairs, and their number; nothing where they were not measured.
+    """BLEU, chrF and perplexity of held-out pairs, and their number; nothing where they were not measured, or of other
+    weights.
 
     Raises:
         ValueError: the file holds something else.
     """
     path = folder / TRANSLATION_SCORES
     found = read_json(path) if path.is_file() else {}
+    if not found or found.get("weights") != weights_digest(folder):
+        return {}
     names = [*SCORES, "pairs"]
-    if found and not all(isinstance(found.get(name), int | float) for name in names):
+    if not all(type(found.get(name)) in (int, float) and math.isfinite(found[name]) for name in names):
         raise ValueError(f"{path} must hold the numbers {', '.join(names)}: train again, or take it away.")
-    return {name: found[name] for name in names if name in found}
+    return {name: found[name] for name in names}
 
 
 def translator_text(folder: Path, name: str, config: dict[str, Any], data: ModelCardData) -> str:

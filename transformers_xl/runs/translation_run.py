@@ -28,6 +28,7 @@ from transformers_xl.files.plain_files import check_folder
 from transformers_xl.hub.card_choices import Choices, choices_of_base
 from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.installing import check_installed
+from transformers_xl.hub.measurements import weights_digest
 from transformers_xl.hub.translator_card import TRANSLATION_SCORES
 from transformers_xl.modeling.auto import encoder_of
 from transformers_xl.modeling.modeling_memory_encoder_decoder import MemoryForConditionalGeneration
@@ -94,8 +95,8 @@ class TranslationRun:
                 self.model.encoder.eval()(torch.tensor([ids]))
         except ValueError as error:
             raise ValueError(
-                f"`model.segment_length`={self.model.encoder.config.segment_length} is less than the {len(ids)} tokens of "
-                "the longest source, which the encoder reads at once: set it to more, or take a tokenizer of sub-words."
+                f"The longest source has {len(ids)} tokens, which the encoder cannot read at once: take a tokenizer of "
+                f"sub-words, or a model for more (`model.segment_length`). {error}"
             ) from error
 
     def train(self) -> dict[str, Any]:
@@ -114,7 +115,8 @@ class TranslationRun:
             }
             trainer.save_model(str(run.path / FINAL))
             (run.path / FINAL / "training_args.bin").unlink(missing_ok=True)  # a pickle
-            write_text(run.path / FINAL / TRANSLATION_SCORES, json.dumps(scores, indent=1) + "\n")
+            written = scores | {"weights": weights_digest(run.path / FINAL)}
+            write_text(run.path / FINAL / TRANSLATION_SCORES, json.dumps(written, indent=1) + "\n")
             self._write_card(run.path / FINAL, run.path / "README.md")
             run.put_in_place(run.path / FINAL)
         return scores
