@@ -236,11 +236,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         return None if input_ids is None or input_ids.shape[1] == 1 else from_the_start(input_ids, self.config)
 
     def read_source(
-        self,
-        states: torch.Tensor,
-        mask: torch.Tensor | None,
-        source_mems: Memory | None,
-        cache: MemoryCache | None,
+        self, states: torch.Tensor, mask: torch.Tensor | None, source_mems: Memory | None, cache: MemoryCache | None
     ) -> Source:
         """What the layers of the decoder read of the encoder's output `(batch, length, size)` and of earlier sentences. A
         cache keeps it, with keys and values, for the tokens to come."""
