@@ -24,7 +24,8 @@ def one_token_attention(
 ) -> torch.Tensor:
     """Attention `(B, 1, H, D)` of one token that sees what is `visible` of its `window`, and all far columns directly
     before it: generation, where few operations count more than few operands. Keys are read where they stand; `distance`
-    `(S,)`: how far they lie, where they do not stand in their order."""
+    `(S,)`: how far they lie, where they do not stand in their order. What a token reads
+    that sees nothing is finite, and not specified."""
     batch, heads, _, width = query.shape
     if window is not None and key.shape[2] > window:
         key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
@@ -45,11 +46,10 @@ def one_token_attention(
         beyond = scores.narrow(-1, 0, num_far)
         beyond.baddbmm_(content_query, far.key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
     if visible is not None:  # a sum over the heads is much faster than a mask over them
-        scores.view(batch, heads, 1, -1).add_(torch.where(visible, 0.0, -torch.inf))
+        # finite: padding, which sees nothing, gets numbers that nobody reads, not NaN
+        lowest = max(torch.finfo(scores.dtype).min, torch.finfo(torch.float32).min)
+        scores.view(batch, heads, 1, -1).add_(torch.where(visible, 0.0, lowest))
     weights = scores.softmax(dim=-1)
-    sees_nothing = None if visible is None else ~visible.any(dim=-1, keepdim=True)
-    if sees_nothing is not None and (torch.compiler.is_compiling() or bool(sees_nothing.any())):  # padding
-        weights.view(batch, heads, 1, -1).masked_fill_(sees_nothing, 0.0)
     near = weights.narrow(-1, num_far, num_near) if num_far else weights
     attn_output = torch.bmm(near, value.flatten(0, 1))
     if far is not None:
