@@ -296,6 +296,7 @@ def unique(values: Iterable[str | None]) -> list[str]:
 
 
 __all__ = [
+    "SIZES",
     "card_text",
     "licence_of",
     "listed",

@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from transformers_xl.files.json_files import read_json
-from transformers_xl.hub.card_text import licence_of, number, origin_of, source_of, table
+from transformers_xl.hub.card_text import SIZES, licence_of, number, origin_of, source_of, table
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.hub.measurements import weights_digest
 from transformers_xl.hub.quoting import as_block, as_code, as_link, as_python, as_text
@@ -16,7 +16,6 @@ from transformers_xl.modeling.auto import ENCODER_DECODER, MODEL_TYPES
 TRANSLATION_SCORES = "translation_metrics.json"  # what `train` writes
 SCORES = {"bleu": "BLEU", "chrf": "chrF", "perplexity": "Perplexity per token"}
 PARTS = ("encoder", "decoder")
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 def is_of_translator(config: dict[str, Any]) -> bool:
