@@ -31,9 +31,9 @@ class DepthAdaptiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxCon
         num_exit_paths (`int`, *optional*, defaults to 1):
             How many times mixed training reads a segment, each time with other random layers.
         halting (`str`, *optional*):
-            How the exit layer of a token is learned: `"sequence"`, one choice of the layer from the mean embedding;
-            `"multinomial"`, a choice per token from the output of the first layer; `"geometric"`, a choice per token and
-            layer to exit or continue. None: not learned.
+            How the exit layer of a token is learned: `"sequence"`, one choice of the layer from the mean embedding, in the
+            decoder of a translator from the mean of the encoder's output; `"multinomial"`, a choice per token from the
+            output of the first layer; `"geometric"`, a choice per token and layer to exit or continue. None: not learned.
         halting_oracle (`str`, *optional*, defaults to `"likelihood"`):
             Target of halting: the layer with the best log-likelihood (`"likelihood"`) or the most correct predictions
             (`"correctness"`), minus a penalty for depth.

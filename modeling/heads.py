@@ -106,6 +106,9 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         if uses_adaptive_softmax(config):
             self._tied_weights_keys = tied_weights(config)
 
+    def reads_source(self, size: int) -> None:
+        """Build what reads an encoder's output, `size` wide, beside the layers: nothing, unless the variant says so."""
+
     def build_classifier(self, config: MemoryConfig) -> nn.Module:
         """What turns hidden states into logits."""
         return output_layer(config, bias=config.lm_head_bias)

@@ -63,7 +63,7 @@ class DepthAdaptiveTransformerHeadOutput(MemoryHeadOutput):
 class DepthAdaptiveTransformerLayer(HaltingLayer):
     """A Transformer-XL layer that tokens may have left before: it copies their states, and later tokens attend to them.
 
-    Differs from the original: a decoder with relative positions and memory, not the decoder of a translator.
+    Differs from the original: relative positions and memory.
     """
 
     def __init__(self, config: DepthAdaptiveTransformerConfig, layer_idx: int):
@@ -71,8 +71,8 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
         self.has_mean = config.halting == "sequence" and layer_idx == 0
 
     def new_memory(self, batch: int, num_columns: int, like: torch.Tensor) -> LayerMemory:
-        """Of the first layer, `state` is the mean `(batch, hidden_size)` of all embeddings that a row has read, of which
-        `halting="sequence"` decides."""
+        """Of the first layer, `state` is the mean `(batch, hidden_size)` of all embeddings that a row has read, by which
+        `halting="sequence"` decides; a translator decides by its source."""
         memory = super().new_memory(batch, num_columns, like)
         return memory._replace(state=(like.new_zeros(batch, memory.columns[0].shape[2]),)) if self.has_mean else memory
 
@@ -102,11 +102,13 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     ) -> tuple[DepthAdaptiveTransformerModelOutput, list[LayerMemory]]:
         """The layers, each for the tokens that `exit_rule` has not let leave before it; without a rule, for all."""
         exit_layers = torch.full_like(hidden_states[..., 0], len(self.layers), dtype=torch.long)
-        segment, means = contexts[0].segment, hidden_states
+        segment, source, means = contexts[0].segment, contexts[0].source, hidden_states
         exit_layers = exit_layers if segment.mask is None else exit_layers.where(segment.mask, 0)
         if memory[0].state:
             means, newest = read_mean(hidden_states, memory[0].state[0], segment)
             memory = (memory[0]._replace(state=(newest,)), *memory[1:])
+        elif source is not None and self.config.halting == "sequence":
+            means = source.mean().expand(-1, hidden_states.shape[1], -1)
         if exit_rule is None:
             output, remembered = super().run_layers(hidden_states, memory, contexts, **kwargs)
             return self.output_class(last_hidden_state=output.last_hidden_state, exit_layers=exit_layers), remembered
@@ -158,9 +160,13 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if config.halting is not None:
             self.halting = HALTING_NETWORKS[config.halting](config)
 
+    def reads_source(self, size: int) -> None:
+        if self.config.halting == "sequence":
+            self.halting, self.model.layers[0].has_mean = HALTING_NETWORKS["sequence"](self.config, size), False
+
     @property
     def _is_stateful(self) -> bool:
-        return self.config.halting == "sequence"  # a mean cannot be taken back
+        return self.model.layers[0].has_mean  # which cannot be taken back
 
     def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]
@@ -250,8 +256,8 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
             layer_losses = self.layer_losses(full, logits, targets)
         if self.halting is not None:
             right = correctness(logits, targets) if config.halting_oracle == "correctness" else -layer_losses.detach()
-            exit_loss = self.exit_loss(full, right, targets, inputs.attention_mask, items)
-            exit_loss = config.halting_loss_weight * exit_loss
+            log_probs = self.exit_log_probs(full, inputs.attention_mask, kwargs.get("source"))
+            exit_loss = config.halting_loss_weight * self.exit_loss(log_probs, right, targets, items)
         if config.exit_training == "aligned":
             logits = self.last_logits(full, logits[-1], targets, logits_to_keep)
             return full, logits, self.aligned_loss(layer_losses, targets, items) + exit_loss
@@ -348,29 +354,33 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         weight = weights[self.config.exit_loss_weights]
         return (weight * losses).sum() / weight.sum()
 
-    def exit_log_probs(self, outputs: MemoryHeadOutput, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def exit_log_probs(
+        self, outputs: MemoryHeadOutput, attention_mask: torch.Tensor | None = None, source: Any = None
+    ) -> torch.Tensor:
         """log q over the layers, `(batch, length, layers)`, of the output of a call at full depth with its hidden states;
-        of a length of 1, for `halting="sequence"`. Sections 3.1 and 3.2."""
+        of a length of 1, for `halting="sequence"`, which reads the `source` of a translator. Sections 3.1 and 3.2."""
         embeds, *states = outputs["hidden_states"]
+        states = [*map(self.final_norm, states[:-1])]
+        if source is not None:
+            return self.halting.log_probs([source.mean(), *states])
         mask = embeds.new_ones(embeds.shape[:2]) if attention_mask is None else attention_mask[:, -embeds.shape[1] :]
         mask = mask.to(embeds.dtype)[..., None]
         mean = (embeds * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        return self.halting.log_probs([mean, *map(self.final_norm, states[:-1])])
+        return self.halting.log_probs([mean, *states])
 
     def exit_loss(
         self,
-        outputs: MemoryHeadOutput,
+        log_probs: torch.Tensor,
         scores: torch.Tensor,
         targets: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
         items: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """`-log q(n*)`, the mean over the tokens that have a target; n* by the oracle, of what each layer's prediction is
-        worth, `(layers, batch, length)`. Section 3."""
+        """`-log q(n*)`, the mean over the tokens that have a target; `log_probs` as `exit_log_probs` gives them, n* by the
+        oracle, of what each layer's prediction is worth, `(layers, batch, length)`. Section 3."""
         config = self.config
         sigma = None if config.halting == "sequence" else config.oracle_sigma
         best = oracle_layers(scores, config.oracle_penalty, sigma)
-        token_losses = -self.exit_log_probs(outputs, attention_mask).gather(-1, best[..., None] - 1).squeeze(-1)
+        token_losses = -log_probs.gather(-1, best[..., None] - 1).squeeze(-1)
         has_target = targets != -100
         return (token_losses * has_target).sum() / (has_target.sum().clamp(min=1) if items is None else items)
 

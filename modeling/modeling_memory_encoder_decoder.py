@@ -151,6 +151,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             layer.cross_attention = CrossAttention(
                 decoder, encoder.hidden_size, norm_like(layer, decoder), index, config.source_mem_len > 0
             )
+        self.decoder.reads_source(encoder.hidden_size)
         self.model.extra_arguments = (*self.model.extra_arguments, "source")
         self.earlier_source = EarlierSource(encoder.hidden_size) if config.source_mem_len else None
         names = [name for name, _ in self.model.embed_tokens.named_parameters()] if config.share_embeddings else []

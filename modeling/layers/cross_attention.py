@@ -33,6 +33,14 @@ class Source:
         self.made_of: tuple[Any, ...] = ()  # what a call gave, to be recognized in the next one
         self.remembered: Memory | None = None  # what the next text may still see
 
+    def mean(self) -> torch.Tensor:
+        """Of this text's states, without earlier ones and padding, `(B, 1, size)`."""
+        states = self.states[:, self.earlier :]
+        if self.visible is None:
+            return states.mean(1, keepdim=True)
+        mask = self.visible[:, 0, 0, self.earlier :, None].to(states)
+        return (states * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+
 
 class EarlierBias(nn.Module):
     """What is added to the scores of earlier sentences, a number for each head. It starts low: a model that reads all of

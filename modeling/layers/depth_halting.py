@@ -12,12 +12,13 @@ from transformers_xl.modeling.memory.segment import Segment
 
 # B batch, T segment length, N layers, E hidden size
 class MultinomialHalting(nn.Module):
-    """`q = softmax(W h + b)`, once: of a mean embedding (section 3.1), or of the output of the first layer (3.2)."""
+    """`q = softmax(W h + b)`, once: of a mean (section 3.1), which is `size` wide where it is that of a source, or of the
+    output of the first layer (3.2)."""
 
-    def __init__(self, config: DepthAdaptiveTransformerConfig):
+    def __init__(self, config: DepthAdaptiveTransformerConfig, size: int | None = None):
         super().__init__()
         self.reads = 0 if config.halting == "sequence" else 1
-        self.proj = nn.Linear(config.hidden_size, config.num_hidden_layers)
+        self.proj = nn.Linear(config.hidden_size if size is None else size, config.num_hidden_layers)
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"halting": [*self.parameters()]}

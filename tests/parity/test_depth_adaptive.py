@@ -118,15 +118,16 @@ def check_geometric(run: Runs) -> list[torch.Tensor]:
     layers = run.case.hyper["n_layer"]
     model, outputs, _, likelihoods = run(halting="geometric")
     run.check("total_loss", outputs.loss)
-    run.check("exit_loss_geometric_likelihood", model.exit_loss(outputs, likelihoods, run.targets))
-    probabilities = model.exit_log_probs(outputs).exp()
+    log_probs = model.exit_log_probs(outputs)
+    run.check("exit_loss_geometric_likelihood", model.exit_loss(log_probs, likelihoods, run.targets))
+    probabilities = log_probs.exp()
     run.check("q_geometric", probabilities.movedim(-1, 0))
     run.check("expected_depth", (probabilities * torch.arange(1, layers + 1)).sum(-1))
     chi = [model.halting.score(n, outputs.hidden_states[n]).sigmoid() for n in range(1, layers)]
     run.check("chi", torch.stack(chi))
     total = outputs.loss
     model, outputs, logits, _ = run(halting="geometric", halting_oracle="correctness")
-    loss = model.exit_loss(outputs, correctness(logits, run.targets), run.targets)
+    loss = model.exit_loss(model.exit_log_probs(outputs), correctness(logits, run.targets), run.targets)
     return [total, run.check("exit_loss_geometric_correctness", loss)]
 
 
@@ -137,11 +138,12 @@ def check_multinomial(run: Runs) -> list[torch.Tensor]:
         ("sequence", "_sequence", "sequence"),
     ):
         model, outputs, _, likelihoods = run(halting=halting)
-        probabilities = model.exit_log_probs(outputs).exp()
+        log_probs = model.exit_log_probs(outputs)
+        probabilities = log_probs.exp()
         run.check(
             f"q_multinomial{suffix}", probabilities.movedim(-1, 0) if halting == "multinomial" else probabilities
         )
-        losses.append(run.check(f"exit_loss_{name}", model.exit_loss(outputs, likelihoods, run.targets)))
+        losses.append(run.check(f"exit_loss_{name}", model.exit_loss(log_probs, likelihoods, run.targets)))
     return losses
 
 
