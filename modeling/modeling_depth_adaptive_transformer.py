@@ -162,11 +162,12 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     def reads_source(self, size: int) -> None:
         if self.config.halting == "sequence":
-            self.halting, self.model.layers[0].has_mean = HALTING_NETWORKS["sequence"](self.config, size), False
+            self.halting = HALTING_NETWORKS["sequence"](self.config, size)
+            cast(DepthAdaptiveTransformerLayer, self.model.layers[0]).has_mean = False
 
     @property
     def _is_stateful(self) -> bool:
-        return self.model.layers[0].has_mean  # which cannot be taken back
+        return cast(DepthAdaptiveTransformerLayer, self.model.layers[0]).has_mean  # which cannot be taken back
 
     def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]
