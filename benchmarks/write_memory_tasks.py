@@ -28,7 +28,8 @@ Run = dict[str, Any]
 
 def cells(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
     """The runs of each task and model with the settings of today and the chosen learning rates, those of the seeds that all
-    models of the task have. Tasks without a limit of seconds are for claims (`claims/steady_agents.py`)."""
+    models of the task have; after them those of models at other rates, where they have these seeds too. Tasks without a limit
+    of seconds are for claims (`claims/steady_agents.py`)."""
     found: dict[str, dict[str, list[Run]]] = {}
     for task, limits in TASKS.items():
         of_task = [run for run in runs if run["task"] == task and run["settings"] == limits.limits()]
@@ -37,8 +38,12 @@ def cells(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
             for name in limits.models or MODELS
         }
         seeds = [seed for seed in SEEDS if all(seed in each for each in models.values())]
+        for run in of_task:
+            if run["rate"] != RATES[run["model"]]:
+                models.setdefault(f"{run['model']} at {run['rate']:g}", {})[run["seed"]] = run
         if seeds and limits.seconds:
-            found[task] = {name: [each[seed] for seed in seeds] for name, each in models.items()}
+            whole = {name: each for name, each in models.items() if each.keys() >= set(seeds)}
+            found[task] = {name: [each[seed] for seed in seeds] for name, each in whole.items()}
     return found
 
 
@@ -120,6 +125,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def draw_curves(axes: Axes, runs: dict[str, list[Run]], axis: int) -> None:
     """A line for each model, the mean of its seeds, and a thin one for each seed."""
     for name, each in runs.items():
+        if name not in MODELS:
+            continue  # at another rate: the table has it
         style = line([*MODELS].index(name), len(MODELS))  # the same in all panels
         end = max(run["curve"][-1][axis] for run in each)
         places, scale = np.linspace(0, end, 100), (1000, 1)[axis]

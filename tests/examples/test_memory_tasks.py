@@ -183,3 +183,6 @@ def test_a_task_counts_with_the_seeds_that_all_its_models_have():
     assert report.cells([run | {"settings": {}} for run in runs]) == {}
     (row, *_) = report.summary(runs)
     assert (row["seeds"], row["learned"], row["at equal steps"]["mean"]) == (2, 0, 0.5)
+    others = [run | {"rate": 0.5} for run in runs if run["model"] == "LSTM"]
+    assert [*report.cells([*runs, *others])["T-maze 40"]] == [*bench.MODELS, "LSTM at 0.5"]
+    assert [*report.cells([*runs, *others[1:]])["T-maze 40"]] == [*bench.MODELS]  # not of all seeds
