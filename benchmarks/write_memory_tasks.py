@@ -28,8 +28,8 @@ Run = dict[str, Any]
 
 def cells(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
     """The runs of each task and model with the settings of today and the chosen learning rates, those of the seeds that all
-    models of the task have; after them those of models at other rates, where they have these seeds too. Tasks without a limit
-    of seconds are for claims (`claims/steady_agents.py`)."""
+    models of the task have; then models at other rates that have these seeds too. Tasks without a limit of seconds are
+    for claims (`claims/steady_agents.py`)."""
     found: dict[str, dict[str, list[Run]]] = {}
     for task, limits in TASKS.items():
         of_task = [run for run in runs if run["task"] == task and run["settings"] == limits.limits()]
