@@ -89,7 +89,6 @@ def grid(name: str, steps: int, seconds: float, mem_len: int) -> Task:
     return Task(partial(make, name), won, steps, seconds, mem_len, window=32, discount=0.99, encoder=GridEncoder)
 
 
-FEW = ("GTrXL", "LSTM")
 TASKS = {
     "RepeatFirstEasy": Task(named("popgym-RepeatFirstEasy-v0"), right, 100_000, 30, mem_len=64),
     "RepeatPreviousEasy": Task(named("popgym-RepeatPreviousEasy-v0"), right, 100_000, 30, mem_len=64),
@@ -111,7 +110,7 @@ TASKS = {
         layers=1,
         window=64,
         lengths=(10, 20, 40, 80, 160, 280, 400, 560, 780, 1000),
-        models=FEW,
+        models=("GTrXL", "TrXL-I", "LSTM", "no memory"),
     ),
     "MiniGrid-MemoryS13": grid("MiniGrid-MemoryS13-v0", 400_000, 120, mem_len=128),
     "memory_len 10": memory_length(25_000, 0, mem_len=12, lengths=(5, 10), models=("GTrXL", "TrXL-I", "TrXL")),
