@@ -48,6 +48,11 @@ def test_a_sentence_leaves_after_the_layer_that_the_mean_of_its_source_says(earl
     greedy = model.generate(SOURCE, attention_mask=MASK, **told)
     assert torch.equal(greedy, model.generate(SOURCE, attention_mask=MASK, use_cache=False, **told))
 
+    one = {"attention_mask": MASK[:1], "max_new_tokens": 5}  # the memory holds no mean that could not be taken back
+    assert torch.equal(
+        model.generate(SOURCE[:1], prompt_lookup_num_tokens=2, **one), model.generate(SOURCE[:1], **one)
+    )
+
     labels = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 3, -100, -100]])
     loss = model.train()(SOURCE, MASK, labels=labels, **memory).loss
     output = model(SOURCE, MASK, labels=labels, output_hidden_states=True, **memory)
