@@ -110,7 +110,6 @@ TASKS = {
         layers=1,
         window=64,
         lengths=(10, 20, 40, 80, 160, 280, 400, 560, 780, 1000),
-        models=("GTrXL", "TrXL-I", "LSTM", "no memory"),
     ),
     "MiniGrid-MemoryS13": grid("MiniGrid-MemoryS13-v0", 400_000, 120, mem_len=128),
     "memory_len 10": memory_length(25_000, 0, mem_len=12, lengths=(5, 10), models=("GTrXL", "TrXL-I", "TrXL")),
