@@ -1,6 +1,7 @@
 """The configuration of an encoder-decoder whose decoder remembers."""
 
 import copy
+import functools
 from typing import Any, ClassVar, Self, cast
 
 from huggingface_hub.dataclasses import strict
@@ -9,26 +10,32 @@ from transformers.configuration_utils import SubConfigSpec
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.nearest_names import nearest_names
-from transformers_xl.configuration.saved_with_code import ConfigWithCode
+from transformers_xl.configuration.saved_with_code import ConfigWithCode, field_of_part
 
-_PARTS: dict[str, type[MemoryConfig]] = {}
+_ENCODERS: dict[str, type[MemoryConfig]] = {}
+_DECODERS: dict[str, type[MemoryConfig]] = {}
+
+# decoders that have no place for attention to another text, or no meaning with it
+REFUSED = {
+    "block_recurrent": "its layers read blocks, which end in the middle of a sentence",
+    "memorizing_transformer": "it looks up what it has read, whatever the source says now",
+    "recurrent_memory_transformer": "its memory tokens would read the source too",
+    "segment_memory": "its base has its own layers",
+    "sha_rnn": "its layers are LSTMs, and only one of them attends",
+}
 
 
-def register_part_config(config_class: type[MemoryConfig]) -> None:
-    """Let encoders and decoders have such a configuration. The package registers all, an exported file those it holds."""
-    _PARTS[config_class.model_type] = config_class
+def register_encoder_config(config_class: type[MemoryConfig]) -> None:
+    """Let encoders have such a configuration. The package registers all that fit, an exported file its own."""
+    _ENCODERS[config_class.model_type] = config_class
 
 
-def _of_decoder(name: str) -> Any:
-    """A property that is `name` of the decoder's configuration."""
+def register_decoder_config(config_class: type[MemoryConfig]) -> None:
+    """Let decoders have such a configuration."""
+    _DECODERS[config_class.model_type] = config_class
 
-    def get(self):
-        return getattr(self.decoder, name, None)
 
-    def put(self, value):
-        setattr(self.decoder, name, value)
-
-    return property(get, put, doc=f"`{name}` of the decoder.")
+_of_decoder = functools.partial(field_of_part, "decoder")
 
 
 @strict
@@ -70,10 +77,9 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
         for name in ("encoder", "decoder"):
             setattr(self, name, self._part(name))
         decoder = cast(MemoryConfig, self.decoder)
+        first, pad = decoder.bos_token_id, decoder.pad_token_id
         if self.decoder_start_token_id is None:
-            self.decoder_start_token_id = (
-                decoder.pad_token_id if decoder.bos_token_id is None else decoder.bos_token_id
-            )
+            self.decoder_start_token_id = pad if first is None else first
         # `@strict` wraps what its validators raise into an exception that is no ValueError: check before it does
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -86,12 +92,13 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
                 f"`{name}`=None: give the configuration of the {name}, such as `TransformerXLConfig(...)`."
             )
         model_type = given.get("model_type") if isinstance(given, dict) else given.model_type
-        if model_type not in _PARTS:
-            close = nearest_names(str(model_type), [*_PARTS], cutoff=0.6)
-            remedy = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(_PARTS))}."
-            raise ValueError(f"`{name}` has `model_type`={model_type!r}, which cannot be its `{name}`: {remedy}")
-        made = copy.deepcopy(given) if isinstance(given, PreTrainedConfig) else _PARTS[model_type].from_dict(given)
-        return cast(MemoryConfig, made)
+        known = _ENCODERS if name == "encoder" else _DECODERS
+        if model_type not in known:
+            close = nearest_names(str(model_type), [*known], cutoff=0.6)
+            remedy = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(known))}."
+            remedy = f"{REFUSED[model_type]}." if name == "decoder" and model_type in REFUSED else remedy
+            raise ValueError(f"`{name}` is a {model_type!r}, which cannot be one: {remedy}")
+        return copy.deepcopy(given) if isinstance(given, MemoryConfig) else known[model_type].from_dict(given)
 
     @classmethod
     def _check_keywords(cls, keywords: dict[str, Any]) -> None:
@@ -149,9 +156,7 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
     mem_len = _of_decoder("mem_len")
     same_length = _of_decoder("same_length")
     segment_length = _of_decoder("segment_length")
-    initial_memory = _of_decoder("initial_memory")
-    embedding_width = _of_decoder("embedding_width")
     layer_mem_lens = _of_decoder("layer_mem_lens")
 
 
-__all__ = ["MemoryEncoderDecoderConfig", "register_part_config"]
+__all__ = ["MemoryEncoderDecoderConfig", "register_decoder_config", "register_encoder_config"]

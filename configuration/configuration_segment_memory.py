@@ -1,6 +1,7 @@
 """The configuration of memory around a language model of transformers."""
 
 import copy
+import functools
 from typing import Any, ClassVar, Self, cast
 
 from huggingface_hub.dataclasses import strict
@@ -12,7 +13,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.configuration.optional_fields import OPTIONAL_FIELDS
-from transformers_xl.configuration.saved_with_code import ConfigWithCode
+from transformers_xl.configuration.saved_with_code import ConfigWithCode, field_of_part
 
 logger = logging.get_logger(__name__)
 
@@ -28,16 +29,7 @@ FIELDS_OF_KIND: dict[str, dict[str, float]] = {
 WITH_SINKS = frozenset({"deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4"})
 
 
-def _of_base(name: str) -> Any:
-    """A property that is the field `name` of the base's configuration."""
-
-    def get(self):
-        return getattr(self.text_config, name, None)
-
-    def put(self, value):
-        setattr(self.text_config, name, value)
-
-    return property(get, put, doc=f"`{name}` of the base.")
+_of_base = functools.partial(field_of_part, "text_config")
 
 
 def own_windows(base: PreTrainedConfig) -> list[int | None]:

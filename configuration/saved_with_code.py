@@ -106,6 +106,18 @@ class ConfigWithCode(SavedWithCode, PreTrainedConfig):
         super().to_json_file(json_file_path, use_diff)
 
 
+def field_of_part(part: str, name: str) -> Any:
+    """A property that is the field `name` of the configuration in the field `part`; None where that has none."""
+
+    def get(self):
+        return getattr(getattr(self, part), name, None)
+
+    def put(self, value):
+        setattr(getattr(self, part), name, value)
+
+    return property(get, put, doc=f"`{name}` of `{part}`.")
+
+
 class TokenizerWithCode(SavedWithCode, PreTrainedTokenizerFast):
     """A tokenizer writes its own code. transformers asks for `_auto_map`, and calls `_save_pretrained`, as it saves."""
 
@@ -122,4 +134,12 @@ class TokenizerWithCode(SavedWithCode, PreTrainedTokenizerFast):
         return (*super()._save_pretrained(save_directory, *args, **kwargs), *map(str, code))
 
 
-__all__ = ["ConfigWithCode", "SavedWithCode", "Saver", "TokenizerWithCode", "register_saver", "saves_agent"]
+__all__ = [
+    "ConfigWithCode",
+    "SavedWithCode",
+    "Saver",
+    "TokenizerWithCode",
+    "field_of_part",
+    "register_saver",
+    "saves_agent",
+]

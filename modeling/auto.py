@@ -10,8 +10,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_memory_encoder_decoder import (
+    REFUSED,
     MemoryEncoderDecoderConfig,
-    register_part_config,
+    register_decoder_config,
+    register_encoder_config,
 )
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling import (
@@ -42,11 +44,7 @@ from transformers_xl.modeling import (
 )
 from transformers_xl.modeling.auto_actor_critic import AutoModelForActorCritic
 from transformers_xl.modeling.conversion import transfo_xl
-from transformers_xl.modeling.modeling_memory_encoder_decoder import (
-    MemoryForConditionalGeneration,
-    register_decoder,
-    register_encoder,
-)
+from transformers_xl.modeling.modeling_memory_encoder_decoder import MemoryForConditionalGeneration, register_part
 from transformers_xl.modeling.ops.backends import register_backend
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
@@ -102,11 +100,8 @@ def _variant(module: ModuleType, no_encoder: str = "", **row) -> Variant:
     }
     config_class = min((cls.config_class for cls in classes.values()), key=lambda each: len(each.__mro__))
     of_encoder = {name: cls for name, cls in classes.items() if cls.config_class is not config_class}
-    if of_encoder:
-        promises = {"causal": False, "memory": "none", "croppable": False, "recurrent": False}
-        row["encoder"] = _row(of_encoder, **(row | promises))
-    else:
-        row["encoder"] = no_encoder
+    promises = {"causal": False, "memory": "none", "croppable": False, "recurrent": False}
+    row["encoder"] = _row(of_encoder, **(row | promises)) if of_encoder else no_encoder
     return _row({name: cls for name, cls in classes.items() if name not in of_encoder}, **row)
 
 
@@ -381,26 +376,22 @@ def encoder_of(model_type: str) -> Variant:
     Raises:
         ValueError: there is none; says why.
     """
-    if model_type in ENCODERS or model_type not in VARIANTS:
-        known = ENCODERS.get(model_type, f"no variant has this name: the encoders are {', '.join(ENCODERS)}")
-    elif VARIANTS[model_type].causal:
-        known = VARIANTS[model_type].encoder
-    else:
-        known = VARIANTS[model_type]
-    if isinstance(known, str):
-        raise ValueError(f"`model_type`={model_type!r} has no encoder: {known}.")
-    return known
+    row = MODEL_TYPES.get(model_type)
+    found = row.encoder if row is not None and row.causal else row
+    if not isinstance(found, Variant):
+        reason = found or f"no variant has this name: the encoders are {', '.join(ENCODERS)}"
+        raise ValueError(f"`model_type`={model_type!r} has no encoder: {reason}.")
+    return found
 
 
 def register_parts() -> None:
     """Let an encoder-decoder be made of the variants."""
-    for variant in MODEL_TYPES.values():
-        if issubclass(variant.config_class, MemoryConfig):
-            register_part_config(variant.config_class)
-        if variant.causal_lm_class is not None:
-            register_decoder(cast(Any, variant.causal_lm_class))
-        if not variant.causal:
-            register_encoder(cast(Any, variant.model_class))
+    for model_type, variant in MODEL_TYPES.items():
+        model_class = variant.causal_lm_class if variant.causal else variant.model_class
+        if model_class is not None and model_type not in REFUSED:
+            register_config = register_decoder_config if variant.causal else register_encoder_config
+            register_config(cast(Any, variant.config_class))
+            register_part(cast(Any, model_class))
 
 
 def register_kernels() -> None:

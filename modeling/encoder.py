@@ -61,9 +61,8 @@ class MemoryForMaskedLM(MemoryForCausalLM):
 
     def build_head(self, config: MemoryConfig) -> None:
         super().build_head(config)
-        self.loss_type = (
-            "ForCausalLM"  # the loss of transformers that takes targets where they stand, as `shift_labels`
-        )
+        # the loss of transformers that takes targets where they stand, as `shift_labels`
+        self.loss_type = "ForCausalLM"
 
     @can_return_tuple
     @auto_docstring

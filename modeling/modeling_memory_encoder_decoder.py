@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import Cache, GenerationMixin
 from transformers import initialization as init
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput, GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
@@ -20,44 +20,20 @@ from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
-from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
 from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm, SublayerNorm
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
-from transformers_xl.modeling.modeling_memory import MemoryModel
+from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.columns import drop_full_mask
 
-_ENCODERS: dict[str, type[MemoryModel]] = {}
-_DECODERS: dict[str, type[MemoryForCausalLM]] = {}
-
-# decoders that have no place for attention to another text, or no meaning with it
-REFUSED = {
-    "block_recurrent": "its layers read blocks, which end in the middle of a sentence",
-    "memorizing_transformer": "it looks up what it has read, whatever the source says now",
-    "recurrent_memory_transformer": "its memory tokens would read the source too",
-    "segment_memory": "its base has its own layers",
-    "sha_rnn": "its layers are LSTMs, and only one of them attends",
-}
+_PARTS: dict[str, Any] = {}  # classes by the `model_type` of their config
 
 
-def register_encoder(model_class: type[MemoryModel]) -> None:
-    """Let a model be an encoder. The package registers all that can, an exported file the one that it holds."""
-    _ENCODERS[cast(Any, model_class.config_class).model_type] = model_class
-
-
-def register_decoder(model_class: type[MemoryForCausalLM]) -> None:
-    """Let a language model be a decoder."""
-    _DECODERS[cast(Any, model_class.config_class).model_type] = model_class
-
-
-def _part(name: str, model_type: str, known: dict[str, Any]) -> Any:
-    if name == "decoder" and model_type in REFUSED:
-        raise ValueError(f"`decoder` is a {model_type!r}, which cannot read a source: {REFUSED[model_type]}.")
-    if model_type not in known:
-        fitting = sorted(known.keys() - REFUSED.keys())
-        raise ValueError(f"`{name}` is a {model_type!r}, which is no {name}: use one of {', '.join(fitting)}.")
-    return known[model_type]
+def register_part(model_class: type[MemoryPreTrainedModel]) -> None:
+    """Let a model be an encoder, or a language model a decoder. The package registers all that can, an exported file those
+    that it holds."""
+    _PARTS[cast(Any, model_class.config_class).model_type] = model_class
 
 
 @dataclass
@@ -115,20 +91,6 @@ class MemoryGenerateBeamSeq2SeqOutput(_WithSourceMemory, GenerateBeamEncoderDeco
     """Result of beam search, whose `mems` and `source_mems` are None: a call that reads its sequences gives both."""
 
 
-class EarlierSource(nn.Module):
-    """A learned vector that tells outputs of the encoder for earlier sentences from those of this one."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-
-    def init_weights(self, config: MemoryEncoderDecoderConfig) -> None:
-        init.zeros_(self.weight)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return states + self.weight
-
-
 @auto_docstring(
     custom_intro="""
     An encoder, and a decoder with memory that reads the encoder's output. `encoder` is a model without a head, `decoder` a
@@ -145,15 +107,15 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     def __init__(self, config: MemoryEncoderDecoderConfig):
         super().__init__(cast(Any, config))
         encoder, decoder = cast(Any, config.encoder), cast(Any, config.decoder)
-        self.encoder = _part("encoder", encoder.model_type, _ENCODERS)(encoder)
-        self.decoder = _part("decoder", decoder.model_type, _DECODERS)(decoder)
+        self.encoder, self.decoder = (_PARTS[part.model_type](part) for part in (encoder, decoder))
         for index, layer in enumerate(dict.fromkeys(self.model.layers)):  # one may run again and again
             layer.cross_attention = CrossAttention(
                 decoder, encoder.hidden_size, norm_like(layer, decoder), index, config.source_mem_len > 0
             )
         self.decoder.reads_source(encoder.hidden_size)
         self.model.extra_arguments = (*self.model.extra_arguments, "source")
-        self.earlier_source = EarlierSource(encoder.hidden_size) if config.source_mem_len else None
+        # what tells outputs of the encoder for earlier sentences from those of this one
+        self.earlier_source = nn.Parameter(torch.empty(encoder.hidden_size)) if config.source_mem_len else None
         names = [name for name, _ in self.model.embed_tokens.named_parameters()] if config.share_embeddings else []
         tied = {f"encoder.embed_tokens.{name}": f"decoder.model.embed_tokens.{name}" for name in names}
         self._tied_weights_keys = tied
@@ -161,8 +123,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
-            cast(Any, module).init_weights(self.config)  # the parts start their own
+        if module is self and self.earlier_source is not None:  # the parts start their own
+            init.zeros_(self.earlier_source)
 
     @property
     def model(self) -> MemoryModel:  # type: ignore[override]
@@ -172,12 +134,6 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     @property
     def _is_stateful(self) -> bool:  # type: ignore[override]
         return self.decoder._is_stateful
-
-    def get_encoder(self, modality: str | None = None) -> nn.Module:
-        return self.encoder
-
-    def get_decoder(self) -> nn.Module:
-        return self.decoder
 
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.get_input_embeddings()
@@ -246,16 +202,14 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         if kept is not None and all(old is new for old, new in zip(kept.made_of, given, strict=True)):
             return kept
         real = None if mask is None else drop_full_mask(mask.bool())
-        read, visible = states, real
+        read, mask = states, real
         if source_mems is not None:
-            earlier, module = source_mems.layers[0].columns[0].to(states), cast(EarlierSource, self.earlier_source)
-            read = torch.cat([module(earlier), states], 1)
-            visible = torch.ones_like(states[..., 0], dtype=torch.bool) if real is None else real
-            visible = drop_full_mask(torch.cat([earlier_mask(source_mems), visible], 1))
+            earlier = source_mems.layers[0].columns[0].to(states)
+            read = torch.cat([earlier + cast(nn.Parameter, self.earlier_source), states], 1)
+            mask = torch.ones_like(states[..., 0], dtype=torch.bool) if real is None else real
+            mask = drop_full_mask(torch.cat([earlier_mask(source_mems), mask], 1))
         keeps = cache is not None and not torch.is_grad_enabled()
-        source = Source(
-            read, None if visible is None else visible[:, None, None], keeps, read.shape[1] - states.shape[1]
-        )
+        source = Source(read, mask, keeps, earlier=read.shape[1] - states.shape[1])
         count = self.config.source_mem_len
         source.made_of, source.remembered = given, remember_source(source_mems, states, real, count) if count else None
         if cache is not None:
@@ -469,4 +423,4 @@ def forget_source(source_mems: Memory | None, reset: torch.Tensor | None) -> Mem
     )
 
 
-__all__ = ["MemoryForConditionalGeneration", "MemorySeq2SeqOutput", "register_decoder", "register_encoder"]
+__all__ = ["MemoryForConditionalGeneration", "MemorySeq2SeqOutput", "register_part"]

@@ -20,15 +20,16 @@ class Source:
 
     Args:
         states: `(B, S, size)`, the output of an encoder; those of earlier sentences stand before those of this one.
-        visible: `(B, 1, 1, S)` bool, what is no padding; None: all.
+        mask: `(B, S)` bool, what is no padding; None: all.
         earlier: how many columns are of earlier sentences.
         keeps: whether keys and values are kept by the layers that project them, for the tokens to come.
     """
 
     weights: list[torch.Tensor] | None = None  # of each layer `(B, H, T, S)`, where a call asks for them
 
-    def __init__(self, states: torch.Tensor, visible: torch.Tensor | None, keeps: bool = False, earlier: int = 0):
-        self.states, self.visible, self.earlier = states, visible, earlier
+    def __init__(self, states: torch.Tensor, mask: torch.Tensor | None, keeps: bool = False, earlier: int = 0):
+        self.states, self.earlier = states, earlier
+        self.visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = {} if keeps else None
         self.made_of: tuple[Any, ...] = ()  # what a call gave, to be recognized in the next one
         self.remembered: Memory | None = None  # what the next text may still see
@@ -40,26 +41,6 @@ class Source:
             return states.mean(1, keepdim=True)
         mask = self.visible[:, 0, 0, self.earlier :, None].to(states)
         return (states * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-class EarlierBias(nn.Module):
-    """What is added to the scores of earlier sentences, a number for each head. It starts low: a model that reads all of
-    them from the first step on takes longer to find what it translates.
-    """
-
-    def __init__(self, num_heads: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_heads))
-
-    def init_weights(self, config: Any) -> None:
-        init.constant_(self.weight, -5.0)
-
-    def forward(self, source: Source) -> torch.Tensor:
-        """What is added to scores, `(B or 1, H, 1, S)`."""
-        states = source.states
-        is_earlier = torch.arange(states.shape[1], device=states.device) < source.earlier
-        added = self.weight[:, None, None].to(states) * is_earlier
-        return added[None] if source.visible is None else added.masked_fill(~source.visible, -torch.inf)
 
 
 class CrossAttention(nn.Module):
@@ -78,7 +59,7 @@ class CrossAttention(nn.Module):
         self, config: MemoryConfig, source_size: int, norm: SublayerNorm, index: int, reads_earlier: bool = False
     ):
         super().__init__()
-        self.earlier_bias = EarlierBias(config.num_attention_heads) if reads_earlier else None
+        self.earlier_bias = nn.Parameter(torch.empty(config.num_attention_heads)) if reads_earlier else None
         self.config, self.index, self.norm = config, index, norm
         self.num_heads, self.scaling = config.num_attention_heads, config.head_dim**-0.5
         self.num_key_value_groups, self.is_causal = 1, False
@@ -88,6 +69,21 @@ class CrossAttention(nn.Module):
         self.v_proj = nn.Linear(source_size, inner_size, bias=config.attention_bias)
         self.o_proj = nn.Linear(inner_size, config.hidden_size, bias=config.attention_bias)
         self.dropout = Dropout(config, config.residual_dropout)
+
+    def init_weights(self, config: Any) -> None:
+        if (
+            self.earlier_bias is not None
+        ):  # low: a model that reads all from the first step on takes longer to translate
+            init.constant_(self.earlier_bias, -5.0)
+
+    def mask(self, source: Source) -> torch.Tensor | None:
+        """Which columns are visible, `(B, 1, 1, S)` bool, or what is added to their scores, `(B or 1, H, 1, S)`."""
+        states, visible = source.states, source.visible
+        if self.earlier_bias is None or not source.earlier:
+            return visible
+        is_earlier = torch.arange(states.shape[1], device=states.device) < source.earlier
+        added = (self.earlier_bias[:, None, None].to(states) * is_earlier)[None]
+        return added if visible is None else added.masked_fill(~visible, -torch.inf)
 
     def heads(self, states: torch.Tensor) -> torch.Tensor:
         """`(B, n, H D)` -> `(B, H, n, D)`."""
@@ -105,16 +101,13 @@ class CrossAttention(nn.Module):
     def forward(self, hidden_states: torch.Tensor, source: Source) -> torch.Tensor:
         """The states `(B, T, E)` with what they read of the source."""
         key, value = self.project(source)
-        visible = source.visible
-        if self.earlier_bias is not None and source.earlier:
-            visible = self.earlier_bias(source).expand(-1, -1, hidden_states.shape[1], -1)
-        elif visible is not None:
-            visible = visible.expand(-1, 1, hidden_states.shape[1], -1)
+        mask = self.mask(source)
+        mask = None if mask is None else mask.expand(-1, -1, hidden_states.shape[1], -1)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         query = self.heads(self.q_proj(self.norm.before(hidden_states)))
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, weights = attend(
-            self, query, key, value, visible, dropout=dropout, scaling=self.scaling, is_causal=False
+            self, query, key, value, mask, dropout=dropout, scaling=self.scaling, is_causal=False
         )
         if source.weights is not None and weights is not None:
             source.weights.append(weights)
@@ -146,4 +139,4 @@ def remember_source(memory: Memory | None, states: torch.Tensor, mask: torch.Ten
     return Memory((LayerMemory((newest,)),), mask.sum(1).clamp(max=newest.shape[1]), read)
 
 
-__all__ = ["CrossAttention", "EarlierBias", "Source", "earlier_mask", "remember_source"]
+__all__ = ["CrossAttention", "Source", "earlier_mask", "remember_source"]

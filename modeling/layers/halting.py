@@ -93,9 +93,8 @@ class HaltingLayer(MemoryLayer):
             skip_halted: whether nothing is computed for halted positions but keys and values, which others read.
         """
         halted_states = hidden_states if halted_states is None else halted_states
-        skip_halted = (
-            skip_halted and self.cross_attention is None
-        )  # which reads rows, not the running positions of all
+        # attention to a source reads rows, not the running positions of all
+        skip_halted = skip_halted and self.cross_attention is None
         count = int(running.sum()) if skip_halted and running is not None else None
         if running is None or count == running.numel():
             return super().forward(hidden_states, past, context, **kwargs)

@@ -1,12 +1,12 @@
 """Sentences and their translations: from two files, from JSON lines, and from `datasets`."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from transformers_xl.files.json_files import json_lines
 from transformers_xl.files.plain_files import read_text
 
 MAX_BYTES = 1 << 32
@@ -27,7 +27,7 @@ def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
         OSError: a file cannot be read.
     """
     if files:
-        rows = [row for file in files for row in _rows(Path(file))]
+        rows = [row for file in files for row in json_lines(lines_of(read_text(Path(file), MAX_BYTES)), file)]
         return pairs_of_rows(rows, source, target)
     sides = [_lines_of(name, file) for name, file in (("source", source), ("target", target))]
     if len(sides[0]) != len(sides[1]):
@@ -83,14 +83,6 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     if tokenizer.eos_token_id is None:
         raise ValueError("`tokenizer` has no `eos_token`: a translation would have no end. Take another one.")
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-
-
-def _rows(file: Path) -> Iterable[Any]:
-    for number, line in enumerate(lines_of(read_text(file, MAX_BYTES)), start=1):
-        try:
-            yield json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{str(file)!r}, line {number}, is no JSON: give one object a line.") from error
 
 
 def _field(row: Any, name: str) -> str:

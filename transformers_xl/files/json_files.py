@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,6 +55,15 @@ def check_stream(stream: BinaryIO, name: str, chunk_bytes: int = 1 << 24) -> Non
     _checked(rest, depth, name)
 
 
+def json_lines(lines: Iterable[str | bytes], name: str) -> Iterator[Any]:
+    """The values of lines of JSON, which are those of the file `name`."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name!r}, line {number}, is no JSON: give one object a line.") from error
+
+
 def _check_depth(depth: int, most: int, name: str) -> None:
     if depth > most:
         raise ValueError(f"{name!r} is not JSON that is read: it is more than {most} levels deep.")
@@ -82,4 +92,4 @@ def _steps(data: bytes) -> np.ndarray:
     return _STEPS[np.frombuffer(brackets, dtype=np.uint8)]
 
 
-__all__ = ["check_stream", "read_json"]
+__all__ = ["check_stream", "json_lines", "read_json"]

@@ -73,12 +73,15 @@ def _calls(config: Any) -> Calls:
     classes = _auto_classes(config)
     if classes is not ENCODER_DECODER:
         return {}
-    rows = {name: MODEL_TYPES[getattr(config, name).model_type] for name in ("encoder", "decoder")}
+    encoder, decoder = (MODEL_TYPES[part.model_type] for part in (config.encoder, config.decoder))
     return {
-        classes["AutoConfig"].__module__: [("register_part_config", row.config_class) for row in rows.values()],
+        classes["AutoConfig"].__module__: [
+            ("register_encoder_config", encoder.config_class),
+            ("register_decoder_config", decoder.config_class),
+        ],
         classes["AutoModelForSeq2SeqLM"].__module__: [
-            ("register_encoder", rows["encoder"].model_class),
-            ("register_decoder", cast(type, rows["decoder"].causal_lm_class)),
+            ("register_part", encoder.model_class),
+            ("register_part", cast(type, decoder.causal_lm_class)),
         ],
     }
 
