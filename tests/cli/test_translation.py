@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,14 @@ def test_what_is_trained_translates(pairs: Path, trained: tuple[Path, dict]) -> 
 
 def test_a_translator_is_trained_on(pairs: Path, trained: tuple[Path, dict]) -> None:
     """From its weights and with its words; fields that change no weight may be others, in both of its parts."""
-    given = ["--data.source", pairs / "a.en", "--data.target", pairs / "a.de", "--model.base", trained[0], "--json"]
+    base = shutil.copytree(trained[0], pairs / "base")
+    config = json.loads((base / "config.json").read_text())
+    config["encoder"]["dropout"], config["decoder"]["dropout"] = (
+        0.4,
+        0.2,
+    )  # one of the parts has the value that is given
+    (base / "config.json").write_text(json.dumps(config))
+    given = ["--data.source", pairs / "a.en", "--data.target", pairs / "a.de", "--model.base", base, "--json"]
     few = ["--training.max_steps", 2, "--training.learning_rate", 1e-5, "--model.mem_len", 7, "--model.dropout", 0.2]
     result = run("train", *given, *few, "-o", pairs / "more")
     assert result.exit_code == 0, (result.output, result.exception)
