@@ -8,6 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers_xl.configuration.saved_with_code import ConfigWithCode
 
 SPACES = ("num_actions", "observation_size")
+OTHERS = {"action_size": "num_actions", "image_shape": "observation_size", "vocab_size": "observation_size"}
 
 
 def agent_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -27,17 +28,25 @@ def agent_settings(settings: dict[str, Any]) -> dict[str, Any]:
             for field in found.keys() - {name}:
                 _refuse_other(name, value, field, settings.get(field), found[field])
             plain |= found
-        elif any(each.__module__.startswith("gymnasium.") for each in type(value).__mro__):
+        elif _is_space(value):
             remedy = (
                 "pass an encoder of your own to the model" if name == "observation_size" else "wrap the environment"
             )
             raise ValueError(f"`{name}`={value} is a space that this field cannot hold: {remedy}.")
-    sizes: Any = plain.get("num_actions")
-    if isinstance(sizes, tuple):
-        plain["num_actions"] = list(sizes)
-    elif getattr(sizes, "ndim", 0):  # an array, such as `MultiDiscrete.nvec`
-        plain["num_actions"] = sizes.flatten().tolist()
+    for name, of_spaces in OTHERS.items():
+        if _is_space(plain.get(name)):
+            raise ValueError(f"`{name}`={plain[name]} is a space: pass it as `{of_spaces}`, which sets the fields.")
+    for name in ("num_actions", "image_shape"):
+        sizes: Any = plain.get(name)
+        if isinstance(sizes, tuple):
+            plain[name] = list(sizes)
+        elif getattr(sizes, "ndim", 0):  # an array, such as `MultiDiscrete.nvec`
+            plain[name] = sizes.flatten().tolist()
     return plain
+
+
+def _is_space(value: Any) -> bool:
+    return any(each.__module__.startswith("gymnasium.") for each in type(value).__mro__)
 
 
 def _refuse_other(name: str, space: Any, field: str, given: Any, found: Any) -> None:
@@ -96,9 +105,23 @@ def _discrete_observations(space: Any) -> dict[str, Any]:
 
 
 def _box_of_observations(space: Any) -> dict[str, Any]:
-    if len(space.shape) == 3:
-        return {"observation_size": None, "image_shape": [int(size) for size in space.shape]}
-    return {"observation_size": math.prod(space.shape)}
+    if len(space.shape) != 3:
+        return _row_of_observations(space)
+    if space.shape[0] <= 4 and min(space.shape[1:]) >= 8:
+        raise ValueError(
+            f"`observation_size`={space} looks like an image with its channels in front: wrap the environment with "
+            "`TransformObservation`, so that they come last, or give `image_shape` where these are height, width, channels."
+        )
+    return {"observation_size": None, "image_shape": [int(size) for size in space.shape]}
+
+
+def _row_of_observations(space: Any) -> dict[str, Any]:
+    if len(space.shape) != 1:
+        raise ValueError(
+            f"`observation_size`={space} has the shape {space.shape}, and a linear layer reads one axis: wrap the "
+            "environment with `FlattenObservation`."
+        )
+    return {"observation_size": int(space.shape[0])}
 
 
 _ACTIONS = {
@@ -109,8 +132,8 @@ _ACTIONS = {
 }
 _OBSERVATIONS = {
     "Discrete": _discrete_observations,
-    "MultiDiscrete": lambda space: {"observation_size": math.prod(space.shape)},
-    "MultiBinary": lambda space: {"observation_size": math.prod(space.shape)},
+    "MultiDiscrete": _row_of_observations,
+    "MultiBinary": _row_of_observations,
     "Box": _box_of_observations,
 }
 

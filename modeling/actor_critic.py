@@ -15,7 +15,7 @@ from transformers.utils import auto_docstring, can_return_tuple, logging
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.layers.observation_encoders import build_encoder
-from transformers_xl.modeling.layers.policies import build_policy
+from transformers_xl.modeling.layers.policies import GaussianPolicy, build_policy
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.outputs import MemoryActorCriticOutput
@@ -34,7 +34,7 @@ def of_environment(name: str, value: Any, device: torch.device) -> Any:
         return value
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"
-        raise ValueError(f"`{name}` is {kind}: give a tensor, or an array of numpy that holds numbers.")
+        raise ValueError(f"`{name}` is {kind}: give a tensor, or an array of numpy that holds numbers or bools.")
     return torch.tensor(value, device=device)
 
 
@@ -125,10 +125,12 @@ class MemoryForActorCritic(MemoryHead):
         encoder, is_agents = model.observation_proj, not any("policy_head." in each for each in info["missing_keys"])
         other = {each for each in info["missing_keys"] if each.startswith(("model.embed_tokens", "observation_proj"))}
         if is_agents and (other := other | set(info["unexpected_keys"])):
+            needs_encoder = given is None and any(each.startswith("observation_proj") for each in other)
+            remedy = "pass `encoder`, a module like the one that it has, or " if needs_encoder else ""
             raise ValueError(
                 f"{str(pretrained_model_name_or_path)!r} holds an agent that has not the same weights as {cls.__name__}, "
-                f"such as {min(other)!r}: load it with the class that saved it, or with `AutoModelForActorCritic`, and "
-                "pass `encoder` if it has one of your own."
+                f"such as {min(other)!r}: {remedy}load it with the class that saved it, or with "
+                "`AutoModelForActorCritic`, and pass `encoder` if it has one of your own."
             )
         if given is None and unsaved_buffers(encoder):
             with torch.random.fork_rng(devices=[]):  # its weights are drawn, and not used
@@ -155,7 +157,15 @@ class MemoryForActorCritic(MemoryHead):
 
     def distribution(self, logits: torch.Tensor) -> torch.distributions.Distribution:
         """What the policy draws actions from, by the `logits` of an output: it has `sample()`, `mode`, `log_prob(actions)`
-        and `entropy()`, the last two `(batch, steps)`."""
+        and `entropy()`, the last two `(batch, steps)`.
+
+        Raises:
+            ValueError: these are not the logits of this policy.
+        """
+        width = self.policy_head.bias.numel() * (2 if isinstance(self.policy_head, GaussianPolicy) else 1)
+        if not isinstance(logits, torch.Tensor) or logits.shape[-1:] != (width,):
+            given = tuple(getattr(logits, "shape", ())) or type(logits).__name__
+            raise ValueError(f"`logits` is {given}: pass the `logits` of an output, whose last axis here is {width}.")
         return self.policy_head.distribution(logits)
 
     def inputs_of(

@@ -245,6 +245,10 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if min(args.steps, args.environments, args.mem_len) < 1:
         parser.error("--steps, --environments and --mem-len must be at least 1")
+    if args.steps < (least := args.environments * Settings.window):
+        parser.error(
+            f"--steps {args.steps} is less than one update: at least {least} for {args.environments} environments"
+        )
     return args
 
 

@@ -4,6 +4,7 @@ A policy is a linear map to `logits` `(batch, steps, ..)` and the distribution t
 `sample()`, `mode`, `log_prob(actions)` and `entropy()`, those of all parts of an action together: `(batch, steps)`.
 """
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
@@ -12,13 +13,28 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_agent import AgentConfig
 
 
+class _TakesArrays(Distribution):
+    """Actions may also be arrays of numpy."""
+
+    def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
+        return super().log_prob(torch.as_tensor(value))
+
+
+class Choice(_TakesArrays, Categorical):
+    """One choice."""
+
+
+class Numbers(_TakesArrays, Independent):
+    """Numbers that belong together."""
+
+
 class CategoricalPolicy(nn.Linear):
     """One of `num_actions`; actions are `(batch, steps)` integers."""
 
     action_shape: tuple[int, ...] = ()
 
     def distribution(self, logits: torch.Tensor) -> Distribution:
-        return Categorical(logits=logits)
+        return Choice(logits=logits)
 
 
 class Choices(Distribution):
@@ -37,7 +53,8 @@ class Choices(Distribution):
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> torch.Tensor:
         return torch.stack([part.sample(torch.Size(sample_shape)) for part in self.parts], dim=-1)
 
-    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
+        value = torch.as_tensor(value)
         if value.shape[-1] != len(self.parts):
             raise ValueError(f"`value` has shape {tuple(value.shape)}: it must end with {len(self.parts)} choices.")
         pairs = zip(self.parts, value.unbind(dim=-1), strict=True)
@@ -79,7 +96,7 @@ class GaussianPolicy(nn.Linear):
 
     def distribution(self, logits: torch.Tensor) -> Distribution:
         means, log_std = logits.chunk(2, dim=-1)
-        return Independent(Normal(means, log_std.exp()), 1)
+        return Numbers(Normal(means, log_std.exp()), 1)
 
 
 def build_policy(config: AgentConfig, width: int) -> CategoricalPolicy | ChoicesPolicy | GaussianPolicy:

@@ -120,6 +120,7 @@ def test_several_choices_are_independent():
     torch.testing.assert_close(policy.entropy(), sum(-(part * part.log()).sum(-1) for part in parts))
     assert torch.equal(policy.mode, torch.stack([part.argmax(-1) for part in parts], dim=-1))
     assert policy.sample((4,)).shape == (4, 2, 3, 2)
+    torch.testing.assert_close(policy.log_prob(actions.numpy()), expected)
 
 
 def test_numbers_have_a_normal_distribution():
@@ -131,7 +132,8 @@ def test_numbers_have_a_normal_distribution():
     torch.testing.assert_close(policy.mode, mean)
     actions = policy.sample()
     density = torch.exp(-0.5 * ((actions - mean) / deviation) ** 2) / (deviation * (2 * torch.pi) ** 0.5)
-    torch.testing.assert_close(policy.log_prob(actions), density.prod(-1).log())
+    for given in (actions, actions.numpy()):
+        torch.testing.assert_close(policy.log_prob(given), density.prod(-1).log())
     entropy = (0.5 * torch.log(2 * torch.pi * torch.e * deviation**2)).sum()
     torch.testing.assert_close(policy.entropy(), entropy.expand(3, 5))
 
@@ -173,7 +175,8 @@ def test_a_space_that_no_field_holds_is_refused(field):
 def test_a_space_and_a_field_that_contradict_each_other_are_refused():
     spaces = needs("gymnasium").spaces
     image, box = spaces.Box(0, 255, (7, 9, 3), np.uint8), spaces.Box(-1, 1, (5,))
-    assert GTrXLConfig(num_actions=2, observation_size=image, image_shape=(7, 9, 3)).image_shape == [7, 9, 3]
+    for shape in ((7, 9, 3), np.array([7, 9, 3])):
+        assert GTrXLConfig(num_actions=2, observation_size=image, image_shape=shape).image_shape == [7, 9, 3]
     for fields, message in (
         (
             {"observation_size": spaces.Discrete(5), "vocab_size": 9},
@@ -182,6 +185,12 @@ def test_a_space_and_a_field_that_contradict_each_other_are_refused():
         ({"observation_size": image, "image_shape": [4, 4, 3]}, "`image_shape`"),
         ({"num_actions": box, "action_size": 2}, "`action_size`=2"),
         ({"num_actions": spaces.Box(0, 9, (2,), np.int64)}, "holds integers"),
+        ({"observation_size": spaces.Box(0, 1, (2, 3))}, "reads one axis"),
+        ({"observation_size": spaces.MultiBinary((2, 3))}, "reads one axis"),
+        ({"observation_size": spaces.Box(0, 255, (3, 9, 9), np.uint8)}, "channels in front"),
+        ({"num_actions": None, "action_size": box}, "pass it as `num_actions`"),
+        ({"image_shape": image}, "pass it as `observation_size`"),
+        ({"vocab_size": spaces.Discrete(3)}, "pass it as `observation_size`"),
     ):
         with pytest.raises(ValueError, match=message):
             GTrXLConfig(**{"num_actions": 2} | fields)
@@ -329,6 +338,13 @@ def test_what_is_no_encoder_and_what_needs_one_is_refused():
         agent(encoder=DictEncoder)
     with pytest.raises(ValueError, match="`observations` is a dict: .* `encoder`"):
         agent()({"a": rollout()["observations"]})
+    for logits in (torch.zeros(1, 1, 2), agent()(rollout()["observations"])):
+        with pytest.raises(ValueError, match="`logits` is .* whose last axis here is 3"):
+            agent().distribution(logits)
+    numbers = agent(num_actions=None, action_size=2)
+    assert numbers.distribution(torch.zeros(1, 1, 4)).mode.shape == (1, 1, 2)
+    chosen = agent().distribution(torch.zeros(1, 1, 3)).log_prob(np.array([[2]]))
+    torch.testing.assert_close(chosen, torch.tensor([[1 / 3]]).log())
     with pytest.raises(ValueError, match="`value` has shape"):
         Choices(torch.zeros(1, 1, 5), (2, 3)).log_prob(torch.zeros(1, 1, 3, dtype=torch.long))
 
