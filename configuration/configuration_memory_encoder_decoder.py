@@ -35,6 +35,7 @@ def register_decoder_config(config_class: type[MemoryConfig]) -> None:
     _DECODERS[config_class.model_type] = config_class
 
 
+_END = {"encoder": "Encoder", "decoder": ""}  # of the names of their classes
 _of_decoder = functools.partial(field_of_part, "decoder")
 
 
@@ -88,9 +89,7 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
         """The configuration of the encoder or of the decoder."""
         given = getattr(self, name)
         if given is None:
-            raise ValueError(
-                f"`{name}`=None: give the configuration of the {name}, such as `TransformerXLConfig(...)`."
-            )
+            raise ValueError(f"`{name}`=None: give a configuration, such as `TransformerXL{_END[name]}Config(...)`.")
         model_type = given.get("model_type") if isinstance(given, dict) else given.model_type
         known = _ENCODERS if name == "encoder" else _DECODERS
         if model_type not in known:

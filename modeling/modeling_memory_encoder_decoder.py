@@ -325,12 +325,12 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
                 "`source_mems` was given, but `source_mem_len`=0: earlier sentences are not seen, leave it out."
             )
         size = self.encoder.config.hidden_size
-        columns = [each.columns for each in source_mems.layers]
+        columns = [each.columns for each in getattr(source_mems, "layers", ())]
         if len(columns) != 1 or len(columns[0]) != 1 or columns[0][0].shape[::2] != (batch, size):
             shapes = [tuple(each.shape) for layer in columns for each in layer]
             raise ValueError(
                 f"`source_mems` holds {shapes}: it must be what a call returned as `source_mems` for the sentence before, "
-                f"one tensor ({batch}, columns, {size}); `mems` is another memory."
+                f"one tensor ({batch}, columns, {size}); `mems` is another memory, and `rows` or `repeat` give other rows."
             )
 
     def generate(
@@ -350,7 +350,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             too: None after beam search.
         """
         if kwargs.get("source_mems") is not None:
-            self.check_source_memory(kwargs["source_mems"], kwargs["source_mems"].batch_size)
+            self.check_source_memory(kwargs["source_mems"], getattr(kwargs["source_mems"], "batch_size", 1))
             kwargs["source_mems"] = forget_source(kwargs["source_mems"], kwargs.get("reset"))
         return super().generate(inputs, generation_config, **kwargs)
 

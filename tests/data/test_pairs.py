@@ -29,7 +29,7 @@ def test_two_files_and_json_lines_are_the_same(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     assert read_pairs("translation.en", "translation.de", [str(tmp_path / "a.jsonl")]) == PAIRS
     assert pairs_of_rows(rows, "translation.en", "translation.de") == PAIRS
-    with pytest.raises(ValueError, match=r"`fr` is no field of a row that holds a text: it has id, translation"):
+    with pytest.raises(ValueError, match="`fr` is no text of row 1, which has id, translation: name one"):
         pairs_of_rows(rows, "translation.en", "fr")
     (tmp_path / "a.de").write_text("eins\nzwei\n")
     with pytest.raises(ValueError, match="has 3 lines, `target`"):

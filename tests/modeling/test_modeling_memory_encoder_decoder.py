@@ -392,7 +392,7 @@ def test_refusals() -> None:
         model(SOURCE, decoder_input_ids=TARGET, labels=TARGET[:, :2])
     remembers = built(source_mem_len=4)
     wrong = read(remembers)
-    for mems in (wrong.mems, wrong.source_mems.rows(torch.tensor([0]))):
+    for mems in (wrong.mems, wrong.source_mems.rows(torch.tensor([0])), torch.zeros(2, 3, 32)):
         with pytest.raises(ValueError, match="`source_mems` holds .* `mems` is another memory"):
             read(remembers, source_mems=mems)
     with pytest.raises(ValueError, match="`source_mems` holds"):

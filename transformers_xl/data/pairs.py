@@ -52,7 +52,8 @@ def _lines_of(name: str, file: str) -> list[str]:
 
 def pairs_of_rows(rows: Iterable[Any], source: str, target: str) -> Pairs:
     """The texts of rows, such as those of a `datasets.Dataset`, by the names of their fields."""
-    return _checked(((_field(row, source), _field(row, target)) for row in rows), f"with {source!r} and {target!r}")
+    found = ((_field(row, source, number), _field(row, target, number)) for number, row in enumerate(rows, start=1))
+    return _checked(found, f"with {source!r} and {target!r}")
 
 
 def hold_out_pairs(pairs: Pairs, fraction: float, seed: int = 0) -> tuple[Pairs, Pairs]:
@@ -85,13 +86,15 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
-def _field(row: Any, name: str) -> str:
+def _field(row: Any, name: str, number: int) -> str:
     value = row
     for part in [name] if isinstance(row, dict) and name in row else name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     if not isinstance(value, str):
         known = ", ".join(row) if isinstance(row, dict) else "no fields"
-        raise ValueError(f"`{name}` is no field of a row that holds a text: it has {known}.")
+        raise ValueError(
+            f"`{name}` is no text of row {number}, which has {known}: name one, as `en` or `translation.en`."
+        )
     return value
 
 

@@ -96,11 +96,15 @@ def _use_translator(name: str, has_code: bool) -> str:
 
 def _memory(config: dict[str, Any]) -> str:
     source, target = config.get("source_mem_len", 0), config["decoder"].get("mem_len", 0)
-    return (
+    written = (
         f"`mems` of a result holds what was written, up to {as_text(number(target))} tokens a layer "
-        f"({source_of('decoder.mem_len', 'config.json')}); `source_mems` the encoder's outputs for earlier sentences, up "
-        f"to {as_text(number(source))} ({source_of('source_mem_len', 'config.json')}). Give both to the call for the next "
-        "sentence of a document."
+        f"({source_of('decoder.mem_len', 'config.json')})"
+    )
+    if not source:
+        return f"{written}. Give it to the call for the next sentence of a document."
+    return (
+        f"{written}; `source_mems` the encoder's outputs for earlier sentences, up to {as_text(number(source))} "
+        f"({source_of('source_mem_len', 'config.json')}). Give both to the call for the next sentence of a document."
     )
 
 

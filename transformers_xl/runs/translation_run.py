@@ -157,7 +157,14 @@ def model_config(config: RunConfig, tokenizer: Any) -> MemoryEncoderDecoderConfi
     fields["vocab_size"] = fields["vocab_size"] or len(tokenizer)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         fields[name] = getattr(tokenizer, name) if fields[name] is None else fields[name]
-    decoder, encoder_class = row.config_class(**fields), encoder_of(config.model.variant).config_class
+    try:
+        encoder_class = encoder_of(config.model.variant).config_class
+    except ValueError as error:
+        raise ValueError(
+            f"`model.variant`={config.model.variant!r} is that of both sides: {error} Take another one, or join two models "
+            "in Python (docs/translation.md)."
+        ) from error
+    decoder = row.config_class(**fields)
     encoder = encoder_class(**_of_encoder(fields, encoder_class))
     return MemoryEncoderDecoderConfig(
         encoder=encoder, decoder=decoder, share_embeddings=not getattr(decoder, "is_adaptive", False)
