@@ -71,9 +71,8 @@ class CrossAttention(nn.Module):
         self.dropout = Dropout(config, config.residual_dropout)
 
     def init_weights(self, config: Any) -> None:
-        if (
-            self.earlier_bias is not None
-        ):  # low: a model that reads all from the first step on takes longer to translate
+        # low: a model that reads earlier sentences from its first step on takes longer to find what it translates
+        if self.earlier_bias is not None:
             init.constant_(self.earlier_bias, -5.0)
 
     def mask(self, source: Source) -> torch.Tensor | None:

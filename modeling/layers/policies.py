@@ -13,19 +13,18 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_agent import AgentConfig
 
 
-class _TakesArrays(Distribution):
-    """Actions may also be arrays of numpy."""
+class Choice(Categorical):
+    """One choice; actions may also be arrays of numpy."""
 
     def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
-        return super().log_prob(torch.as_tensor(value))
+        return super().log_prob(torch.as_tensor(value, device=self.logits.device))
 
 
-class Choice(_TakesArrays, Categorical):
-    """One choice."""
+class Numbers(Independent):
+    """Numbers that make one action; actions may also be arrays of numpy."""
 
-
-class Numbers(_TakesArrays, Independent):
-    """Numbers that belong together."""
+    def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
+        return super().log_prob(torch.as_tensor(value, device=self.base_dist.mean.device))
 
 
 class CategoricalPolicy(nn.Linear):
@@ -54,7 +53,7 @@ class Choices(Distribution):
         return torch.stack([part.sample(torch.Size(sample_shape)) for part in self.parts], dim=-1)
 
     def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
-        value = torch.as_tensor(value)
+        value = torch.as_tensor(value, device=self.parts[0].logits.device)
         if value.shape[-1] != len(self.parts):
             raise ValueError(f"`value` has shape {tuple(value.shape)}: it must end with {len(self.parts)} choices.")
         pairs = zip(self.parts, value.unbind(dim=-1), strict=True)
