@@ -110,7 +110,7 @@ def _box_of_observations(space: Any) -> dict[str, Any]:
     if space.shape[0] <= 4 and min(space.shape[1:]) >= 8:
         raise ValueError(
             f"`observation_size`={space} looks like an image with its channels in front: wrap the environment with "
-            "`TransformObservation`, so that they come last, or give `image_shape` where these are height, width, channels."
+            "`TransformObservation`, so that they come last. If not, give `image_shape` in place of the space."
         )
     return {"observation_size": None, "image_shape": [int(size) for size in space.shape]}
 

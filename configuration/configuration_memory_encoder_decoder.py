@@ -93,11 +93,13 @@ class MemoryEncoderDecoderConfig(ConfigWithCode):
         model_type = given.get("model_type") if isinstance(given, dict) else given.model_type
         known = _ENCODERS if name == "encoder" else _DECODERS
         if model_type not in known:
-            close = nearest_names(str(model_type), [*known], cutoff=0.6)
+            twin = f"{model_type}_encoder" if name == "encoder" else str(model_type).removesuffix("_encoder")
+            close = [twin] if twin in known else nearest_names(str(model_type), [*known], cutoff=0.8)
             remedy = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(known))}."
-            remedy = f"{REFUSED[model_type]}." if name == "decoder" and model_type in REFUSED else remedy
+            remedy = f"{REFUSED[model_type]}; take another." if name == "decoder" and model_type in REFUSED else remedy
             raise ValueError(f"`{name}` is a {model_type!r}, which cannot be one: {remedy}")
-        return copy.deepcopy(given) if isinstance(given, MemoryConfig) else known[model_type].from_dict(given)
+        made = copy.deepcopy(given) if isinstance(given, PreTrainedConfig) else known[model_type].from_dict(given)
+        return cast(MemoryConfig, made)
 
     @classmethod
     def _check_keywords(cls, keywords: dict[str, Any]) -> None:

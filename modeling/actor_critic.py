@@ -15,7 +15,7 @@ from transformers.utils import auto_docstring, can_return_tuple, logging
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.heads import MemoryHead
 from transformers_xl.modeling.layers.observation_encoders import build_encoder
-from transformers_xl.modeling.layers.policies import GaussianPolicy, build_policy
+from transformers_xl.modeling.layers.policies import build_policy
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.outputs import MemoryActorCriticOutput
@@ -126,11 +126,14 @@ class MemoryForActorCritic(MemoryHead):
         other = {each for each in info["missing_keys"] if each.startswith(("model.embed_tokens", "observation_proj"))}
         if is_agents and (other := other | set(info["unexpected_keys"])):
             needs_encoder = given is None and any(each.startswith("observation_proj") for each in other)
-            remedy = "pass `encoder`, a module like the one that it has, or " if needs_encoder else ""
+            remedy = (
+                "load it with the class that saved it, or `AutoModelForActorCritic`, and pass `encoder` if it had one"
+            )
+            if needs_encoder:
+                remedy = "pass `encoder`, a module like the one that it has, or load it with the class that builds it"
             raise ValueError(
                 f"{str(pretrained_model_name_or_path)!r} holds an agent that has not the same weights as {cls.__name__}, "
-                f"such as {min(other)!r}: {remedy}load it with the class that saved it, or with "
-                "`AutoModelForActorCritic`, and pass `encoder` if it has one of your own."
+                f"such as {min(other)!r}: {remedy}."
             )
         if given is None and unsaved_buffers(encoder):
             with torch.random.fork_rng(devices=[]):  # its weights are drawn, and not used
@@ -162,9 +165,10 @@ class MemoryForActorCritic(MemoryHead):
         Raises:
             ValueError: these are not the logits of this policy.
         """
-        width = self.policy_head.bias.numel() * (2 if isinstance(self.policy_head, GaussianPolicy) else 1)
+        numbers, choices = self.config.action_size, self.config.num_actions
+        width = int(np.sum(choices)) if numbers is None else 2 * numbers
         if not isinstance(logits, torch.Tensor) or logits.shape[-1:] != (width,):
-            given = tuple(getattr(logits, "shape", ())) or type(logits).__name__
+            given = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"of type {type(logits).__name__}"
             raise ValueError(f"`logits` is {given}: pass the `logits` of an output, whose last axis here is {width}.")
         return self.policy_head.distribution(logits)
 

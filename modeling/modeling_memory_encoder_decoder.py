@@ -327,7 +327,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         size = self.encoder.config.hidden_size
         columns = [each.columns for each in getattr(source_mems, "layers", ())]
         if len(columns) != 1 or len(columns[0]) != 1 or columns[0][0].shape[::2] != (batch, size):
-            shapes = [tuple(each.shape) for layer in columns for each in layer]
+            shapes = [tuple(each.shape) for layer in columns for each in layer] or type(source_mems).__name__
             raise ValueError(
                 f"`source_mems` holds {shapes}: it must be what a call returned as `source_mems` for the sentence before, "
                 f"one tensor ({batch}, columns, {size}); `mems` is another memory, and `rows` or `repeat` give other rows."

@@ -13,18 +13,23 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_agent import AgentConfig
 
 
+def _as_tensor(actions: torch.Tensor | np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """An array is copied: an environment may write into it before the backward pass reads it."""
+    return actions if isinstance(actions, torch.Tensor) else torch.tensor(actions, device=like.device)
+
+
 class Choice(Categorical):
     """One choice; actions may also be arrays of numpy."""
 
     def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
-        return super().log_prob(torch.as_tensor(value, device=self.logits.device))
+        return super().log_prob(_as_tensor(value, self.logits))
 
 
 class Numbers(Independent):
     """Numbers that make one action; actions may also be arrays of numpy."""
 
     def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
-        return super().log_prob(torch.as_tensor(value, device=self.base_dist.mean.device))
+        return super().log_prob(_as_tensor(value, self.base_dist.mean))
 
 
 class CategoricalPolicy(nn.Linear):
@@ -53,7 +58,7 @@ class Choices(Distribution):
         return torch.stack([part.sample(torch.Size(sample_shape)) for part in self.parts], dim=-1)
 
     def log_prob(self, value: torch.Tensor | np.ndarray) -> torch.Tensor:
-        value = torch.as_tensor(value, device=self.parts[0].logits.device)
+        value = _as_tensor(value, self.parts[0].logits)
         if value.shape[-1] != len(self.parts):
             raise ValueError(f"`value` has shape {tuple(value.shape)}: it must end with {len(self.parts)} choices.")
         pairs = zip(self.parts, value.unbind(dim=-1), strict=True)

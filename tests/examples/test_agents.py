@@ -143,6 +143,12 @@ def test_any_environment_goes_in_and_an_agent_comes_out(environment, monkeypatch
     assert (tmp_path / "model.safetensors").exists()
 
 
+def test_fewer_steps_than_one_update_are_refused(monkeypatch, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, capsys, tmp_path, "CartPole-v1", "--steps", "63", "--environments", "4")
+    assert "--steps 63 is less than one update: at least 64" in capsys.readouterr().err
+
+
 def test_dicts_and_tuples_go_in_as_one_array_and_text_is_refused():
     space = ppo.made("Blackjack-v1").observation_space
     assert (type(space).__name__, space.shape) == ("Box", (32 + 11 + 2,))

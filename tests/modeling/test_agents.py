@@ -20,7 +20,7 @@ from transformers_xl import (
     TransformerXLForActorCritic,
 )
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.layers.policies import Choices, GaussianPolicy
+from transformers_xl.modeling.layers.policies import CategoricalPolicy, Choices, ChoicesPolicy, GaussianPolicy
 
 AGENTS = [name for name, row in VARIANTS.items() if row.actor_critic_class is not None]
 BATCH, STEPS, WIDTH = 3, 17, 5
@@ -136,6 +136,18 @@ def test_numbers_have_a_normal_distribution():
         torch.testing.assert_close(policy.log_prob(given), density.prod(-1).log())
     entropy = (0.5 * torch.log(2 * torch.pi * torch.e * deviation**2)).sum()
     torch.testing.assert_close(policy.entropy(), entropy.expand(3, 5))
+
+
+@pytest.mark.parametrize("head", [CategoricalPolicy(4, 3), ChoicesPolicy(4, [3, 2]), GaussianPolicy(4, 2)], ids=repr)
+def test_an_environment_may_write_into_actions_before_the_backward_pass(head):
+    states, gradients = torch.randn(2, 3, 4), []
+    actions = head.distribution(head(states)).sample()
+    for given in (actions, actions.numpy().copy()):
+        loss = head.distribution(head(states)).log_prob(given).sum()
+        if given is not actions:
+            given[:] = 0
+        gradients.append(torch.autograd.grad(loss, head.bias)[0])
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_config_takes_spaces(tmp_path):
@@ -303,6 +315,9 @@ def test_an_agent_is_not_loaded_without_its_encoder(load, tmp_path):
         agent(observation_size=None, encoder=encoder).save_pretrained(tmp_path)
         with pytest.raises(ValueError, match=r"holds an agent that has not the same weights as .* pass `encoder`"):
             load.from_pretrained(tmp_path)
+    agent(observation_size=None, encoder=DictEncoder(32)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=": pass `encoder`, a module like the one that it has"):
+        load.from_pretrained(tmp_path)
 
 
 class ScaledEncoder(nn.Linear):

@@ -58,7 +58,8 @@ def generate(
 ) -> None:
     """Continue prompts. One text is streamed to standard output; several are printed one below the other.
 
-    An encoder-decoder translates each prompt and each line of a prompt file, by beam search (--num-beams) or with --greedy.
+    An encoder-decoder translates each prompt and each line of a prompt file, by beam search (4 beams, or --num-beams) or
+    with --greedy.
     """
     prompts = [*(prompt or []), *(read_text(file, MAX_PROMPT) for file in prompt_file or [])]
     if is_translator(model_dir):

@@ -93,7 +93,7 @@ def _field(row: Any, name: str, number: int) -> str:
     if not isinstance(value, str):
         known = ", ".join(row) if isinstance(row, dict) else "no fields"
         raise ValueError(
-            f"`{name}` is no text of row {number}, which has {known}: name one, as `en` or `translation.en`."
+            f"`{name}` is no text of row {number}, which has {known}: name one, as `translation.en`, or take it out."
         )
     return value
 

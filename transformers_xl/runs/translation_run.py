@@ -179,8 +179,8 @@ def _of_encoder(fields: dict[str, Any], encoder_class: type) -> dict[str, Any]:
 
 
 def _base_model(run: RunConfig) -> MemoryForConditionalGeneration:
-    """The encoder-decoder in a folder or a repository, with the fields that the section `model` gives, in both of its
-    parts.
+    """The encoder-decoder in a folder or a repository; fields of the section `model` that differ from its decoder's are
+    changed in both of its parts.
 
     Raises:
         ValueError: a field would change its weights, or a weight is missing.
@@ -188,11 +188,9 @@ def _base_model(run: RunConfig) -> MemoryForConditionalGeneration:
     base = str(run.model.base)
     config = base_config(base)
     fields = {name: value for name, value in config_fields(run.model).items() if value is not None}
-    changed: dict[str, Any] = {}
-    for part, own in ((config.decoder, fields), (config.encoder, _of_encoder(fields, type(config.encoder)))):
-        differ = {name: value for name, value in own.items() if getattr(part, name, None) != value}
-        change_config(part, differ)
-        changed |= differ
+    changed = {name: value for name, value in fields.items() if getattr(config.decoder, name) != value}
+    change_config(config.decoder, changed)
+    change_config(config.encoder, _of_encoder(changed, type(config.encoder)))
     if Path(base).is_dir():
         with blamed(Path(base)):
             check_weights(Path(base), config, AutoModelForSeq2SeqLM)
