@@ -5,7 +5,7 @@ The setting is that of Parisotto et al., 2019, https://arxiv.org/abs/1910.06764:
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -166,7 +166,7 @@ class MemoryForActorCritic(MemoryHead):
             ValueError: these are not the logits of this policy.
         """
         numbers, choices = self.config.action_size, self.config.num_actions
-        width = int(np.sum(choices)) if numbers is None else 2 * numbers
+        width = int(np.sum(cast(Any, choices))) if numbers is None else 2 * numbers
         if not isinstance(logits, torch.Tensor) or logits.shape[-1:] != (width,):
             given = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"of type {type(logits).__name__}"
             raise ValueError(f"`logits` is {given}: pass the `logits` of an output, whose last axis here is {width}.")
