@@ -1,7 +1,7 @@
 """Write table, picture and verdicts of a comparison into docs/comparison.md, from its files.
 
-    python benchmarks/write_comparison.py                       # of benchmarks/results/comparison_short
-    python benchmarks/write_comparison.py benchmarks/results/comparison
+    python benchmarks/write_comparison.py            # of benchmarks/results/comparison
+    python benchmarks/write_comparison.py FOLDER     # of another one
 
 `tests/runs/test_comparison_docs.py` checks that the page is what this writes.
 """
@@ -27,7 +27,7 @@ from transformers_xl.runs.comparison_plots import draw_comparison
 
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs/comparison.md", ROOT / "docs/images/comparison.png"
-SHORT = ROOT / "benchmarks/results/comparison_short"
+FOUND = ROOT / "benchmarks/results/comparison"
 PART = re.compile(r"(<!-- comparison(?:: (\S+))? -->\n).*?(<!-- end of comparison -->)", flags=re.DOTALL)
 NOT_YET = "These runs are not finished: there is no table yet.\n"
 
@@ -99,7 +99,7 @@ def folder_of(text: str) -> Path:
     """Where the section of the page is from."""
     match = PART.search(text)
     assert match is not None, f"{PAGE} has no marks of a comparison"
-    return ROOT / match[2] if match[2] else SHORT
+    return ROOT / match[2] if match[2] else FOUND
 
 
 def main(folder: Path) -> None:
@@ -112,4 +112,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else SHORT)
+    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else FOUND)

@@ -51,8 +51,8 @@ def written_rows() -> frozenset[str]:
     for name in ("cpu_intel_1_thread.json", "cpu_amd_1_thread.json"):
         (run,) = result(name)["runs"]
         tables += [bench_cpu.product_table(run["products"]), bench_cpu.step_table(run["steps"], list(bench_cpu.FORMS))]
-    if (RESULTS / "comparison_short/speeds.json").exists():
-        tables.append(table(read_comparison(RESULTS / "comparison_short")))
+    if (RESULTS / "comparison/speeds.json").exists():
+        tables.append(table(read_comparison(RESULTS / "comparison")))
     return frozenset(line for each in tables for line in each.splitlines())
 
 
