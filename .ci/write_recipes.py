@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
 PART = re.compile(r"(<!-- recipes: .*? -->\n).*?(<!-- end of recipes -->)", flags=re.DOTALL)
 FIELD = re.compile(r"^# ([a-z ]+): (.*(?:\n#   .*)*)", flags=re.MULTILINE)
-OWN = {"small-bytes", "small-translation", "add-memory-window", "add-memory-tokens"}  # no paper's
+OWN = {"small-bytes", "streaming-30m", "small-translation", "add-memory-window", "add-memory-tokens"}  # no paper's
 LABELS = {
     "reported": "Reported",
     "source": "Source",

@@ -1,13 +1,14 @@
-"""Relative attention on a GPU: Triton kernels, FlexAttention, SDPA with an additive mask, and SDPA without positions.
+"""Relative attention on a GPU: Triton kernels, SDPA with an additive mask, and SDPA without positions.
 
     python benchmarks/bench_gpu.py              on a GPU: results/gpu_DEVICE.json and .png
     python benchmarks/bench_gpu.py --dry-run    every step at a tiny size on a CPU: shows that it runs, and no speed
 
-Four parts. `attention`: milliseconds forward and with gradients, and peak memory, of T queries and K keys. SDPA without
-positions is the floor: it does less. `training`: steps of the standard model of WikiText-103 (its recipe), in bfloat16 by
-autocast. `generation`: milliseconds of a token behind a full memory, against the sliding window of a Mistral of the same
-size, plain and with static memory, which transformers compiles. `tiles`: other tiles for each kernel (`--tune`); copy the
-fastest into `TILES` of `modeling/ops/triton_attention.py`. Medians of `--turns` turns after two that are not counted.
+Parts (`--parts`). `attention`: milliseconds forward and with gradients, and peak memory, of T queries and K keys. SDPA
+without positions is the floor: it does less. `training`: steps of the standard model of WikiText-103 (its recipe), in
+bfloat16 by autocast. `generation`: milliseconds of a token behind a full memory, against the sliding window of a
+Mistral of the same size, plain and with static memory, which transformers compiles. `tiles`: other tiles for each
+kernel (`--tune`); copy the fastest into the tables of `modeling/ops/triton_attention.py`. Medians of `--turns` turns
+after two that are not counted.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 import triton
 import yaml
+from matplotlib.ticker import NullLocator
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 from transformers import MistralConfig, MistralForCausalLM
@@ -34,7 +36,6 @@ import transformers_xl as xl
 from transformers_xl.evaluation.plots import figure, line, save
 from transformers_xl.modeling.ops import triton_attention
 from transformers_xl.modeling.ops.backends import BACKENDS
-from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 from transformers_xl.modeling.ops.relative_attention import position_scores
 from transformers_xl.modeling.ops.triton_tiles import Tile
 from transformers_xl.modeling.ops.wide_attention import wide_attention
@@ -62,7 +63,6 @@ def forms(device: str) -> dict[str, Callable[..., torch.Tensor]]:
     on_gpu = device == "cuda"
     return {
         "Triton kernels": triton_attention.triton_relative_attention if on_gpu else wide_attention,
-        "FlexAttention": flex_relative_attention if on_gpu else wide_attention,
         "SDPA, additive mask": by_mask,
         "SDPA without positions": without_positions,
     }
@@ -100,9 +100,10 @@ def measured(run: Callable[[], Any], turns: int) -> dict[str, float | None]:
     return {"ms": taken, "peak_bytes": torch.cuda.max_memory_allocated() - before}
 
 
-def attention(args: argparse.Namespace) -> list[dict]:
-    """One row for each form, width, T and K, forward and with gradients; 16 x 1024 numbers wide in all."""
-    rows = []
+def attention(args: argparse.Namespace) -> dict[str, list[dict]]:
+    """By form, and by T = K or fewer queries: one row for each width, T and K, forward and with gradients; 16 x 1024
+    numbers wide in all."""
+    rows: dict[str, list[dict]] = {}
     shapes = sorted({(size, size) for size in args.sizes} | {(min(args.sizes), size) for size in args.sizes})
     for width, (length, num_keys) in itertools.product(args.widths, shapes):
         heads, batch = max(1, args.hidden_size // width), max(1, args.tokens // num_keys)
@@ -114,9 +115,10 @@ def attention(args: argparse.Namespace) -> list[dict]:
         for (name, form), learns in itertools.product(forms(args.device).items(), (False, True)):
             tensors = [each.detach().requires_grad_(learns) for each in given]
             run = step_of(form, tensors, width**-0.5, learns)
-            row = {"form": name, "width": width, "T": length, "K": num_keys, "batch": batch, "gradients": learns}
-            rows.append(row | measured(run, args.turns))
-            print(*rows[-1].values(), flush=True)
+            row = {"width": width, "T": length, "K": num_keys, "batch": batch, "gradients": learns}
+            row |= measured(run, args.turns)
+            rows.setdefault(name if length == num_keys else f"{name}, fewer queries", []).append(row)
+            print(name, *row.values(), flush=True)
     return rows
 
 
@@ -133,12 +135,12 @@ def step_of(form: Callable, tensors: list[torch.Tensor], scaling: float, learns:
 
 
 def in_turn(run: Callable[[], list[dict]]) -> list[dict]:
-    """With all backends for CUDA, without the kernels, and without any."""
+    """With the kernels and without them."""
     rows, kept = [], dict(BACKENDS)
-    for name in ("Triton kernels", "FlexAttention", "SDPA, additive mask"):
+    for name in ("Triton kernels", "SDPA, additive mask"):
         rows += [{"form": name} | row for row in run()]
         print(*rows[-1].values(), flush=True)
-        BACKENDS.pop({"Triton kernels": "triton", "FlexAttention": "flex"}.get(name, ""), None)
+        BACKENDS.pop("triton", None)
     BACKENDS.update(kept)
     return rows
 
@@ -197,9 +199,9 @@ def generation(args: argparse.Namespace) -> list[dict]:
 
 def tiles(args: argparse.Namespace) -> list[dict]:
     """Each kernel with the tiles of CANDIDATES, the others as they are; None where a tile does not fit on the GPU."""
-    rows = []
-    for (kernel, width, size), stages in itertools.product(list(triton_attention.TILES), (1, 2, 3)):
-        length, kept = 1 if kernel == "attend_part" else max(args.sizes), triton_attention.TILES[kernel, width, size]
+    rows, tiles_of_kernels = [], triton_attention.tiles_of(torch.device(args.device))
+    for (kernel, width, size), stages in itertools.product(list(tiles_of_kernels), (1, 2, 3)):
+        length, kept = 1 if kernel == "attend_part" else max(args.sizes), tiles_of_kernels[kernel, width, size]
         dtype = torch.float32 if size == 4 or args.device == "cpu" else torch.bfloat16
         heads = (1, max(1, args.hidden_size // width))
         shapes = [(*heads, length, width), *[(*heads, max(args.sizes), width)] * 2]
@@ -210,30 +212,35 @@ def tiles(args: argparse.Namespace) -> list[dict]:
         for tall, wide, warps in CANDIDATES:
             if kernel != "attend_part" and tall != wide and (learns or tall != 2 * wide):
                 continue
-            triton_attention.TILES[kernel, width, size] = tile = Tile(tall, wide, warps, stages)
+            tiles_of_kernels[kernel, width, size] = tile = Tile(tall, wide, warps, stages)
             try:
                 taken = milliseconds(run, args.turns)
             except OutOfResources:
                 taken = None
             rows.append({"kernel": kernel, "width": width, "bytes": size, "tile": tile, "ms": taken})
             print(*rows[-1].values(), flush=True)
-        triton_attention.TILES[kernel, width, size] = kept
+        tiles_of_kernels[kernel, width, size] = kept
     return rows
+
+
+PARTS = {"attention": attention, "training": training, "generation": generation}
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Milliseconds and peak memory of T = K, forward and with gradients, each width a row."""
-    rows = [row for row in result["attention"] if row["T"] == row["K"] and row["ms"]]
-    widths, names = sorted({row["width"] for row in rows}), list(dict.fromkeys(row["form"] for row in rows))
+    forms = {name: rows for name, rows in result["attention"].items() if rows[0]["T"] == rows[0]["K"]}
+    widths, lengths = (sorted({row[field] for rows in forms.values() for row in rows}) for field in ("width", "T"))
     picture, axes = figure(columns=3, rows=len(widths), width=4.2, height=3.4)
     kinds = [("forward", "ms", False), ("with gradients", "ms", True), ("memory, with gradients", "peak_bytes", True)]
     for (row_of_axes, width), (column, kind) in itertools.product(enumerate(widths), enumerate(kinds)):
         axis, (title, value, learns) = axes[row_of_axes, column], kind
-        for index, name in enumerate(names):
-            wanted = {"form": name, "width": width, "gradients": learns}
+        for index, (name, rows) in enumerate(forms.items()):
+            wanted = {"width": width, "gradients": learns}
             points = [(row["T"], row[value]) for row in rows if wanted.items() <= row.items() and row[value]]
             if points:  # a CPU tells no peak
-                axis.loglog(*zip(*points, strict=True), **line(index, len(names)), label=name)
+                axis.loglog(*zip(*points, strict=True), **line(index, len(forms)), label=name)
+        axis.set_xticks(lengths, map(str, lengths))
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.set(xlabel="T = K", ylabel="bytes" if value == "peak_bytes" else "ms")
         axis.set_title(f"{title}, heads of width {width}")
     axes[0, 0].legend(fontsize="small")
@@ -251,6 +258,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--memories", type=int, nargs="+", default=[1600, 3200])
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--tune", action="store_true", help="measure tiles alone")
     parser.add_argument("--dry-run", action="store_true", help="on a CPU, at a tiny size")
     parser.add_argument("--output", type=Path, default=RESULTS, help="a folder")
@@ -271,12 +279,11 @@ def main() -> None:
     torch.manual_seed(0)
     device = "CPU, dry run" if args.dry_run else torch.cuda.get_device_name()
     result = {"device": device, "torch": torch.__version__, "triton": triton.__version__, "turns": args.turns}
-    parts = (tiles,) if args.tune else (attention, training, generation)
-    for part in parts:
-        result[part.__name__] = part(args)
     name = re.sub(r"\W+", "_", f"gpu_tiles_{device}" if args.tune else f"gpu_{device}").strip("_").lower()
-    (args.output / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    if not args.tune:
+    for part in (tiles,) if args.tune else [PARTS[each] for each in args.parts]:
+        result[part.__name__] = part(args)
+        (args.output / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")  # a lent GPU may go at any time
+    if "attention" in result:
         draw(result, args.output / f"{name}.png")
 
 

@@ -397,14 +397,15 @@ def register_parts() -> None:
 def register_kernels() -> None:
     """Let relative attention on CUDA run in the Triton kernels, where Triton is installed.
 
-    The package does it, not the code beside saved weights: that uses FlexAttention, to which the kernels also leave what
-    they do not do.
+    The package does it, not the code beside saved weights: that computes the scores of all keys, as is done with what the
+    kernels do not take.
     """
     try:
-        from transformers_xl.modeling.ops.triton_attention import triton_relative_attention
+        from transformers_xl.modeling.ops.triton_attention import takes, triton_relative_attention
     except ImportError:  # no Triton, or an old one
         return
-    register_backend("triton", triton_relative_attention, "cuda", (torch.float32, torch.bfloat16, torch.float16))
+    types = (torch.float32, torch.bfloat16, torch.float16)
+    register_backend("triton", triton_relative_attention, "cuda", types, takes)
 
 
 def _auto_class(name: str) -> Any:

@@ -174,6 +174,8 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         for step, signal in enumerate(layer.step_signals(numbers, dtype)):
             known = {"signal": signal, "running": running, "skip_halted": skip_halted}
             hidden_states, kept, probability = layer(hidden_states, memory[step], contexts[step], **known, **kwargs)
+            # with a `device_map` the layer may lie elsewhere
+            hidden_states, probability = (each.to(output.device) for each in (hidden_states, probability))
             hidden_states = self.captured_states(hidden_states)
             remembered.append(kept)
             reached = spent + probability >= self.config.halting_threshold

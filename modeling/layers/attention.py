@@ -213,7 +213,7 @@ class RelativeAttention(MemoryAttention):
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
-        backend = relative_backend(self.config._attn_implementation, query)
+        backend = relative_backend(self.config._attn_implementation, query, far)
         if backend is not None and context.room is not None and context.room.is_ring:
             (u, v), distance = bias, cast(torch.Tensor, context.distance)[0, 0]
             seen, scaling = context.visible, self.scaling

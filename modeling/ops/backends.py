@@ -9,27 +9,41 @@ from typing import NamedTuple
 
 import torch
 
-from transformers_xl.modeling.ops.flex_attention import HAS_TRITON, flex_relative_attention
+from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.wide_attention import wide_attention
 
 
 class Backend(NamedTuple):
-    """A form of relative attention, and the device type and types of numbers that it is for."""
+    """A form of relative attention, the device type and types of numbers that it is for, and whether it takes heads so wide
+    in a type of numbers, beside these far columns."""
 
     function: Callable[..., torch.Tensor]
     device_type: str
     dtypes: tuple[torch.dtype, ...]
+    takes: Callable[[int, torch.dtype, FarColumns | None], bool]
 
 
 BACKENDS: dict[str, Backend] = {}
 
 
-def register_backend(name: str, function: Callable[..., torch.Tensor], device_type: str, dtypes: tuple) -> None:
+def takes_all(width: int, dtype: torch.dtype, far: FarColumns | None) -> bool:
+    return True
+
+
+def register_backend(
+    name: str,
+    function: Callable[..., torch.Tensor],
+    device_type: str,
+    dtypes: tuple[torch.dtype, ...],
+    takes: Callable[[int, torch.dtype, FarColumns | None], bool] = takes_all,
+) -> None:
     """Use `function` for relative attention on `device_type` in `dtypes`, before those that were registered earlier."""
-    BACKENDS[name] = Backend(function, device_type, dtypes)
+    BACKENDS[name] = Backend(function, device_type, dtypes, takes)
 
 
-def relative_backend(attn_implementation: str, query: torch.Tensor) -> Callable[..., torch.Tensor] | None:
+def relative_backend(
+    attn_implementation: str, query: torch.Tensor, far: FarColumns | None = None
+) -> Callable[..., torch.Tensor] | None:
     """The newest backend for `query`, or None: then the attention function that the user chose computes the scores' sum."""
     if attn_implementation != "sdpa":
         return None
@@ -37,14 +51,13 @@ def relative_backend(attn_implementation: str, query: torch.Tensor) -> Callable[
     in_autocast = torch.is_autocast_enabled(device_type)
     dtype = torch.get_autocast_dtype(device_type) if in_autocast else query.dtype
     for backend in reversed(BACKENDS.values()):
-        if backend.device_type == device_type and dtype in backend.dtypes:
+        of_kind = backend.device_type == device_type and dtype in backend.dtypes
+        if of_kind and backend.takes(query.shape[-1], dtype, far):
             return backend.function
     return None
 
 
 register_backend("wide", wide_attention, "cpu", (torch.float32, torch.float64))
-if HAS_TRITON:
-    register_backend("flex", flex_relative_attention, "cuda", (torch.float32, torch.bfloat16, torch.float16))
 
 
 __all__ = ["BACKENDS", "Backend", "register_backend", "relative_backend"]

@@ -6,10 +6,11 @@ Scores and weights exist tile by tile alone: nothing of the size T x K is kept o
 `triton_backward` hold the kernels; here they are launched, as two operators of torch that a compiled graph calls without
 looking inside.
 
-Tests run them in Triton's interpreter on a CPU, and check what they are compiled to, without a GPU. They never ran on one:
-their speed is unknown (docs/performance.md).
+Tests run them in Triton's interpreter on a CPU, and check what they are compiled to, without a GPU. docs/performance.md has
+their speed on one.
 """
 
+import functools
 import math
 
 import torch
@@ -17,7 +18,6 @@ import triton
 
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 from transformers_xl.modeling.ops.triton_backward import grad_of_keys, grad_of_positions, grad_of_queries
 from transformers_xl.modeling.ops.triton_forward import attend_part, attend_tiles, join_parts
 from transformers_xl.modeling.ops.triton_tiles import Inputs, Known, Sizes, Strided, Tile
@@ -26,8 +26,8 @@ from transformers_xl.modeling.ops.wide_attention import with_far_columns
 MAX_PARTS = 64  # that one token's keys are split into
 PROGRAMS = 512  # that are worth starting at least: a few for each of a GPU's multiprocessors
 
-# The tile of each kernel, of heads up to so many numbers wide, of so many bytes. Chosen by registers and spills, see
-# `python benchmarks/compile_kernels.py`; what is fastest, `python benchmarks/bench_gpu.py --tune` finds on a GPU.
+# The tile of each kernel, of heads up to so many numbers wide, of so many bytes. Chosen by registers and spills, for sm_80
+# and newer, see `python benchmarks/compile_kernels.py`; what is fastest, `python benchmarks/bench_gpu.py --tune` finds.
 TILES = {
     ("attend_tiles", 64, 2): Tile(64, 32, 4, 2),
     ("attend_tiles", 128, 2): Tile(32, 32, 4, 2),
@@ -45,6 +45,23 @@ TILES = {
     ("grad_of_positions", 128, 2): Tile(32, 32, 8, 1),
     ("grad_of_positions", 64, 4): Tile(16, 16, 4, 1),
 }
+# The fastest on an H200: attention takes 0.64 to 0.90 of its time with the others. Most spill, on sm_80 far more.
+HOPPER_TILES = TILES | {
+    ("attend_tiles", 64, 2): Tile(64, 64, 4, 3),
+    ("attend_tiles", 128, 2): Tile(64, 32, 4, 2),
+    ("grad_of_queries", 64, 2): Tile(64, 64, 4, 3),
+    ("grad_of_queries", 128, 2): Tile(64, 64, 8, 2),
+    ("grad_of_keys", 64, 2): Tile(64, 64, 4, 2),
+    ("grad_of_keys", 128, 2): Tile(64, 64, 4, 3),
+    ("grad_of_positions", 64, 2): Tile(64, 64, 4, 1),
+    ("grad_of_positions", 128, 2): Tile(32, 32, 4, 3),
+}
+
+
+def takes(width: int, dtype: torch.dtype, far: FarColumns | None) -> bool:
+    """Not columns at told distances, nor heads wider than 128, in float32 than 64: their tiles would not fit into the
+    registers."""
+    return width <= (64 if dtype == torch.float32 else 128) and (far is None or far.distance is None)
 
 
 def triton_relative_attention(
@@ -63,14 +80,8 @@ def triton_relative_attention(
     """Arguments and output of [`~transformers_xl.modeling.ops.wide_attention.wide_attention`], in float32, bfloat16 or
     float16; sums are float32. `recompute` changes nothing: weights are never kept.
 
-    Under autocast the biases and positions may be float32: all is computed in the type of `value`. Columns at told
-    distances are left to FlexAttention, and so are heads wider than 128, in float32 than 64: their tiles would not fit into
-    the registers.
+    Under autocast the biases and positions may be float32: all is computed in the type of `value`.
     """
-    too_wide = query.shape[-1] > (64 if value.dtype == torch.float32 else 128)
-    if too_wide or (far is not None and far.distance is not None):
-        tensors = (query, key, value, positions, content_bias, position_bias)
-        return flex_relative_attention(*tensors, visible, window, scaling, recompute, far)
     if far is not None:
         key, value = with_far_columns(key, value, far, window)
         window = None
@@ -202,7 +213,14 @@ def _of_positions(
 
 
 def tile_of(kernel: str, tensor: torch.Tensor) -> Tile:
-    return TILES[kernel, 64 if tensor.shape[-1] <= 64 else 128, min(4, tensor.element_size())]
+    return tiles_of(tensor.device)[kernel, 64 if tensor.shape[-1] <= 64 else 128, min(4, tensor.element_size())]
+
+
+@functools.cache
+def tiles_of(device: torch.device) -> dict[tuple[str, int, int], Tile]:
+    """On a CPU, where kernels are interpreted or compiled alone, those for all GPUs."""
+    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return HOPPER_TILES if on_hopper else TILES
 
 
 def precision(tensor: torch.Tensor) -> str:
@@ -238,4 +256,4 @@ def _backward(ctx, grad_output: torch.Tensor, _) -> tuple:
 attend.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-__all__ = ["triton_relative_attention"]
+__all__ = ["takes", "triton_relative_attention"]

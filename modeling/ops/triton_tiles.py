@@ -26,8 +26,10 @@ import triton
 from transformers.utils import is_triton_available
 from triton import language as tl
 
-if not is_triton_available("3.7"):
-    raise ImportError("The kernels of relative attention were proved with Triton 3.7: an older one is left alone.")
+if not is_triton_available("3.6"):
+    raise ImportError(
+        "The kernels of relative attention were proved with Triton 3.6 and 3.7: an older one is left alone."
+    )
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # the kernels' exponents have base 2
 

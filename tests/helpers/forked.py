@@ -85,7 +85,7 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))  # the server takes no `sys.path`
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # the server takes no `sys.path`
         ensure_running()
     return context
 

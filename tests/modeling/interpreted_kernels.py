@@ -142,15 +142,12 @@ def test_far_columns_directly_with_far_columns_of_one_token(window):
     torch.testing.assert_close(triton_relative_attention(query, *near, far=far), expected, **TOLERANCE[torch.float64])
 
 
-def test_what_the_kernels_decline_goes_to_flex_attention(monkeypatch):
-    calls = []
-    monkeypatch.setattr(triton_attention, "flex_relative_attention", lambda *given: calls.append(given))
-    triton_relative_attention(*arguments((1, 1, 2, 0, 129), torch.float64, "cpu"), None, None, 1.0)
-    given = arguments((1, 1, 2, 0, 4), torch.float64, "cpu")
-    told = FarColumns(given[1], given[2], distance=torch.full((1, 2, 2), 1))
-    triton_relative_attention(*given, None, 5, 1.0, True, told)
-    assert [len(call) for call in calls] == [11, 11]
-    assert calls[1][-5:] == (None, 5, 1.0, True, told)
+@pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 64), (torch.bfloat16, 128)])
+def test_what_the_kernels_take(dtype: torch.dtype, widest: int):
+    assert [triton_attention.takes(width, dtype, None) for width in (1, widest, widest + 1)] == [True, True, False]
+    given = arguments((1, 1, 2, 0, 4), dtype, "cpu")
+    assert triton_attention.takes(4, dtype, FarColumns(given[1], given[2]))
+    assert not triton_attention.takes(4, dtype, FarColumns(given[1], given[2], distance=torch.full((1, 2, 2), 1)))
 
 
 def test_the_operator_is_what_torch_wants_of_one():

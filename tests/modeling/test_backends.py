@@ -10,38 +10,22 @@ from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
 from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.flex_attention import flex_relative_attention
 
-# the formula of a backend for CUDA, in plain steps
-FLEX = pytest.param(Backend(flex_relative_attention, "cpu", ()), torch.float64, id="flex on a CPU")
 EACH_BACKEND = [
     pytest.param(row, dtype, id=f"{name} {dtype}", marks=[pytest.mark.gpu] if row.device_type == "cuda" else [])
     for name, row in BACKENDS.items()
     for dtype in row.dtypes
-] + [FLEX]
+]
 each_backend = pytest.mark.parametrize(("backend", "dtype"), EACH_BACKEND)
 
 
 def in_every_type(cases: list[tuple]) -> list:
-    """On a CPU all cases of attention in one piece in float64, where nothing hides in a tolerance, every third in each
-    other type, and every sixth by FlexAttention, whose plain steps are slow."""
-
-    def step(given) -> int:
-        if given.marks or (given.values[1] == torch.float64 and given is not FLEX):
-            return 1
-        return 6 if given is FLEX else 3
-
+    """On a CPU all cases in float64, where nothing hides in a tolerance, and every third in another type."""
     return [
         pytest.param(*given.values, *case, id=f"{given.id} {case}", marks=given.marks)
         for given in EACH_BACKEND
-        for case in cases[:: step(given)]
+        for case in cases[:: 1 if given.marks or given.values[1] == torch.float64 else 3]
     ]
-
-
-@pytest.fixture(autouse=True)
-def _flex_learns_on_a_cpu(monkeypatch, recwarn):
-    """FlexAttention refuses to: its plain steps can."""
-    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda query, key, value: None)
 
 
 # kernels, pieces and blocks of other sizes: a head in its own buffer, rows and heads apart, few queries at a time
@@ -131,6 +115,8 @@ def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hi
     wanted = torch.autograd.grad((expected * direction).sum(), given)
 
     far = FarColumns(*given[6:], None if hidden is None else far_seen, distance, nearest)
+    if not backend.takes(width, dtype, far):
+        pytest.skip("is left to attention in steps")
     for sizes in sizes_of(backend):
         set_sizes(monkeypatch, *sizes)
         options = {"visible": visible, "window": window, "scaling": 0.7, "far": far}
@@ -203,25 +189,18 @@ def test_under_autocast_a_backend_is_chosen_by_its_type(monkeypatch):
     monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
     with torch.autocast("cpu", torch.bfloat16):
         assert backends.relative_backend("sdpa", query) is None
-        register_backend("bf16", flex_relative_attention, "cpu", (torch.bfloat16,))
-        assert backends.relative_backend("sdpa", query) is flex_relative_attention
+        register_backend(
+            "bf16", torch.add, "cpu", (torch.bfloat16,), lambda width, dtype, far: far is None and width < 5
+        )
+        assert backends.relative_backend("sdpa", query) is torch.add
+        assert backends.relative_backend("sdpa", torch.cat([query, query], dim=-1)) is None
+        assert backends.relative_backend("sdpa", query, FarColumns(query, query)) is None
     assert backends.relative_backend("sdpa", query) is wide_attention.wide_attention
-
-
-def test_flex_takes_what_autocast_gives():
-    """Queries, keys and values in bfloat16 beside biases and positions in float32."""
-    given = arguments((2, 3, 5, 2, 4), torch.float32, "cpu")
-    expected = wide_attention.wide_attention(*given, None, 4, 0.7)
-    query, key, value = (each.bfloat16() for each in given[:3])
-    output = flex_relative_attention(query, key, value, *given[3:], None, 4, 0.7)
-    assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output.float(), expected, **TOLERANCE[torch.bfloat16])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_model_learns_on_a_gpu_what_it_learns_on_a_cpu(checkpointed: bool):
-    """Checkpointing around FlexAttention is looked at apart: on a CPU its gradients of captured tensors are wrong there."""
     gradients = []
     for device in ("cpu", "cuda"):
         model = tiny_model("transformer_xl", "causal_lm", torch.float32).to(device).train()
@@ -261,7 +240,7 @@ def test_recomputing_keeps_no_weights():
     assert sizes[0] - sizes[1] == pytest.approx(weights, rel=0.02)
 
 
-def test_the_package_registers_the_kernels_before_flex_attention(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+def test_the_package_registers_the_kernels(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backends, "BACKENDS", {})
     register_kernels()
-    assert [name for name, each in backends.BACKENDS.items() if each.device_type == "cuda"] == ["flex", "triton"]
+    assert [(name, each.device_type) for name, each in backends.BACKENDS.items()] == [("triton", "cuda")]

