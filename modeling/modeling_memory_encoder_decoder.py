@@ -127,12 +127,12 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             init.zeros_(self.earlier_source)
 
     @property
-    def model(self) -> MemoryModel:  # type: ignore[override]
+    def model(self) -> MemoryModel:  # type: ignore[override]  # a module of heads, here a part of the decoder
         """What remembers what is written: the decoder without its head."""
         return self.decoder.model
 
     @property
-    def _is_stateful(self) -> bool:  # type: ignore[override]
+    def _is_stateful(self) -> bool:  # type: ignore[override]  # a class attribute of transformers
         return self.decoder._is_stateful
 
     def get_input_embeddings(self) -> nn.Module:

@@ -117,6 +117,7 @@ class Run:
         return {name: found[name] for name in self.files if name in found} if "config.json" in found else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["nothing", "a model", "a finished run"])
 def test_a_run_that_is_killed_at_any_write_loses_nothing(tmp_path: Path, caplog, first: str):
     path, resume, states = tmp_path / "all" / "model", first == "a finished run", []

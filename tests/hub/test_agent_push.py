@@ -56,6 +56,7 @@ def trained() -> GTrXLForActorCritic:
     return agent.eval()
 
 
+@pytest.mark.slow
 def test_a_trained_agent_is_pushed_and_acts_the_same_without_the_package(hub, tmp_path: Path):
     agent = trained()
     agent.push_to_hub(REPO)

@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- another process
 
 
+@pytest.mark.slow
 def test_it_goes_on_in_another_process_bit_for_bit(folder):
     """Of every variant, in both forms: logits, what is remembered next, and greedy texts."""
     expected = {}

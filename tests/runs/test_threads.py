@@ -16,6 +16,7 @@ import torch
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP, which shows its settings otherwise")
 @pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_a_command_lets_waiting_threads_sleep(given: str | None, expected: str):

@@ -248,6 +248,7 @@ def test_fields_that_work(tmp_path, plain, field: str):
         assert not torch.equal(found, plain)
 
 
+@pytest.mark.slow
 def test_a_compiled_training_is_the_plain_one(tmp_path):
     """Two steps are both forms of a step: without a memory, and with one. One layer is traced as the next."""
     found = [
