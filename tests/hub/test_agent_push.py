@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from huggingface_hub import ModelCard
 from optional_packages import needs
