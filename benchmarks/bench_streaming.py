@@ -1,5 +1,5 @@
 """What the Streaming Transformer costs beside a Transformer-XL of as many parameters: a token of `generate()` with a full
-memory, and a step of training, in turns.
+memory, plain and by a compiled step, and a step of training, in turns.
 
 4 layers, memory 128, bytes, float32, one thread; processor time, the fastest of the turns. Writes
 `results/streaming.json`, whose rows of other widths stay.
@@ -17,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-import transformers_xl  # noqa: F401  registers the models
+from transformers_xl import compile_generation
 from transformers_xl.files.processor import processor
 
 RESULT = Path(__file__).parent / "results" / "streaming.json"
@@ -52,6 +52,12 @@ def generation(model: PreTrainedModel) -> Callable[[], None]:
     return run
 
 
+def compiled_generation(model: PreTrainedModel) -> Callable[[], None]:
+    """The same by a compiled step."""
+    compile_generation(model.eval())
+    return generation(model)
+
+
 def training(model: PreTrainedModel) -> Callable[[], None]:
     """A step with a full memory: forward, backward, clipping, AdamW."""
     model.train()
@@ -73,8 +79,12 @@ def training(model: PreTrainedModel) -> Callable[[], None]:
 
 def measure(width: int, turns: int) -> dict:
     """Milliseconds, of both models in turns."""
-    row: dict = {"width": width, "parameters": {}, "token": {}, "step": {}}
-    for what, of, count in (("token", generation, TOKENS), ("step", training, 1)):
+    row: dict = {"width": width, "parameters": {}, "token": {}, "compiled token": {}, "step": {}}
+    for what, of, count in (
+        ("token", generation, TOKENS),
+        ("compiled token", compiled_generation, TOKENS),
+        ("step", training, 1),
+    ):
         models = {name: model_of(name, width) for name in SIZES[width][1]}
         runs = {name: of(model) for name, model in models.items()}
         best = dict.fromkeys(runs, float("inf"))

@@ -56,16 +56,17 @@ def step_memory(model: PreTrainedModel, batch: int = 1, mems: Memory | None = No
     output.
 
     Raises:
-        ValueError: the model remembers nothing, or more than attention does.
+        ValueError: the model remembers nothing, or what a static cache has no place for.
     """
     decoder: Any = model.base_model
     memory = decoder.new_memory(batch, torch.empty(0, dtype=model.dtype, device=model.device), static=True)
     has_more = memory.state or any(layer.state or layer.older for layer in memory.layers)
-    if has_more or not memory.num_columns:
-        remembers = "more than its attention reads" if has_more else "nothing"
+    is_unplaced = has_more and not model._can_compile_fullgraph
+    if is_unplaced or not memory.num_columns:
+        remembers = "what a static cache has no place for" if is_unplaced else "nothing"
         raise ValueError(
-            f"`model` is a {model.config.model_type!r} that remembers {remembers}: export a model whose only memory is "
-            "that of its attention, with `mem_len` above 0."
+            f"`model` is a {model.config.model_type!r} that remembers {remembers}: export a model whose memory is that of "
+            "its attention, or a Streaming Transformer, with `mem_len` above 0."
         )
     memory = memory if mems is None else with_columns_of(mems, memory)
     layers = [

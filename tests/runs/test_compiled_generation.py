@@ -23,9 +23,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("steps")
 
 
-def small(**fields):
+def small(model_type: str = "transformer_xl", **fields):
     torch.manual_seed(0)
-    return tiny_model("transformer_xl", "causal_lm", torch.float32, num_hidden_layers=2, **fields).eval()
+    return tiny_model(model_type, "causal_lm", torch.float32, **({"num_hidden_layers": 2} | fields)).eval()
 
 
 def generated(model, prompt: torch.Tensor, **kwargs) -> torch.Tensor:
@@ -52,8 +52,10 @@ def compiled(model, folder, batch: int = 2) -> Counted:
     return step.package
 
 
-def test_generation_says_what_it_said_before(folder):
-    model, prompt = small(), tokens(2, 3 * MEM_LEN + 1)
+@pytest.mark.parametrize(("model_type", "layers"), [("transformer_xl", 2), ("streaming_transformer", 1)])
+def test_generation_says_what_it_said_before(folder, model_type: str, layers: int):
+    """In rings, and as a function of a memory with states."""
+    model, prompt = small(model_type, num_hidden_layers=layers), tokens(2, 3 * MEM_LEN + 1)
     mask = torch.ones_like(prompt)
     mask[0, :5] = 0
     cases = [

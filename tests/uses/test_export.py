@@ -24,11 +24,8 @@ LENGTH = 2 * MEM_LEN + 3  # the window fills, and moves on
 AS_TRANSFORMER_XL = ("gtrxl", "macaron", "pkm_transformer")
 exportable = pytest.mark.parametrize(
     "model_type",
-    [
-        each
-        for each in variants(causal_lm=True, memory=("exact", "own"), states=False)
-        if each not in AS_TRANSFORMER_XL
-    ],
+    [each for each in variants(causal_lm=True, memory=("exact", "own"), states=False) if each not in AS_TRANSFORMER_XL]
+    + ["streaming_transformer"],  # whose states a static cache has a place for
 )
 
 

@@ -39,14 +39,14 @@ def compile_generation(
     Another number of rows, beams, assisted decoding and a model in training mode run as before. Tried with torch 2.13.
 
     Args:
-        model: a language model on the CPU, in evaluation mode, whose only memory is that of its attention (see
-            [`~transformers_xl.modeling.exporting.export_step`]).
+        model: a language model on the CPU, in evaluation mode, of those that
+            [`~transformers_xl.modeling.exporting.export_step`] exports.
         batch: rows of the batches to come.
         folder: where compiled steps are kept, by graph, types, processor and version of torch;
             `~/.cache/transformers-xl/steps` when not given. What lies there is run: give no folder that others write.
 
     Raises:
-        ValueError: the model is in training mode, on another device, or remembers more than its attention does.
+        ValueError: the model is in training mode, on another device, or cannot be exported.
         RuntimeError: there is no C++ compiler.
     """
     if model.device.type != "cpu":
