@@ -109,12 +109,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--one-token", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--kernel", nargs="+", default=[], help="these alone")
     parser.add_argument("--tiles", nargs="+", default=[], help="ROWS,COLUMNS,WARPS,STAGES to compare")
+    parser.add_argument("--hopper", action="store_true", help="the tiles of Hopper GPUs")
     parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
     return parser.parse_args()
 
 
 def main() -> None:
     args, rows = options(), []
+    if args.hopper:
+        triton_attention.TILES = triton_attention.HOPPER_TILES
     cases = itertools.product(
         args.capability, args.width, args.dtype, map(bool, args.masked), map(bool, args.one_token)
     )

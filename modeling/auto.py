@@ -397,7 +397,7 @@ def register_parts() -> None:
 def register_kernels() -> None:
     """Let relative attention on CUDA run in the Triton kernels, where Triton is installed.
 
-    The package does it, not the code beside saved weights: that computes the scores of all keys, as is done with what the
+    The package registers them; code beside saved weights does not. It computes all scores, as the package does for what the
     kernels do not take.
     """
     try:

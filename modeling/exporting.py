@@ -27,7 +27,7 @@ class ExportableStep(nn.Module):
     """A step as a function: the memory comes in and goes out as a value.
 
     Args:
-        model: a language model with a memory of attention.
+        model: a language model, see [`step_memory`].
         memory: what [`step_memory`] gives; its values do not matter.
     """
 
@@ -84,7 +84,7 @@ def export_step(model: PreTrainedModel, batch: int = 1) -> ExportedProgram:
     prompt is read token by token, or at once by the model itself, whose `mems` [`step_memory`] takes.
 
     Raises:
-        ValueError: the model is in training mode, or its memory is not that of attention alone.
+        ValueError: the model is in training mode, or remembers nothing, or what a static cache has no place for.
     """
     memory = step_memory(model, batch)
     return export_module(ExportableStep(model, memory), memory)

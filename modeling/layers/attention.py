@@ -221,20 +221,21 @@ class RelativeAttention(MemoryAttention):
                 query, u, v, key, value, positions, seen, None, scaling, distance=distance
             )
             return attn_output, None
-        drops, sees_both_ways = self.training and self.attention_dropout > 0, context.segment.last is not None
-        if backend is None or context.distance is not None or sees_both_ways or (drops and far is not None):
+        in_steps = backend is None or (self.training and self.attention_dropout > 0)
+        sees_both_ways = context.segment.last is not None
+        if context.distance is not None or sees_both_ways or (in_steps and far is not None):
             return self.attend_in_steps(query, key, value, positions, bias, context, far, **kwargs)
         recompute = torch.is_grad_enabled() and self.config.recompute_attention
         options = {"window": context.window, "scaling": self.scaling, "recompute": recompute, "far": far}
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None):
-            if drops:
+            if backend is None or in_steps:
                 return self.attend_in_steps(
                     query, key, value, positions, bias, context._replace(mask=visible), **kwargs
                 )
             return backend(query, key, value, positions, *bias, visible=visible, **options), None
 
-        if context.segment.is_plain and not drops:  # the window says all
+        if context.segment.is_plain and not in_steps:  # the window says all
             return attend(query, key, value, None)
         if far is not None:
             return attend(query, key, value, context.visible)

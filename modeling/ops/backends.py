@@ -14,8 +14,8 @@ from transformers_xl.modeling.ops.wide_attention import wide_attention
 
 
 class Backend(NamedTuple):
-    """A form of relative attention, the device type and types of numbers that it is for, and whether it takes heads so wide
-    in a type of numbers, beside these far columns."""
+    """A form of relative attention, and the device type and types of numbers that it is for. `takes(head width, dtype, far
+    columns)` says whether it can compute them."""
 
     function: Callable[..., torch.Tensor]
     device_type: str

@@ -45,7 +45,8 @@ TILES = {
     ("grad_of_positions", 128, 2): Tile(32, 32, 8, 1),
     ("grad_of_positions", 64, 4): Tile(16, 16, 4, 1),
 }
-# The fastest on an H200: attention takes 0.64 to 0.90 of its time with the others. Most spill, on sm_80 far more.
+# The fastest of those tried on an H200, for numbers of 2 bytes: attention takes 0.64 to 0.90 of its time with the others.
+# Most spill, on sm_80 far more: `python benchmarks/compile_kernels.py --hopper`.
 HOPPER_TILES = TILES | {
     ("attend_tiles", 64, 2): Tile(64, 64, 4, 3),
     ("attend_tiles", 128, 2): Tile(64, 32, 4, 2),
@@ -59,8 +60,7 @@ HOPPER_TILES = TILES | {
 
 
 def takes(width: int, dtype: torch.dtype, far: FarColumns | None) -> bool:
-    """Not columns at told distances, nor heads wider than 128, in float32 than 64: their tiles would not fit into the
-    registers."""
+    """Not columns at told distances, nor heads wider than 128, in float32 than 64, whose tiles spill and were not tried."""
     return width <= (64 if dtype == torch.float32 else 128) and (far is None or far.distance is None)
 
 
@@ -216,11 +216,14 @@ def tile_of(kernel: str, tensor: torch.Tensor) -> Tile:
     return tiles_of(tensor.device)[kernel, 64 if tensor.shape[-1] <= 64 else 128, min(4, tensor.element_size())]
 
 
-@functools.cache
 def tiles_of(device: torch.device) -> dict[tuple[str, int, int], Tile]:
-    """On a CPU, where kernels are interpreted or compiled alone, those for all GPUs."""
-    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    return HOPPER_TILES if on_hopper else TILES
+    return HOPPER_TILES if is_hopper(device) else TILES
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Not a CPU, where kernels are interpreted or compiled alone."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def precision(tensor: torch.Tensor) -> str:

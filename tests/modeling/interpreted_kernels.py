@@ -96,7 +96,9 @@ def test_values_and_gradients(shape, window, padded):
 def test_tiles_of_twice_as_many_queries_as_keys(monkeypatch):
     tall = {kernel: TALL if kernel[0] == "attend_tiles" else SMALL for kernel in triton_attention.TILES}
     monkeypatch.setattr(triton_attention, "TILES", tall)
-    compare(arguments((1, 1, 33, 9, 4), torch.float64, "cpu"), by_window(33, 42, 30)[None], None, 30)
+    given = arguments((1, 1, 33, 9, 4), torch.float64, "cpu")
+    assert triton_attention.tile_of("attend_tiles", given[0]) == TALL
+    compare(given, by_window(33, 42, 30)[None], None, 30)
 
 
 def test_rows_of_the_batch_share_a_sum(monkeypatch):

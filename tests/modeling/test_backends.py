@@ -1,15 +1,19 @@
 """Every backend of relative attention against its definition, written out query by query: values and gradients."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from naive_relative_attention import SHAPES, TOLERANCE, arguments, by_column, by_definition, by_window
 from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 
 from transformers_xl.modeling.auto import register_kernels
+from transformers_xl.modeling.layers import attention
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.ops import backends, wide_attention
 from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
 from transformers_xl.modeling.ops.far_columns import FarColumns
+from transformers_xl.modeling.ops.relative_attention import position_scores
 
 EACH_BACKEND = [
     pytest.param(row, dtype, id=f"{name} {dtype}", marks=[pytest.mark.gpu] if row.device_type == "cuda" else [])
@@ -91,6 +95,8 @@ FAR_SHAPES = [(1, 1, 1, 0, 1), (2, 3, 1, 6, 4), (3, 2, 5, 2, 4), (2, 1, 4, 9, 3)
 def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hidden, recompute, monkeypatch):
     """Six columns anywhere beside the window, the same for all rows or not; some tokens see nothing."""
     (batch, heads, length, memory, width), num_far, nearest = shape, 6, 2
+    if backend.function is not wide_attention.wide_attention:
+        pytest.skip("leaves these to attention in steps")
     num_keys, device = memory + length, backend.device_type
     query, key, value, _, *biases = arguments(shape, dtype, device)
     far_key, far_value = (torch.randn(batch, heads, num_far, width, dtype=dtype, device=device) for _ in range(2))
@@ -115,8 +121,6 @@ def test_far_columns_at_told_distances(backend, dtype, shape, window, padded, hi
     wanted = torch.autograd.grad((expected * direction).sum(), given)
 
     far = FarColumns(*given[6:], None if hidden is None else far_seen, distance, nearest)
-    if not backend.takes(width, dtype, far):
-        pytest.skip("is left to attention in steps")
     for sizes in sizes_of(backend):
         set_sizes(monkeypatch, *sizes)
         options = {"visible": visible, "window": window, "scaling": 0.7, "far": far}
@@ -244,3 +248,21 @@ def test_the_package_registers_the_kernels(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backends, "BACKENDS", {})
     register_kernels()
     assert [(name, each.device_type) for name, each in backends.BACKENDS.items()] == [("triton", "cuda")]
+    assert backends.BACKENDS["triton"].takes is import_module("transformers_xl.modeling.ops.triton_attention").takes
+
+
+def test_without_a_backend_a_long_text_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU without the kernels: nothing of the size of text x text is made, and the numbers are those of one."""
+    model, ids = tiny_model("transformer_xl"), tokens(2, 700)
+    expected, made = model(ids).last_hidden_state, []
+
+    def noted(*given) -> torch.Tensor:
+        made.append(position_scores(*given))
+        return made[-1]
+
+    monkeypatch.setattr(backends, "BACKENDS", {})
+    monkeypatch.setattr(attention, "position_scores", noted)
+    for mask in (None, torch.ones_like(ids)):
+        torch.testing.assert_close(model(ids, attention_mask=mask).last_hidden_state, expected, **EXACT)
+    assert made
+    assert max(each.shape[-1] for each in made) < 200

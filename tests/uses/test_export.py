@@ -73,8 +73,9 @@ def test_options_of_the_model_are_in_the_graph(fields: dict):
     torch.testing.assert_close(steps(export_step(model), ids, step_memory(model)), eager(model, ids), **FLOAT32)
 
 
-def test_a_step_goes_on_from_mems_and_from_a_file(tmp_path: Path):
-    model, before, ids = small("transformer_xl"), tokens(2, 5, seed=1), tokens(2, LENGTH)
+@pytest.mark.parametrize("model_type", ["transformer_xl", "streaming_transformer"])
+def test_a_step_goes_on_from_mems_and_from_a_file(model_type: str, tmp_path: Path):
+    model, before, ids = small(model_type), tokens(2, 5, seed=1), tokens(2, LENGTH)
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
     output = model(before, attention_mask=mask)
     carried = {"mems": output.mems}
@@ -122,7 +123,9 @@ def test_a_padded_segment_is_exported(model_type: str):
     torch.testing.assert_close(ours[other.bool()], expected[other.bool()], **FLOAT32)
 
 
-@pytest.mark.parametrize("model_type", ["sha_rnn", "r_transformer", "vanilla_transformer"])
+@pytest.mark.parametrize(
+    "model_type", ["sha_rnn", "r_transformer", "vanilla_transformer", "compressive_transformer", "infini_transformer"]
+)
 def test_models_that_remember_otherwise_are_refused(model_type: str):
     with pytest.raises(ValueError, match=f"`model` is a '{model_type}'"):
         export_step(small(model_type))
