@@ -151,16 +151,18 @@ def test_a_model_in_training_mode_and_copies(folder, tmp_path):
 
 def test_a_step_is_compiled_once_for_each_graph(folder, monkeypatch):
     compile_generation(small(), 2, folder)
+    kept = sorted(folder.iterdir())
     monkeypatch.setattr(compiled_generation.torch._inductor, "aoti_compile_and_package", lambda *args, **kwargs: 1 / 0)
     torch.manual_seed(5)
     compile_generation(tiny_model("transformer_xl", "causal_lm", torch.float32, num_hidden_layers=2).eval(), 2, folder)
     with pytest.raises(ZeroDivisionError):
         compile_generation(small(mem_len=MEM_LEN + 1), 2, folder)
-    assert [path.suffix for path in folder.iterdir()] == [".pt2"]
+    assert sorted(folder.iterdir()) == kept
+    assert {path.suffix for path in kept} == {".pt2"}
 
 
 def test_what_cannot_be_compiled_is_refused(folder):
     with pytest.raises(ValueError, match="training mode"):
         compile_generation(small().train(), 2, folder)
-    with pytest.raises(ValueError, match="remembers more"):
+    with pytest.raises(ValueError, match="no place for"):
         compile_generation(tiny_model("sha_rnn", "causal_lm", torch.float32).eval(), 2, folder)
