@@ -2,6 +2,7 @@
 
     python benchmarks/write_comparison.py            # of benchmarks/results/comparison
     python benchmarks/write_comparison.py FOLDER     # of another one
+    python benchmarks/write_comparison.py --summary FOLDER    # its summary.json alone: bits per byte after each point
 
 `tests/runs/test_comparison_docs.py` checks that the page is what this writes.
 """
@@ -9,6 +10,7 @@
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from transformers_xl.runs.comparison import (
     write_json,
 )
 from transformers_xl.runs.comparison_plots import draw_comparison
+from transformers_xl.runs.comparison_statistics import difference
 
 ROOT = Path(__file__).parents[1]
 PAGE, PICTURE = ROOT / "docs/comparison.md", ROOT / "docs/images/comparison.png"
@@ -102,14 +105,28 @@ def folder_of(text: str) -> Path:
     return ROOT / match[2] if match[2] else FOUND
 
 
+def summary(found: ComparisonResults) -> dict[str, Any]:
+    """A comparison for programs, with what all models were after each point."""
+    after: dict[str, dict[str, Any]] = {}
+    for step in sorted(found.reference.bits):
+        for model in found.models:
+            bits, others = model.bits[step], found.reference.bits[step]
+            apart = None if model is found.reference else asdict(difference(bits, others, model.num_bytes))
+            after.setdefault(str(step), {})[model.name] = {"bits_per_byte": model.per_byte(bits), "difference": apart}
+    return {"equal_seconds": found.equal_seconds, "models": values(found), "after": after}
+
+
 def main(folder: Path) -> None:
     write_text(PAGE, page(PAGE.read_text(encoding="utf-8"), folder))
     if is_finished(folder):
         found = read_comparison(folder)
-        write_json(folder / "summary.json", {"equal_seconds": found.equal_seconds, "models": values(found)})
+        write_json(folder / "summary.json", summary(found))
         save(draw_comparison(found), PICTURE)
     print(f"wrote {PAGE}" + ("" if is_finished(folder) else f"; {folder} is not finished"))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else FOUND)
+    if sys.argv[1:2] == ["--summary"]:
+        write_json(Path(sys.argv[2]) / "summary.json", summary(read_comparison(Path(sys.argv[2]))))
+    else:
+        main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else FOUND)

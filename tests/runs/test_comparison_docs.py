@@ -18,6 +18,17 @@ def test_the_page_is_what_its_files_say():
     assert writer.page(text, writer.folder_of(text)) == text
 
 
+@pytest.mark.parametrize(
+    "folder", [path.parent for path in sorted((ROOT / "benchmarks/results").glob("*/summary.json"))]
+)
+def test_summaries_are_those_of_the_runs(folder: Path):
+    """Documents take numbers from them. Processors differ in the last digits of a sum."""
+    made = json.dumps(writer.summary(writer.read_comparison(folder)))
+    texts = (folder / "summary.json").read_text(encoding="utf-8"), made
+    found, expected = (json.loads(each, parse_float=lambda digits: round(float(digits), 6)) for each in texts)
+    assert found == expected
+
+
 def test_plans_of_the_page_are_plans():
     """Those in benchmarks/, whose models can be built as large as they say, and the one that the page shows."""
     import yaml
