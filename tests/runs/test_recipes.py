@@ -17,6 +17,7 @@ from transformers_xl.cli.main import app
 from transformers_xl.data.preparing import prepare
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.training.trainer import MemoryTrainer, MemoryTrainingArguments
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,13 @@ def test_the_model_has_the_parameters_that_were_counted(name: str):
         model = VARIANTS[config.model_type].causal_lm_class(config)
     assert model.num_parameters() == PARAMETERS[name]
     assert re.search(r"^# parameters: ([\d,]+\d)", header(name), flags=re.MULTILINE)[1] == f"{PARAMETERS[name]:,}"
+
+
+def test_the_recipe_for_a_gpu_has_the_parameters_that_it_names():
+    config = config_of(read("streaming-30m")["model"], vocab_size=len(ByteTokenizer()))
+    with torch.device("meta"):
+        model = VARIANTS[config.model_type].causal_lm_class(config)
+    assert f"{model.num_parameters():,} parameters" in header("streaming-30m")
 
 
 def test_what_rests_on_memory_alone_says_so_first():
