@@ -11,13 +11,16 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from patience import PATIENCE
 from programs import run
 
+from transformers_xl.evaluation.document_losses import document_losses
 from transformers_xl.runs import comparison_folder, separate_process
 from transformers_xl.runs.comparison_plan import read_plan
+from transformers_xl.runs.loading import load_model
 
 ROOT = Path(__file__).parent.parent.parent
 PLAN = {
@@ -139,6 +142,21 @@ def test_a_part_of_the_models(texts: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "`only`='gru' is none of the models of the plan: transformer_xl, gpt2." in refused.stderr
 
 
+def test_a_model_that_is_kept_is_the_one_that_was_scored(texts: Path, tmp_path: Path):
+    given = plan_file(texts, seeds=1, models={"transformer_xl": None}, search={"trials": 1, "steps": 1})
+    result = run("compare", given, "-o", tmp_path / "new", "--keep-models")
+    assert result.exit_code == 0, result.output
+    model, tokenizer = load_model(tmp_path / "new/models/transformer_xl-0")
+    for row, bits in zip(
+        (texts / "test.jsonl").read_text().splitlines(),
+        json.loads((tmp_path / "new/runs/transformer_xl-0.json").read_text())["bits"]["2"],
+        strict=True,
+    ):
+        ids = np.array(tokenizer.encode_bytes(json.loads(row)["text"].encode()))
+        (nats,) = document_losses(model, [ids], model.config.segment_length)
+        assert np.nansum(nats) / np.log(2) == pytest.approx(bits, abs=2e-3)
+
+
 @pytest.mark.parametrize("bits", [None, 1.0])
 def test_a_trial_that_diverged_is_not_chosen(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits):
     def in_this_process(function, name, plan, setting):
@@ -258,6 +276,7 @@ def test_head_ends_a_command_silently(compared: Path, tmp_path: Path):
         (("-o", "{root}/new"), "`plan`"),
         (("--from", "{root}"), "has no plan.json"),
         (("--from", "{root}", "{plan}"), "leave out the plan"),
+        (("--from", "{root}", "--keep-models"), "leave out the plan"),
         (("{plan}", "-o", "{texts}"), "holds no comparison"),
     ],
 )
@@ -290,6 +309,7 @@ def test_errors_are_one_line_and_come_before_any_work(texts: Path, tmp_path: Pat
         ({"search": {"schedules": ["step"]}}, "`search.schedules` holds 'step'"),
         ({"search": {"factor": 1}}, "`search.factor`=1"),
         ({"search": {"rate": 0}}, "`search.rate`=0"),
+        ({"tokenizer": "/nowhere"}, "`tokenizer`='/nowhere' does not exist"),
         ({"batch_size": 4000}, "`texts.train` has"),
         ({"texts": {"train": "/nowhere", "validation": "a", "test": "b"}}, "`texts.train`='/nowhere' does not exist"),
     ],

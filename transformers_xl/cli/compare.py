@@ -35,6 +35,9 @@ def compare(
             show_default="all models of the plan",
         ),
     ] = None,
+    keep_models: Annotated[
+        bool, Option(help="Also write each model that is trained to models/MODEL-SEED in the folder.")
+    ] = False,
     as_json: AsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
@@ -46,8 +49,8 @@ def compare(
     plan.
     """
     if from_dir is not None:
-        if plan is not None or output is not None or only:
-            raise ValueError("`from` reads runs that exist: leave out the plan, --output and --only.")
+        if plan is not None or output is not None or only or keep_models:
+            raise ValueError("`from` reads runs that exist: leave out the plan, --output, --only and --keep-models.")
         _write_report(from_dir, as_json, as_markdown)
         return
     if plan is None or output is None:
@@ -61,12 +64,12 @@ def compare(
         raise ValueError(
             f"`output`={str(output)!r} is not empty and holds no comparison: choose another folder, or that of one."
         )
-    _compare(plan, output, only or [])
+    _compare(plan, output, only or [], keep_models)
     if not only:
         _write_report(output, as_json, as_markdown)
 
 
-def _compare(plan_file: Path, output: Path, only: list[str]) -> None:
+def _compare(plan_file: Path, output: Path, only: list[str], keep_models: bool) -> None:
     from transformers_xl.runs.comparison_plan import read_plan
 
     plan = read_plan(plan_file)
@@ -76,7 +79,7 @@ def _compare(plan_file: Path, output: Path, only: list[str]) -> None:
     typer.echo("starting ...", err=True)  # the imports take seconds
     from transformers_xl.runs.comparison_folder import Comparison
 
-    comparison = Comparison(plan, output)
+    comparison = Comparison(plan, output, keep_models)
     runs = [(name, seed) for name, seed in comparison.missing if name in (only or plan.models)]
     for name, model in comparison.models.items():
         typer.echo(f"{name}: {model.parameters:,} parameters", err=True)

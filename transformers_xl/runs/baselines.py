@@ -23,6 +23,7 @@ from transformers import (
 from transformers_xl.configuration.configuration_lstm import LSTMConfig
 from transformers_xl.modeling.modeling_lstm import LSTMForCausalLM
 from transformers_xl.runs.comparison_terms import ComparisonTerms
+from transformers_xl.runs.fitting import token_fields
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 
@@ -38,7 +39,7 @@ def gpt2(terms: ComparisonTerms, seed: int, intermediate_size: int, **fields: An
         "embd_pdrop": terms.dropout,
         "attn_pdrop": 0.0,
     }
-    config = GPT2Config(**(sizes | _tokens() | fields))
+    config = GPT2Config(**(sizes | token_fields(ByteTokenizer()) | fields))
     transformers.set_seed(seed)
     model = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # its name does not say so, and transformers would warn
@@ -57,7 +58,7 @@ def mistral(terms: ComparisonTerms, seed: int, intermediate_size: int, **fields:
         "intermediate_size": intermediate_size,
         "tie_word_embeddings": True,
     }
-    config = MistralConfig(**(sizes | _tokens() | fields))
+    config = MistralConfig(**(sizes | token_fields(ByteTokenizer()) | fields))
     transformers.set_seed(seed)
     return MistralForCausalLM(config)
 
@@ -81,7 +82,7 @@ def mamba2(terms: ComparisonTerms, seed: int, intermediate_size: int, **fields: 
         # no field of its own: the tokens that it is given in one call
         "max_position_embeddings": terms.mem_len + terms.segment_length,
     }
-    config = Mamba2Config(**(sizes | _tokens() | fields))
+    config = Mamba2Config(**(sizes | token_fields(ByteTokenizer()) | fields))
     transformers.set_seed(seed)
     return Mamba2ForCausalLM(config)
 
@@ -101,19 +102,9 @@ def lstm(terms: ComparisonTerms, seed: int, intermediate_size: int, **fields: An
         "dropout": terms.dropout,
         "embedding_initializer_range": terms.hidden_size**-0.5,
     }
-    config = LSTMConfig(**(sizes | _tokens() | fields))
+    config = LSTMConfig(**(sizes | token_fields(ByteTokenizer()) | fields))
     transformers.set_seed(seed)
     return LSTMForCausalLM(config)
-
-
-def _tokens() -> dict[str, Any]:
-    tokenizer = ByteTokenizer()
-    return {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
 
 
 # a saved one loads as any other

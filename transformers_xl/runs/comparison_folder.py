@@ -4,6 +4,7 @@ plan.json                       the plan of the last command
 trials/MODEL-SETTING.json       what a setting gave on the validation documents
 runs/MODEL-SEED.json            the bits of each test document
 speeds.json                     seconds of a step
+models/MODEL-SEED               the trained models, where they are kept
 """
 
 from dataclasses import asdict
@@ -25,6 +26,11 @@ ROUNDS = 9  # of the measurement of steps
 class Comparison:
     """A comparison on its way. Each result is a file: what is there is not done again.
 
+    Args:
+        plan: what is compared.
+        folder: where the files are, or will be.
+        keep_models: also write the model of each run that is made.
+
     Raises:
         ValueError: a model cannot take part, a text is missing, or a file that is there has other settings.
 
@@ -32,8 +38,8 @@ class Comparison:
         missing: name and seed of the runs that are not there, seed by seed.
     """
 
-    def __init__(self, plan: ComparisonPlan, folder: Path):
-        self.plan, self.folder = plan, folder
+    def __init__(self, plan: ComparisonPlan, folder: Path, keep_models: bool = False):
+        self.plan, self.folder, self.keep_models = plan, folder, keep_models
         self.models = {name: ComparedModel(name, plan) for name in plan.models}
         texts = read_comparison_texts(plan)
         for model in self.models.values():
@@ -68,7 +74,8 @@ class Comparison:
         """Train and score a model from a seed, with its best setting, in a separate process, and write the run."""
         setting = self.choose(name)
         result = self._described(name) | {"seed": seed, "setting": asdict(setting)}
-        result |= in_a_process(run, name, seed, self.plan, setting)
+        kept = self.folder / "models" / f"{name}-{seed}" if self.keep_models else None
+        result |= in_a_process(run, name, seed, self.plan, setting, kept)
         write_json(self._run_file(name, seed), result)
         return result
 

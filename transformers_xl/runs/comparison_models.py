@@ -14,7 +14,8 @@ from transformers_xl.runs.baselines import BASELINES
 from transformers_xl.runs.comparison_plan import DEFAULT, SCALED, ComparisonPlan
 from transformers_xl.runs.comparison_reading import BlockReading, MemoryReading, Reading, StateReading
 from transformers_xl.runs.comparison_terms import ComparisonTerms
-from transformers_xl.runs.fitting import build_model, prepare_for_inference
+from transformers_xl.runs.comparison_texts import comparison_tokenizer
+from transformers_xl.runs.fitting import build_model, prepare_for_inference, token_fields
 from transformers_xl.runs.loading import import_models
 
 TOLERANCE = 0.03  # of the parameters
@@ -96,7 +97,8 @@ class ComparedModel:
         return START_FIELDS.get(self.type, "initializer_range")
 
     def _build(self, seed: int, width: int, **more: Any) -> PreTrainedModel:
-        fields = FIELDS.get(self.type, {}) | more | self.entry.fields
+        tokens = token_fields(comparison_tokenizer(self.plan.tokenizer))
+        fields = tokens | FIELDS.get(self.type, {}) | more | self.entry.fields
         if self.type in BASELINES:
             return BASELINES[self.type](self._terms, seed, width, **fields)
         return build_model(_variants()[self.type], self._terms, seed, width, **fields)
@@ -188,14 +190,15 @@ def target_parameters(plan: ComparisonPlan) -> int:
     """Parameters of each model."""
     if plan.parameters is not None:
         return plan.parameters
-    return _usual_parameters(plan.hidden_size, plan.layers, plan.heads)
+    vocab_size = len(comparison_tokenizer(plan.tokenizer))
+    return _usual_parameters(plan.hidden_size, plan.layers, plan.heads, vocab_size)
 
 
 @cache
-def _usual_parameters(hidden_size: int, layers: int, heads: int) -> int:
+def _usual_parameters(hidden_size: int, layers: int, heads: int, vocab_size: int) -> int:
     """Those of a Transformer-XL of the usual shape."""
-    terms = ComparisonTerms(hidden_size, layers, heads)
-    return build_model(import_models()["transformer_xl"], terms, 0, 4 * hidden_size).num_parameters()
+    terms, row = ComparisonTerms(hidden_size, layers, heads), import_models()["transformer_xl"]
+    return build_model(row, terms, 0, 4 * hidden_size, vocab_size=vocab_size).num_parameters()
 
 
 __all__ = ["FIELDS", "TOLERANCE", "ComparedModel", "known_types", "register_variant", "target_parameters"]

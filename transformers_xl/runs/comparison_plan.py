@@ -81,6 +81,8 @@ class ComparisonPlan:
         texts: where the texts are.
         models: the models, by name.
         reference: the model that the others are compared with.
+        tokenizer: folder of a tokenizer of transformers whose tokens are read; bytes when not given. It must give back
+            what it reads, so that bits are those of the text.
         search: what is tried for each.
         seeds: runs of each, with seeds 0, 1, ...
         steps: training steps.
@@ -101,6 +103,7 @@ class ComparisonPlan:
     texts: Texts
     models: dict[str, Entry]
     reference: str
+    tokenizer: str | None = None
     search: Search = field(default_factory=Search)
     seeds: int = 3
     steps: int = 1000

@@ -4,18 +4,20 @@ import resource
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
+from transformers_xl.files.output_folder import output_folder
 from transformers_xl.hub.measurements import device_name, library_versions
 from transformers_xl.runs.comparison_models import ComparedModel
 from transformers_xl.runs.comparison_plan import ComparisonPlan
 from transformers_xl.runs.comparison_search import Setting
 from transformers_xl.runs.comparison_statistics import bits
-from transformers_xl.runs.comparison_texts import read_comparison_texts
+from transformers_xl.runs.comparison_texts import comparison_tokenizer, read_comparison_texts
 from transformers_xl.runs.comparison_training import Diverged, Training
 
 
@@ -26,16 +28,16 @@ def try_setting(name: str, plan: ComparisonPlan, setting: Setting) -> dict[str, 
     built = model.build(0, setting.start)
     steps = plan.search.steps
     training = Training(built, model.reading, texts.train, plan, setting, steps)
-    documents = [*texts.validation.values()]
     try:
-        nats = training.run(documents, [steps])[steps]
+        nats = training.run(texts.validation.ids, [steps])[steps]
     except Diverged:
         return {"bits_per_byte": None}
-    return {"bits_per_byte": float(bits(nats).sum() / predicted(documents).sum())}
+    return {"bits_per_byte": float(bits(nats).sum() / texts.validation.num_bytes.sum())}
 
 
-def run(name: str, seed: int, plan: ComparisonPlan, setting: Setting) -> dict[str, Any]:
-    """Train a model from a seed with the setting that was chosen, and score the test documents on the way.
+def run(name: str, seed: int, plan: ComparisonPlan, setting: Setting, kept: Path | None = None) -> dict[str, Any]:
+    """Train a model from a seed with the setting that was chosen, and score the test documents on the way. `kept` is a
+    folder to write the trained model and its tokenizer to.
 
     Raises:
         ValueError: the training diverged.
@@ -45,17 +47,20 @@ def run(name: str, seed: int, plan: ComparisonPlan, setting: Setting) -> dict[st
     memory_before = peak_memory()
     built = model.build(seed, setting.start)
     training = Training(built, model.reading, texts.train, plan, setting, plan.steps)
-    documents = [*texts.test.values()]
     started = time.process_time()
     try:
-        scores = training.run(documents, plan.scored_after)
+        scores = training.run(texts.test.ids, plan.scored_after)
     except Diverged as error:
         raise ValueError(f"`models.{name}`: with {setting.name} and seed {seed} {error} Remove its trials.") from error
+    if kept is not None:
+        with output_folder(kept) as new:
+            built.save_pretrained(new)
+            comparison_tokenizer(plan.tokenizer).save_pretrained(new)
     return {
         "parameters": built.num_parameters(),
         "intermediate_size": model.width,
-        "documents": [*texts.test],
-        "bytes": predicted(documents).tolist(),
+        "documents": texts.test.names,
+        "bytes": texts.test.num_bytes.tolist(),
         # of each document, after each of the steps that the plan names
         "bits": {str(step): bits(nats).round(3).tolist() for step, nats in scores.items()},
         "seconds_with_scores": round(time.process_time() - started, 1),
@@ -109,11 +114,6 @@ def _seconds_of(training: Training, steps: int, on_gpu: bool) -> float:
     return clock() - start
 
 
-def predicted(documents: list[np.ndarray]) -> np.ndarray:
-    """Bytes of each document that are predicted: all but the first."""
-    return np.array([len(each) - 1 for each in documents])
-
-
 def peak_memory() -> int:
     """The most bytes that this process had in memory so far; on a GPU, in the GPU's memory."""
     if torch.cuda.is_available():
@@ -130,4 +130,4 @@ def versions() -> dict[str, str]:
     }
 
 
-__all__ = ["peak_memory", "predicted", "run", "time_steps", "try_setting", "versions"]
+__all__ = ["peak_memory", "run", "time_steps", "try_setting", "versions"]

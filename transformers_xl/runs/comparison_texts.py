@@ -1,60 +1,113 @@
 """The texts of a comparison: one to train on, and documents to choose by and to score."""
 
 import json
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from transformers_xl.data.identity import digest_of
 from transformers_xl.files.json_files import check_stream
 from transformers_xl.runs.comparison_plan import ComparisonPlan
+from transformers_xl.runs.loading import load_tokenizer
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 
 
+class Documents(NamedTuple):
+    """Documents in the order of their names.
+
+    Attributes:
+        names: of each.
+        ids: token ids of each `(tokens,)`.
+        num_bytes: that all tokens of each but its first stand for `(documents,)`.
+    """
+
+    names: list[str]
+    ids: list[np.ndarray]
+    num_bytes: np.ndarray
+
+
 class ComparisonTexts(NamedTuple):
-    """Token ids of bytes: a text `(tokens,)`, and documents `(tokens,)` by name."""
+    """Token ids `(tokens,)` to train on, and documents."""
 
     train: np.ndarray
-    validation: dict[str, np.ndarray]
-    test: dict[str, np.ndarray]
+    validation: Documents
+    test: Documents
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each, by which a file of a comparison knows them again."""
-        documents = {"validation": self.validation, "test": self.test}
-        return {"train": digest_of([self.train])} | {
-            name: digest_of(each.values()) for name, each in documents.items()
-        }
+        """SHA-256 of the ids of each, by which a file of a comparison knows them again."""
+        parts = {"train": [self.train], "validation": self.validation.ids, "test": self.test.ids}
+        return {name: digest_of(ids) for name, ids in parts.items()}
+
+
+@cache
+def comparison_tokenizer(folder: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a plan, which names its folder; None: bytes.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    if folder is None:
+        return ByteTokenizer()
+    if not Path(folder).is_dir():
+        raise ValueError(
+            f"`tokenizer`={folder!r} does not exist: give the folder of a tokenizer, or nothing for bytes."
+        )
+    return load_tokenizer(Path(folder))
 
 
 def read_comparison_texts(plan: ComparisonPlan) -> ComparisonTexts:
-    """The texts that a plan names.
+    """The texts that a plan names, as tokens.
 
     Raises:
-        ValueError: one does not exist, is no JSON lines where its name says so, or has no document of two bytes.
+        ValueError: one does not exist, is no JSON lines where its name says so, has no document of two tokens, or is not
+            what the tokenizer gives back.
     """
-    train = np.concatenate([*_documents("train", plan.texts.train).values()])
-    validation, test = (_documents(name, getattr(plan.texts, name)) for name in ("validation", "test"))
-    limit = plan.document_bytes
-    parts = ({name: ids[:limit] for name, ids in part.items()} for part in (validation, test))
-    return ComparisonTexts(train, *parts)
+    limits = {"train": None, "validation": plan.document_bytes, "test": plan.document_bytes}
+    train, validation, test = (_documents(plan, name, limit) for name, limit in limits.items())
+    return ComparisonTexts(np.concatenate(train.ids), validation, test)
 
 
-def _documents(name: str, given: str) -> dict[str, np.ndarray]:
+def _documents(plan: ComparisonPlan, name: str, limit: int | None) -> Documents:
+    """The beginnings, `limit` bytes, of the documents of a text."""
+    given, tokenizer = getattr(plan.texts, name), comparison_tokenizer(plan.tokenizer)
+    texts = {key: text[:limit] for key, text in _texts(name, given).items()}
+    found = {key: _tokens(tokenizer, text, f"`texts.{name}`, {key!r}") for key, text in texts.items()}
+    found = {key: each for key, each in found.items() if len(each[0]) > 1}
+    if not found:
+        raise ValueError(f"`texts.{name}`={given!r} has no document of two tokens or more: give another.")
+    ids, num_bytes = zip(*found.values(), strict=True)
+    return Documents([*found], [*ids], np.array(num_bytes))
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: bytes, where: str) -> tuple[np.ndarray, int]:
+    """Token ids of a text, and the bytes of all but the first."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return np.array(tokenizer.encode_bytes(text)), len(text) - 1
+    string = text.decode(errors="ignore")  # its last character may have been cut
+    ids = tokenizer(string, add_special_tokens=False)["input_ids"]
+    if tokenizer.decode(ids, clean_up_tokenization_spaces=False) != string:
+        raise ValueError(
+            f"{where}: `tokenizer` gives back another text than it read, so that bits per byte mean nothing: give one that "
+            "loses nothing, such as a byte-level BPE."
+        )
+    first = cast(
+        str, tokenizer.decode(ids[:1])
+    )  # three bytes where it is a part of a character, as BPE of bytes may have
+    return np.array(ids), len(string.encode()) - len(first.encode())
+
+
+def _texts(name: str, given: str) -> dict[str, bytes]:
     """Documents by name: each file of a folder, or each line of a file of JSON lines, or else the file."""
     path = Path(given)
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.is_file())
-        texts = {each.relative_to(path).as_posix(): each.read_bytes() for each in files}
-    elif path.is_file():
-        texts = _lines(path) if path.suffix == ".jsonl" else {path.name: path.read_bytes()}
-    else:
-        raise ValueError(f"`texts.{name}`={given!r} does not exist: give a file, or a folder of files.")
-    tokenizer = ByteTokenizer()
-    found = {key: np.array(tokenizer.encode_bytes(text)) for key, text in texts.items() if len(text) > 1}
-    if not found:
-        raise ValueError(f"`texts.{name}`={given!r} has no document of two bytes or more: give another.")
-    return found
+        return {each.relative_to(path).as_posix(): each.read_bytes() for each in files}
+    if path.is_file():
+        return _lines(path) if path.suffix == ".jsonl" else {path.name: path.read_bytes()}
+    raise ValueError(f"`texts.{name}`={given!r} does not exist: give a file, or a folder of files.")
 
 
 def _lines(path: Path) -> dict[str, bytes]:
@@ -74,4 +127,4 @@ def _lines(path: Path) -> dict[str, bytes]:
     return texts
 
 
-__all__ = ["ComparisonTexts", "read_comparison_texts"]
+__all__ = ["ComparisonTexts", "Documents", "comparison_tokenizer", "read_comparison_texts"]

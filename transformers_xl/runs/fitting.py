@@ -14,6 +14,7 @@ import torch
 import transformers
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
+from transformers import PreTrainedTokenizerBase
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.data.files import read_ids, split_held_out
@@ -50,31 +51,34 @@ def read_texts(texts: list[Path], terms: ComparisonTerms) -> tuple[TextStream, n
 def build_model(
     variant: Variant, terms: ComparisonTerms, seed: int, intermediate_size: int, **fields
 ) -> transformers.PreTrainedModel:
-    """A causal language model over bytes, with weights from the seed; `fields` are more of its config. `mem_len` is that of
-    variants that have a memory.
+    """A causal language model, of bytes where `fields`, more of its config, do not say otherwise, with weights from the
+    seed. `mem_len` is that of variants that have a memory.
 
     Raises:
         ValueError: the arguments do not go together, or the model is larger than the machine's memory.
     """
-    tokenizer, mem_len = ByteTokenizer(), terms.mem_len
+    mem_len = terms.mem_len
     memory: dict[str, Any] = {} if variant.memory == "none" else {"mem_len": mem_len}
     memory |= {"same_length": False} if memory and mem_len == 0 else {}
-    fields = {"num_attention_heads": terms.heads, "segment_length": terms.segment_length} | memory | fields
+    sizes = {"num_attention_heads": terms.heads, "segment_length": terms.segment_length} | memory
     config = cast(type[MemoryConfig], variant.config_class)(
-        vocab_size=len(tokenizer),
         hidden_size=terms.hidden_size,
         num_hidden_layers=terms.layers,
         intermediate_size=intermediate_size,
         dropout=terms.dropout,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        **fields,
+        **(token_fields(ByteTokenizer()) | sizes | fields),
     )
     model_class = cast(type[transformers.PreTrainedModel], variant.causal_lm_class)
     check_memory(lambda: model_class(config))
     transformers.set_seed(seed)
     return model_class(config)
+
+
+def token_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """The fields of a config that say which tokens a model reads."""
+    return {"vocab_size": len(tokenizer)} | {
+        name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")
+    }
 
 
 def check_memory(build: Callable[[], transformers.PreTrainedModel], bytes_each: int = BYTES_WITH_ADAM) -> None:

@@ -1,0 +1,86 @@
+"""The texts of a comparison: documents as tokens, and how many bytes their bits are divided by."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import ByteLevelBPETokenizer
+from transformers import PreTrainedTokenizerFast
+
+from transformers_xl import WordTokenizer
+from transformers_xl.runs.comparison_models import ComparedModel
+from transformers_xl.runs.comparison_plan import ComparisonPlan, plan_of
+from transformers_xl.runs.comparison_texts import read_comparison_texts
+
+DOCUMENTS = {"one": "now then, said the mole", "two": "na\u00efve \u2014 now", "short": "n"}
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path):
+    """A plan whose texts are all the same documents; `fields` are more of it."""
+
+    def plan(**fields) -> ComparisonPlan:
+        lines = (json.dumps({"name": name, "text": text}) + "\n" for name, text in DOCUMENTS.items())
+        (tmp_path / "text.jsonl").write_text("".join(lines), encoding="utf-8")
+        texts = dict.fromkeys(("train", "validation", "test"), str(tmp_path / "text.jsonl"))
+        sizes = {"hidden_size": 16, "layers": 1, "heads": 2, "mem_len": 64}
+        return plan_of(
+            {"texts": texts, "models": {"transformer_xl": None}, "reference": "transformer_xl"} | sizes | fields
+        )
+
+    return plan
+
+
+@pytest.fixture
+def bpe(tmp_path: Path) -> PreTrainedTokenizerFast:
+    """A byte-level BPE that knows `now` as one token."""
+    pairs = ByteLevelBPETokenizer()
+    pairs.train_from_iterator(["now"] * 3, vocab_size=259, special_tokens=["<eos>"], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs._tokenizer, eos_token="<eos>", pad_token="<eos>")
+    tokenizer.save_pretrained(tmp_path / "bpe")
+    return tokenizer
+
+
+def test_bytes_but_the_first_count(plan_file):
+    test = read_comparison_texts(plan_file(document_bytes=20)).test
+    assert test.names == ["one", "two"]  # one byte has nothing to predict
+    assert bytes(test.ids[0].tolist()) == b"now then, said the m"
+    assert test.num_bytes.tolist() == [19, len("na\u00efve \u2014 now".encode()) - 1]
+
+
+def test_tokens_and_the_bytes_they_stand_for(plan_file, bpe, tmp_path: Path):
+    texts = read_comparison_texts(plan_file(tokenizer=str(tmp_path / "bpe")))
+    one, two = texts.test.ids
+    assert (bpe.decode(one[:1]), bpe.decode(two[:1])) == ("now", "n")
+    assert texts.test.num_bytes.tolist() == [len(DOCUMENTS["one"]) - 3, len(DOCUMENTS["two"].encode()) - 1]
+    assert [bpe.decode(ids) for ids in (one, two)] == [DOCUMENTS["one"], DOCUMENTS["two"]]
+    assert np.array_equal(texts.train[: len(one)], one)
+    assert texts.digests() != read_comparison_texts(plan_file()).digests()
+
+
+def test_a_limit_cuts_no_character_in_two(plan_file, bpe, tmp_path: Path):
+    """Its third byte is the first half of a character."""
+    test = read_comparison_texts(plan_file(tokenizer=str(tmp_path / "bpe"), document_bytes=3)).test
+    assert test.names == ["two"]  # the other is one token
+    assert bpe.decode(test.ids[0]) == "na"
+    assert test.num_bytes.tolist() == [1]
+
+
+def test_models_have_the_vocabulary(plan_file, bpe, tmp_path: Path):
+    plan = plan_file(tokenizer=str(tmp_path / "bpe"), models={"transformer_xl": None, "mistral": None})
+    for name in plan.models:
+        config = ComparedModel(name, plan).build(0, 0.1).config
+        assert (config.vocab_size, config.eos_token_id, config.bos_token_id) == (len(bpe), bpe.eos_token_id, None)
+
+
+def test_a_tokenizer_that_loses_text_is_refused(plan_file, tmp_path: Path):
+    (tmp_path / "words.txt").write_text("now then")
+    WordTokenizer.train_from_files([tmp_path / "words.txt"]).save_pretrained(tmp_path / "words")
+    with pytest.raises(ValueError, match=r"`texts.train`, 'one': `tokenizer` gives back another text"):
+        read_comparison_texts(plan_file(tokenizer=str(tmp_path / "words")))
+
+
+def test_a_tokenizer_that_is_missing_is_refused(plan_file):
+    with pytest.raises(ValueError, match="`tokenizer`='nowhere' does not exist"):
+        read_comparison_texts(plan_file(tokenizer="nowhere"))
