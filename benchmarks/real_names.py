@@ -1,16 +1,18 @@
 """Real names at a distance: what a name that training never had costs when it is used for the second time, by how far
 back it was used first.
 
-    python benchmarks/real_names.py --twin library-without library-model library-model-512
+    transformers-xl compare benchmarks/comparison_memory.yaml --keep-models -o benchmarks/results/comparison_memory
+    python benchmarks/real_names.py benchmarks/results/comparison_memory/models --twin twin
     python benchmarks/real_names.py    # draw what the JSON holds
 
-Models are folders that `transformers-xl train` or the quickstart wrote, trained on the split of Python's library
-(examples/library_corpus.py); `--twin` is one that was trained without memory. Names are identifiers of four letters or more
-in the 40 modules of the test that stand nowhere in the training text, not within another name either: a model knows them
-from the module alone. Scored are the bytes of the second use. The distance is that of the beginnings of both uses.
+The folder is that of the models which a comparison on the split of Python's library (examples/library_corpus.py) kept, each
+from one seed or several; `--twin` names the one that was trained without memory. Names are identifiers of four letters or
+more in the 40 modules of the test that stand nowhere in the training text, not within another name either: a model knows
+them from the module alone. Scored are the bytes of the second use. The distance is that of the beginnings of both uses.
 
-A model is read as it was trained. What it saves is the twin's bits less its own, a byte of a name; intervals (95 %) are
-of a bootstrap over modules, and not over seeds.
+A model with memory reads as it was trained. The twin reads for each byte of a name anew what it read at most in training,
+a window that ends there. What a model saves is the twin's bits less its own, a byte of a name; intervals (95 %) are of a
+bootstrap over modules and seeds.
 """
 
 import argparse
@@ -24,7 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from transformers_xl.evaluation.context_losses import token_losses_with_context
 from transformers_xl.evaluation.document_losses import document_losses
 from transformers_xl.evaluation.plots import figure, line, save
 from transformers_xl.files.atomic_write import atomic_write
@@ -38,6 +42,7 @@ sys.path.append(str(ROOT / "examples"))
 from library_corpus import library_split  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "real_names.json"
+PICTURE = ROOT / "docs" / "images" / "real_names.png"
 NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
 EDGES = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]  # bytes
 FEWEST = 5  # modules, for an interval over them
@@ -78,86 +83,115 @@ def name_bits(losses: list[np.ndarray], uses: list[list[Use]]) -> dict[str, list
     return found
 
 
+def byte_losses(model: PreTrainedModel, documents: list[np.ndarray], uses: list[list[Use]], lanes: int) -> list[Any]:
+    """Nats of each byte of each document `(bytes,)`: with memory, or, in a model without, of a window of its own for each
+    byte of a use behind the first window."""
+    losses = document_losses(model, documents, lanes=min(lanes, len(documents)), progress=True)
+    if not model.config.mem_len:
+        context = model.config.segment_length - 1
+        for ids, nats, own in zip(documents, losses, uses, strict=True):
+            places = np.array([place for use in own for place in range(use.start, use.start + use.length)], np.int64)
+            places = places[places >= context]
+            if len(places):
+                nats[places] = token_losses_with_context(model, ids, [context], places)[0]
+    return losses
+
+
 def measure(folder: Path, documents: list[bytes], uses: list[list[Use]], lanes: int) -> dict[str, Any]:
-    """The names' bits by a model in a folder, and the bits per byte of all the text.
+    """The names' bits by a model in a folder.
 
     Raises:
         ValueError: the folder holds no byte model.
     """
+    print(folder, flush=True)
     model, tokenizer = load_model(folder)
     if not hasattr(tokenizer, "encode_bytes"):
         raise ValueError(f"{str(folder)!r}: names are scored byte by byte; give a model of bytes.")
     ids = [np.array(tokenizer.encode_bytes(document)) for document in documents]
-    losses = document_losses(model, ids, lanes=min(lanes, len(ids)), progress=True)
-    total = sum(float(np.nansum(nats)) for nats in losses) / math.log(2)
     return {
-        "mem_len": getattr(model.config, "mem_len", None),
+        "mem_len": model.config.mem_len,
+        "segment_length": model.config.segment_length,
         "parameters": model.num_parameters(),
-        "bits_per_byte": round(total / sum(len(nats) - 1 for nats in losses), 4),
-        "names": name_bits(losses, uses),
+        "names": name_bits(byte_losses(model, ids, uses, lanes), uses),
     }
 
 
-def saved(result: dict[str, Any], model: str) -> list[tuple[str, int, Any]]:
-    """For each distance with names in `FEWEST` modules or more: the distance, how many modules, and the bits a byte that a
-    model saves against the twin, with their interval."""
-    rows = []
-    for distance, own in result["models"][model]["names"].items():
-        twin = np.array(result["models"][result["twin"]]["names"][distance])
-        values, counts = np.array(own)[:, 0], twin[:, 1]
+def by_name(folder: Path) -> dict[str, list[Path]]:
+    """The folders of the seeds of each model, NAME-SEED."""
+    found: dict[str, list[Path]] = {}
+    for each in sorted(folder.iterdir()):
+        found.setdefault(each.name.rpartition("-")[0], []).append(each)
+    return found
+
+
+def saved(models: dict[str, list[dict[str, Any]]], twin: str, model: str) -> dict[str, dict[str, Any]]:
+    """For each distance with names in `FEWEST` modules or more: how many modules, how many bytes, and the bits a byte that
+    a model saves against the twin, with their interval."""
+    found = {}
+    for distance, first in models[twin][0]["names"].items():
+        counts = np.array(first)[:, 1]
         there = counts > 0
-        if there.sum() >= FEWEST:
-            gain = twin[there, 0] - values[there]
-            rows.append((distance, int(there.sum()), interval([gain[None]], counts[there])))
-    return rows
+        if there.sum() < FEWEST:
+            continue
+        bits = {
+            name: np.array([seed["names"][distance] for seed in models[name]])[:, there, 0] for name in (twin, model)
+        }
+        gain = interval([bits[twin], -bits[model]], counts[there])
+        found[distance] = {"modules": int(there.sum()), "bytes": int(counts.sum())} | {
+            name: round(getattr(gain, name), 4) for name in ("mean", "low", "high")
+        }
+    return found
 
 
 def draw(result: dict[str, Any]) -> None:
     picture, ((axes,),) = figure(width=7)
-    others = [name for name in result["models"] if name != result["twin"]]
     places = {f"{low}-{high}": index for index, (low, high) in enumerate(pairwise(EDGES))}
-    for index, name in enumerate(others):
-        rows = saved(result, name)
-        shift = 0.12 * (index - (len(others) - 1) / 2)
-        means = np.array([found.mean for *_, found in rows])
-        margins = [means - [found.low for *_, found in rows], [found.high for *_, found in rows] - means]
-        where = [places[distance] + shift for distance, *_ in rows]
-        label = f"{name}: memory of {result['models'][name]['mem_len']}"
-        axes.errorbar(where, means, yerr=margins, label=label, capsize=3, **line(index, len(others)))
+    for index, (name, rows) in enumerate(result["saved"].items()):
+        shift = 0.12 * (index - (len(result["saved"]) - 1) / 2)
+        means, low, high = (np.array([row[each] for row in rows.values()]) for each in ("mean", "low", "high"))
+        first, seeds = result["models"][name][0], len(result["models"][name])
+        label = f"memory of {first['mem_len']}, {seeds} seed{'s' if seeds > 1 else ''}"
+        where = [places[distance] + shift for distance in rows]
+        axes.errorbar(where, means, yerr=[means - low, high - means], label=label, capsize=3, **line(index, 2))
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(places)), [distance.replace("-", " to\n") for distance in places])
-    axes.set(xlabel="bytes back to the first use", ylabel=f"bits a byte of a name, saved against {result['twin']}")
-    axes.set_title("New names at their second use (intervals over modules)")
+    window = result["models"][result["twin"]][0]["segment_length"]
+    axes.set(xlabel="bytes back to the first use", ylabel="bits a byte of a name")
+    axes.set_title(f"New names at their second use: saved against windows of {window}, no memory")
     axes.legend()
-    save(picture, RESULT.with_suffix(".png"))
+    save(picture, PICTURE)
 
 
 def report(result: dict[str, Any]) -> None:
-    for name in result["models"]:
-        print(f"{name}: {result['models'][name]['bits_per_byte']} bits per byte of all the text")
-        for distance, modules, found in saved(result, name) if name != result["twin"] else ():
-            print(f"  {distance:>10}, {modules:2} modules: {found} bits a byte saved")
+    for name, rows in result["saved"].items():
+        print(name)
+        for distance, row in rows.items():
+            print(
+                f"  {distance:>10}, {row['modules']:2} modules: {row['mean']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path, nargs="*", help="folders of models with memory")
-    parser.add_argument("--twin", type=Path, help="the folder of a model that was trained without memory")
+    parser.add_argument("models", type=Path, nargs="?", help="the folder of models that a comparison kept")
+    parser.add_argument("--twin", help="name of the model that was trained without memory")
     parser.add_argument("--modules", type=int, help="only so many of the test, to try it: writes no result")
     parser.add_argument("--lanes", type=int, default=20, help="modules that are read side by side")
     args = parser.parse_args()
-    if not args.models:
+    if args.models is None:
         if not RESULT.exists():
-            parser.error(f"there is no {RESULT} to draw: give folders of models, and --twin.")
+            parser.error(f"there is no {RESULT} to draw: give the folder of models, and --twin.")
         result = json.loads(RESULT.read_text(encoding="utf-8"))
         report(result)
         draw(result)
         return
-    if args.twin is None:
-        parser.error("`--twin` is missing: the folder of a model without memory, which the others are compared with.")
+    folders = by_name(args.models)
+    if args.twin not in folders:
+        parser.error(f"`--twin`={args.twin}: name the model without memory, one of {', '.join(folders)}.")
     split = library_split()
     training, documents = b"".join(split.training.values()), [*split.test.values()][: args.modules]
     uses = [second_uses(document, training) for document in documents]
+    models = {name: [measure(each, documents, uses, args.lanes) for each in own] for name, own in folders.items()}
     result = {
         "machine": library_versions() | {"processor": str(processor()), "threads": str(torch.get_num_threads())},
         "modules": [*split.test][: args.modules],
@@ -165,10 +199,10 @@ def main() -> None:
             f"{low}-{high}": sum(low <= use.distance < high for own in uses for use in own)
             for low, high in pairwise(EDGES)
         },
-        "twin": args.twin.name,
-        "models": {folder.name: measure(folder, documents, uses, args.lanes) for folder in (args.twin, *args.models)},
+        "twin": args.twin,
+        "saved": {name: saved(models, args.twin, name) for name in models if name != args.twin},
+        "models": models,
     }
-    print(f"names by distance: {result['uses']}")
     report(result)
     if args.modules is None:
         with atomic_write(RESULT) as new:

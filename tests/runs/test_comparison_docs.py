@@ -1,16 +1,18 @@
 """docs/comparison.md is what benchmarks/write_comparison.py writes from the files of the comparison."""
 
-import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import comparison_curve
+import write_comparison as writer
+
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("write_comparison", ROOT / "benchmarks/write_comparison.py")
-writer = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(writer)
 
 
 def test_the_page_is_what_its_files_say():
@@ -93,3 +95,15 @@ def test_a_comparison_that_is_not_finished_has_no_table(finished: Path):
     assert writer.page(text, finished).splitlines()[1] == writer.NOT_YET.strip()
     shutil.rmtree(finished)
     assert writer.NOT_YET in writer.page(text, finished)
+
+
+def test_the_curve_is_bits_by_bytes_read(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn = []
+    monkeypatch.setattr(comparison_curve, "save", lambda picture, path: drawn.append((picture, path)))
+    monkeypatch.setattr(sys, "argv", ["", str(finished), str(tmp_path / "curve.png"), "ours=with", "other=without"])
+    comparison_curve.main()
+    ((picture, path),) = drawn
+    assert path == tmp_path / "curve.png"
+    (axes,) = picture.axes
+    assert [each.get_label() for each in axes.lines] == ["with: 2.00", "without: 2.50"]
+    assert axes.lines[0].get_xydata().tolist() == [[8e-6, 6.0], [16e-6, pytest.approx(1100.5 / 550, rel=1e-3)]]
