@@ -147,13 +147,13 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 @torch.no_grad()
 def bytes_kept(model: SegmentMemoryForCausalLM) -> dict[int, int]:
-    """Bytes of what a cache holds, its free room included, behind so many tokens."""
+    """Bytes of what a cache holds, its free space included, behind so many tokens."""
     cache, held = copy.deepcopy(model(torch.ones(1, 1, dtype=torch.long), use_cache=True).past_key_values), {}
     for length in (1024, 4096, 16384):
         while cache.get_seq_length() < length:
             model(torch.ones(1, 256, dtype=torch.long), past_key_values=cache, logits_to_keep=1)
         model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
-        held[length] = sum(each.nbytes for room in cache.rooms for each in room.storages)
+        held[length] = sum(each.nbytes for layer_cache in cache.layer_caches for each in layer_cache.storages)
     return held
 
 

@@ -71,7 +71,7 @@ def keys_of_text(model: MemorizingTransformerForCausalLM, ids: torch.Tensor) -> 
     for segment in ids[None, : start + BLOCK].split(BLOCK, dim=1):
         cache = model.model(segment, past_key_values=cache, use_cache=True).past_key_values
     index = layer.self_attn.layer_idx
-    keys, search = cache.memory.layers[index].older[0], cache.room(index).derived
+    keys, search = cache.memory.layers[index].older[0], cache.layer_cache(index).derived
     return keys[0, 0, -SIZES[-1] - BLOCK : -BLOCK].clone(), search.query[0, 0].clone()
 
 

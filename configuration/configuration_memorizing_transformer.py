@@ -71,12 +71,12 @@ class MemorizingTransformerConfig(LocalAttentionConfig, AdaptiveSoftmaxConfig):
     def layer_reaches(self) -> list[int]:
         looked_up = self.num_memory_keys + self.block_length  # from the last token of an open block
         return [
-            looked_up if self.remembers_keys(layer_idx) else window
+            looked_up if self.has_retrieval(layer_idx) else window
             for layer_idx, window in enumerate(self.layer_windows)
         ]
 
-    def remembers_keys(self, layer_idx: int) -> bool:
-        """Whether a layer remembers keys."""
+    def has_retrieval(self, layer_idx: int) -> bool:
+        """Whether a layer looks up keys that it remembers."""
         return layer_idx in (self.memory_layers or ())
 
 

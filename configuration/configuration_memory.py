@@ -47,7 +47,7 @@ class MemoryConfig(AgentConfig):
         mem_len (`int`, *optional*, defaults to 512):
             Length of the memory, in tokens. 0 turns memory off and needs `same_length=False`.
         segment_length (`int`, *optional*, defaults to 128):
-            Tokens per training segment (`tgt_len`); read by the training code, not by the model.
+            Tokens per training segment (`tgt_len`); a model reads it only where its config says so.
         same_length (`bool`, *optional*, defaults to `True`):
             `True`: every token sees exactly the last `mem_len` positions, itself included, so results do not depend
             on how a text is cut. `False`: one call is one segment, and a token sees the memory and all earlier tokens
@@ -84,7 +84,7 @@ class MemoryConfig(AgentConfig):
             `"normal"`: weights of linear maps start from that distribution, biases from 0; `"uniform"`: weights and biases
             start uniform in +-1/sqrt(inputs), as in torch.
         embedding_initializer_range (`float`, *optional*):
-            The same for embeddings; `initializer_range` when not given.
+            Standard deviation for embeddings; `initializer_range` when not given.
         norm_initializer_range (`float`, *optional*, defaults to 0.0):
             Standard deviation of the normal distribution around 1 from which gains of layer norms are initialized; 0.02 in
             the code of Transformer-XL.

@@ -9,7 +9,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 
-# what transformers hands to every model, and what a forward pass here reads
+# what transformers passes to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
 PACKING_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 PACKING = "say where documents begin with `position_ids` that start again, or with `reset` of shape (batch, length)"
@@ -24,7 +24,7 @@ REMEDIES = {
 
 
 def check_keywords(kwargs: dict, extra: tuple[str, ...], position_ids: torch.Tensor | None) -> dict:
-    """Check that a call has no argument that would be ignored; those that it reads.
+    """The arguments that the model reads. A `ValueError` names one that it would ignore.
 
     Args:
         extra: the arguments of a variant.
@@ -49,7 +49,7 @@ def check_inputs(
     position_ids: torch.Tensor | None,
     has_cache: bool,
 ) -> tuple[int, int]:
-    """Check the shapes of a segment's arguments; batch and length of the segment."""
+    """Batch and length of the segment. A `ValueError` names an argument of another shape."""
     name, inputs, dims = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
     if inputs is None or (input_ids is not None and inputs_embeds is not None):
         raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
@@ -121,7 +121,7 @@ def check_targets(
 
 
 def check_starts(reset: torch.Tensor | None, document_ids: torch.Tensor | None) -> None:
-    """Check that no document begins inside a segment, where texts begin with zeros.
+    """Refuse documents that begin inside a segment, and any `reset` `(B, T)`, where texts begin with zeros.
 
     Args:
         reset: `(B,)` or `(B, T)` bool.
@@ -130,8 +130,8 @@ def check_starts(reset: torch.Tensor | None, document_ids: torch.Tensor | None) 
     begins = document_ids is not None and not torch.compiler.is_compiling()
     if begins or (reset is not None and reset.dim() == 2):
         raise ValueError(
-            "`reset` (batch, length), or `position_ids`, begin a document inside a segment, which cannot begin with "
-            "the zeros of `initial_memory`='zeros': give each document its own row, and `reset` (batch,)."
+            "`reset` (batch, length), or `position_ids`, begin documents inside a segment, which `initial_memory`='zeros' "
+            "excludes: give each document its own row, and `reset` (batch,)."
         )
 
 
@@ -166,7 +166,7 @@ def check_continued_rows(
 
 
 def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Memory | None) -> None:
-    """Check that the memory, of a cache or as `mems`, is one of this base `model` and batch."""
+    """Check that the memory, of a cache or as `mems`, is one of this backbone `model` and batch."""
     if past_key_values is not None and not isinstance(past_key_values, MemoryCache):
         raise ValueError(
             f"`past_key_values` is a {type(past_key_values).__name__}: it must be a MemoryCache, as "
@@ -192,7 +192,7 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
             f"`{name}` has {len(memory.layers)} layers: this model has {len(model.config.layer_mem_lens)}. Is it its "
             "memory?"
         )
-    if past_key_values is not None and past_key_values.rooms:
+    if past_key_values is not None and past_key_values.layer_caches:
         return  # a call made it
     new = model.new_memory(0, torch.empty(0, device="cpu"))  # a meta device computes in Python
     _check_fields(name, memory, new, batch)

@@ -38,14 +38,14 @@ class ExportableStep(nn.Module):
         # what attention projects of the positions is the same at every step: it is kept in the graph
         cache = MemoryCache(memory, static=True)
         model(memory.lengths.new_zeros(memory.batch_size, 1), past_key_values=cache)
-        for layer, room in enumerate(cache.rooms):
-            self.register_buffer(f"positions_{layer}", room.positions)
+        for layer, layer_cache in enumerate(cache.layer_caches):
+            self.register_buffer(f"positions_{layer}", layer_cache.positions)
 
     def forward(self, input_ids: torch.LongTensor, memory: Memory) -> tuple[torch.Tensor, Memory]:
         """Logits `(batch, vocab_size)` of what follows `input_ids` `(batch, 1)`, and the memory after it."""
         cache = MemoryCache(memory, static=True)
         for layer in range(len(memory.layers)):
-            cache.room(layer).positions = getattr(self, f"positions_{layer}")
+            cache.layer_cache(layer).positions = getattr(self, f"positions_{layer}")
         output = self.model(input_ids, past_key_values=cache)
         return output.logits[:, -1], output.mems.map(torch.Tensor.contiguous)
 

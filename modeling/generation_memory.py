@@ -1,4 +1,4 @@
-"""`generate()` with memory: https://arxiv.org/abs/1901.02860, section 3.2, at the cost of one token per token."""
+"""`generate()` with memory: https://arxiv.org/abs/1901.02860, section 3.2. Each step reads one token."""
 
 import functools
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class WithMemory:
 
     @property
     def mems(self) -> Memory | None:
-        """The memory after all but the last token of each sequence; hand it on as `generate(..., mems=result.mems)`.
+        """The memory after all but the last token of each sequence; pass it as `generate(..., mems=result.mems)`.
 
         The next call begins with `result.sequences[:, -1:]`. A row that ended before the others remembers nothing from its
         end on. None for a model without memory, and after beam search: the beams that ran last are not those that won. Read
@@ -77,7 +77,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         self, inputs: torch.Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs
     ) -> ModelOutput | torch.Tensor:
         r"""
-        Everything of transformers' `generate()`, and:
+        All arguments of transformers' `generate()`, and:
 
         Args:
             mems ([`Memory`], *optional*):
@@ -88,6 +88,9 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
 
         Returns:
             Token ids `(batch, length)`, or with `return_dict_in_generate=True` a result that has `.mems` too.
+
+        Raises:
+            ValueError: a cache that cannot hold the memory, a `reset` of another shape, or `mems` of another model.
         """
         configs = [kwargs, vars(generation_config or GenerationConfig()), vars(self.generation_config)]
         self._refuse_caches(configs)
@@ -219,7 +222,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(self, *args, **kwargs) -> dict:
         """As in transformers, but only the last piece of a long prompt: the others are read here."""
         for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
-            kwargs.pop(name, None)  # transformers hands what decodes stop strings to the model, too
+            kwargs.pop(name, None)  # transformers passes what decodes stop strings to the model, too
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         cache = inputs.get("past_key_values")
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"
@@ -238,7 +241,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         return inputs
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict) -> None:
-        """None: the memory counts distances itself. Positions that the user hands in say where documents begin."""
+        """None: the memory counts distances itself. Positions that the user passes say where documents begin."""
 
     @staticmethod
     def create_masks_for_generate(inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs):

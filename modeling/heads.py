@@ -106,8 +106,8 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         if uses_adaptive_softmax(config):
             self._tied_weights_keys = tied_weights(config)
 
-    def reads_source(self, size: int) -> None:
-        """Build what reads an encoder's output, `size` wide, beside the layers: nothing, unless the variant says so."""
+    def build_source_reader(self, size: int) -> None:
+        """Build what else reads an encoder's output `(batch, length, size)`, beside the layers; nothing by default."""
 
     def build_classifier(self, config: MemoryConfig) -> nn.Module:
         """What turns hidden states into logits."""
@@ -187,8 +187,8 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             Positions that start again say where packed documents begin: they act as `reset`.
         logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
-            As in transformers; the loss is that of all tokens. With 1, a loss needs no logits of all tokens at a time,
-            which are the most of a call with a large vocabulary.
+            As in transformers; the loss is that of all tokens. With 1, the loss makes logits of a few tokens at a time:
+            with a large vocabulary those of all tokens take most of the memory of a call.
         output_token_losses (`bool`, *optional*):
             Whether to return what each target costs, `token_losses`; in evaluation only. A keyword without a place in the
             signature.
@@ -269,11 +269,11 @@ class MemoryForSequenceClassification(MemoryHead):
         **kwargs,
     ) -> MemoryHeadOutput:
         r"""
-        labels (`torch.LongTensor` of shape `(batch,)`, *optional*):
-            Class of each row, in 0..num_labels-1; with one label, a number to regress to.
+        labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*):
+            Class of each row, in 0..num_labels-1; several of a row as 0 or 1; with `num_labels=1` a float to regress to.
         use_cache (`bool`, *optional*):
-            Whether to remember in a [`MemoryCache`] instead of `mems`; False returns no memory at all, which is what a
-            pipeline asks for, since it could not cut it into rows.
+            None: `mems` alone. True: a [`MemoryCache`] too. False: no memory, as a pipeline asks, which cannot cut one into
+            rows.
         """
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = input_ids != self.config.pad_token_id

@@ -34,7 +34,7 @@ class AbsoluteTransformerXLLayer(AbsolutePositionsLayer):
     """
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of Transformer-XL with absolute positions.")
+@auto_docstring(custom_intro="Base class for Transformer-XL with absolute positions: initialization and loading.")
 class AbsoluteTransformerXLPreTrainedModel(MemoryPreTrainedModel):
     config: AbsoluteTransformerXLConfig
     _no_split_modules = ["AbsoluteTransformerXLLayer"]

@@ -32,7 +32,9 @@ class AdaptiveSpanLayer(MemoryLayer):
     attention_class = AdaptiveSpanAttention
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with adaptive attention span.")
+@auto_docstring(
+    custom_intro="Base class for the Transformer with adaptive attention span: initialization and loading."
+)
 class AdaptiveSpanPreTrainedModel(MemoryPreTrainedModel):
     config: AdaptiveSpanConfig
     _no_split_modules = ["AdaptiveSpanLayer"]

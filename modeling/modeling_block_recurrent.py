@@ -70,7 +70,7 @@ class RecurrentLayer(BlockRecurrentLayer):
         plan, written = cast(BlockPlan, context.plan), past.state[0].to(hidden_states)
         normed = self.attention_input(hidden_states)
         columns, kept = context.extend(past.columns, hidden_states, self.self_attn.project(normed), self.project)
-        own = self.state.read(written, plan.begun, context.room)
+        own = self.state.read(written, plan.begun, context.layer_cache)
         states, written = self.state.run(written, own, columns, plan)
         if plan.blocks.ends:
             has_written = context.segment.tokens_read_after() >= self.self_attn.config.block_length
@@ -80,7 +80,7 @@ class RecurrentLayer(BlockRecurrentLayer):
         return LayerOutput(hidden_states, LayerMemory(kept, (written,)))
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Block-Recurrent Transformer.")
+@auto_docstring(custom_intro="Base class for the Block-Recurrent Transformer: initialization and loading.")
 class BlockRecurrentPreTrainedModel(MemoryPreTrainedModel):
     config: BlockRecurrentConfig
     _no_split_modules = ["BlockRecurrentLayer", "FeedbackLayer", "RecurrentLayer"]
@@ -115,7 +115,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
             return super().contexts(segment, memory, plan, cache, like)
         last = max(self.config.recurrent_layers)
         written, state = memory.layers[last].state[0].to(like.dtype), cast(BlockState, self.layers[last].state)
-        fed_back = state.read(written, plan.begun, None if cache is None else cache.room(last))
+        fed_back = state.read(written, plan.begun, None if cache is None else cache.layer_cache(last))
         contexts = super().contexts(segment, memory, plan._replace(fed_back=fed_back), cache, like)
         return [context._replace(keeps_graph=True) for context in contexts]
 

@@ -28,7 +28,7 @@ class CausalLongformerLayer(MemoryLayer):
     attention_class = BandedAttention
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the causal Longformer.")
+@auto_docstring(custom_intro="Base class for the causal Longformer: initialization and loading.")
 class CausalLongformerPreTrainedModel(MemoryPreTrainedModel):
     config: CausalLongformerConfig
     _no_split_modules = ["CausalLongformerLayer"]

@@ -56,7 +56,7 @@ class ComplexOrderTransformerLayer(MemoryLayer):
         self.post_attention_layernorm = ComplexLayerNorm(config)
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer on complex-order embeddings.")
+@auto_docstring(custom_intro="Base class for the Transformer on complex-order embeddings: initialization and loading.")
 class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: ComplexOrderTransformerConfig
     _no_split_modules = ["ComplexOrderTransformerLayer"]

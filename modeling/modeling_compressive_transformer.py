@@ -118,7 +118,7 @@ class CompressiveTransformerLayer(MemoryLayer):
         return older, older
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Compressive Transformer.")
+@auto_docstring(custom_intro="Base class for the Compressive Transformer: initialization and loading.")
 class CompressiveTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: CompressiveTransformerConfig
     _no_split_modules = ["CompressiveTransformerLayer"]

@@ -77,7 +77,7 @@ class DepthAdaptiveTransformerLayer(HaltingLayer):
         return memory._replace(state=(like.new_zeros(batch, memory.columns[0].shape[2]),)) if self.has_mean else memory
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Depth-adaptive Transformer.")
+@auto_docstring(custom_intro="Base class for the Depth-adaptive Transformer: initialization and loading.")
 class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: DepthAdaptiveTransformerConfig
     _no_split_modules = ["DepthAdaptiveTransformerLayer"]
@@ -160,7 +160,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if config.halting is not None:
             self.halting = HALTING_NETWORKS[config.halting](config)
 
-    def reads_source(self, size: int) -> None:
+    def build_source_reader(self, size: int) -> None:
         if self.config.halting == "sequence":
             self.halting = HALTING_NETWORKS["sequence"](self.config, size)
             cast(DepthAdaptiveTransformerLayer, self.model.layers[0]).has_mean = False

@@ -40,7 +40,7 @@ class GTrXLLayer(MemoryLayer):
         return LayerOutput(self.mlp_gate(gated, mlp_output.relu()), LayerMemory(kept))
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of GTrXL.")
+@auto_docstring(custom_intro="Base class for GTrXL: initialization and loading.")
 class GTrXLPreTrainedModel(MemoryPreTrainedModel):
     config: GTrXLConfig
     _no_split_modules = ["GTrXLLayer"]

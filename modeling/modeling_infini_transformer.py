@@ -69,7 +69,7 @@ def precise(sums: torch.Tensor) -> torch.Tensor:
     return sums.to(torch.promote_types(sums.dtype, torch.float32))
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Infini-Transformer.")
+@auto_docstring(custom_intro="Base class for the Infini-Transformer: initialization and loading.")
 class InfiniTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: InfiniTransformerConfig
     _no_split_modules = ["InfiniTransformerLayer"]
@@ -101,7 +101,10 @@ class InfiniTransformerModel(InfiniTransformerPreTrainedModel, MemoryModel):
     ) -> list[LayerContext]:
         """All layers see and remember the same. There is no mask of all pairs: a long call costs its blocks."""
         here = LayerContext(segment, None, plan.blocks.keep, projects=cache is not None, plan=plan)
-        return [here if cache is None else here._replace(room=cache.room(index)) for index in range(len(self.layers))]
+        return [
+            here if cache is None else here._replace(layer_cache=cache.layer_cache(index))
+            for index in range(len(self.layers))
+        ]
 
     def lengths_after(self, segment: Segment, count: int) -> torch.Tensor:
         return open_lengths(segment, self.config.mem_len)

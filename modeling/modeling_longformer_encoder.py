@@ -49,7 +49,7 @@ class LongformerEmbeddings(nn.Module):
         return self.layernorm(hidden_states + self.positions(places, hidden_states.dtype))
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Longformer encoder.")
+@auto_docstring(custom_intro="Base class for the Longformer encoder: initialization and loading.")
 class LongformerEncoderPreTrainedModel(MemoryPreTrainedModel):
     config: LongformerEncoderConfig
     _no_split_modules = ["LongformerEncoderLayer"]

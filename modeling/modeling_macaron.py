@@ -48,7 +48,7 @@ class MacaronLayer(MemoryLayer):
         return super().forward(hidden_states, *args, **kwargs)
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Macaron Transformer.")
+@auto_docstring(custom_intro="Base class for the Macaron Transformer: initialization and loading.")
 class MacaronPreTrainedModel(MemoryPreTrainedModel):
     config: MacaronConfig
     _no_split_modules = ["MacaronLayer"]

@@ -22,14 +22,14 @@ from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
 from transformers_xl.modeling.layers.retrieval_attention import KeySearch, Lookups, RetrievalAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_cache import LayerCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 
 class MemorizingTransformerLayer(LocalLayer):
-    """A layer that remembers no keys: local attention and a feed-forward.
+    """A layer without retrieval: local attention and a feed-forward.
 
     Differs from the original: a token sees itself (not with `attend_to_self=False`), and a new row has an empty memory
     (zeros with `initial_memory="zeros"`). The feed-forward has biases.
@@ -53,12 +53,12 @@ class RetrievalLayer(MemorizingTransformerLayer):
         return super().new_memory(batch, num_columns, like)._replace(older=(none, none))
 
     def forward(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext, **kwargs) -> LayerOutput:
-        normed, lookups, room = self.attention_input(hidden_states), context.plan, context.room
+        normed, lookups, layer_cache = self.attention_input(hidden_states), context.plan, context.layer_cache
         new = self.self_attn.project(normed)
         columns, kept = context.extend(past.columns, hidden_states, new, self.project)
-        search = None if room is None else self.search_of(room)
-        room_of_older = None if room is None else room.of_older()
-        beside = context._replace(segment=lookups.segment, keep=lookups.keep, room=room_of_older)
+        search = None if layer_cache is None else self.search_of(layer_cache)
+        older_cache = None if layer_cache is None else layer_cache.older_cache()
+        beside = context._replace(segment=lookups.segment, keep=lookups.keep, layer_cache=older_cache)
         new = tuple(each.detach() for each in new)
         older, kept_older = beside.extend(past.older, hidden_states, new, self.project)
         if search is not None:
@@ -70,14 +70,14 @@ class RetrievalLayer(MemorizingTransformerLayer):
         hidden_states = self.after_attention(hidden_states, self.dropout(attn_output), context)
         return LayerOutput(hidden_states, LayerMemory(kept, older=kept_older))
 
-    def search_of(self, room: LayerRoom) -> KeySearch:
+    def search_of(self, layer_cache: LayerCache) -> KeySearch:
         """How a cache finds keys."""
-        if room.derived is None:
-            room.derived = self.key_search()
-        return room.derived
+        if layer_cache.derived is None:
+            layer_cache.derived = self.key_search()
+        return layer_cache.derived
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Memorizing Transformer.")
+@auto_docstring(custom_intro="Base class for the Memorizing Transformer: initialization and loading.")
 class MemorizingTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: MemorizingTransformerConfig
     _no_split_modules = ["MemorizingTransformerLayer", "RetrievalLayer"]
@@ -93,7 +93,7 @@ class MemorizingTransformerModel(MemorizingTransformerPreTrainedModel, MemoryMod
 
     def build_layers(self, config: MemorizingTransformerConfig) -> nn.ModuleList:
         classes = [
-            RetrievalLayer if config.remembers_keys(layer_idx) else MemorizingTransformerLayer
+            RetrievalLayer if config.has_retrieval(layer_idx) else MemorizingTransformerLayer
             for layer_idx in range(config.num_hidden_layers)
         ]
         return nn.ModuleList([layer_class(config, layer_idx) for layer_idx, layer_class in enumerate(classes)])

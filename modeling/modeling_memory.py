@@ -44,13 +44,13 @@ class CapturedStates(nn.Module):
         return hidden_states
 
 
-# the inputs of all layers and the output of the last one
+# inputs of all layers; transformers adds `last_hidden_state`, which is after the final norm
 HIDDEN_STATES = OutputRecorder(
     CapturedStates, capture_initial_hidden_state=False, num_hidden_layers_key="num_hidden_states"
 )
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of every model with segment memory.")
+@auto_docstring(custom_intro="Base class for every model with segment memory: initialization and loading.")
 class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     config: MemoryConfig
     base_model_prefix = "model"
@@ -211,8 +211,8 @@ class MemoryModel(MemoryPreTrainedModel):
             Says where packed documents begin: a position that does not continue that of the real token before it acts as
             `reset`. The numbers themselves change nothing: the model counts distances.
         use_cache (`bool`, *optional*):
-            Whether to remember keys and values, for calls without gradients: `mems` hold them, and a [`MemoryCache`]
-            (`past_key_values`) that writes those of the next call beside them.
+            Whether to remember keys and values, which carry no gradient, and to return a [`MemoryCache`] too
+            (`past_key_values`); False when not given.
         """
         kwargs = check_keywords(kwargs, self.extra_arguments, position_ids)
         given = (input_ids, inputs_embeds, attention_mask, reset, position_ids)
@@ -245,7 +245,8 @@ class MemoryModel(MemoryPreTrainedModel):
     def memory_before(
         self, cache: MemoryCache | None, mems: Memory | None, reset: torch.Tensor | None, like: torch.Tensor
     ) -> Memory:
-        """What a call reads: of a cache or of `mems`, without the rows that `reset`, or new rows, in the type of `like`."""
+        """The memory that a call reads, of the cache or `mems`, with new rows where `reset` `(B,)` is True; without either,
+        new rows in the dtype of `like`."""
         memory = mems if cache is None else cache.memory
         if memory is None:
             return self.new_memory(len(like), like)
@@ -330,7 +331,9 @@ class MemoryModel(MemoryPreTrainedModel):
                 mask = None if is_long(here.num_keys, window) else self.key_mask(here)
                 kept = here.num_keys if records else keep
                 shared[key] = LayerContext(here, window, kept, mask, cache is not None, positions, bias, plan=plan)
-            contexts.append(shared[key] if cache is None else shared[key]._replace(room=cache.room(index)))
+            contexts.append(
+                shared[key] if cache is None else shared[key]._replace(layer_cache=cache.layer_cache(index))
+            )
         return contexts
 
     def key_mask(self, segment: Segment) -> torch.Tensor | None:
@@ -383,7 +386,7 @@ class MemoryModel(MemoryPreTrainedModel):
             return self.positions(self.num_distances(num_keys), like, segment.nearest_distance), bias
         # at once for all tokens to come
         num_distances = self.num_distances(max(num_keys, self.most_keys()))
-        held = [cache.room(index).positions for index in range(len(self.layers))]
+        held = [cache.layer_cache(index).positions for index in range(len(self.layers))]
         if not torch.is_grad_enabled() and all(each is not None and each.shape[1] > num_distances for each in held):
             return None, bias
         return self.positions(num_distances, like), bias
@@ -422,7 +425,8 @@ class MemoryModel(MemoryPreTrainedModel):
         check_saved_memory(self, memory)
 
     def forget(self, memory: Memory, rows: torch.Tensor) -> Memory:
-        """The memory with new rows in the place of `rows` (B,) bool. Columns stay where they are: none is a new row's."""
+        """The memory with new rows in the place of `rows` `(B,)` bool. No column moves: `lengths` says that a new row has
+        none, or the zeros of `initial_memory="zeros"`."""
         rows = rows.to(memory.lengths.device)
         tokens_read, has_state = memory.tokens_read.masked_fill(rows, 0), any(each.state for each in memory.layers)
         if self.config.initial_memory == "empty" and not has_state and not memory.state:

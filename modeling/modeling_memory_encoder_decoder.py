@@ -112,7 +112,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             layer.cross_attention = CrossAttention(
                 decoder, encoder.hidden_size, norm_like(layer, decoder), index, config.source_mem_len > 0
             )
-        self.decoder.reads_source(encoder.hidden_size)
+        self.decoder.build_source_reader(encoder.hidden_size)
         self.model.extra_arguments = (*self.model.extra_arguments, "source")
         # what tells outputs of the encoder for earlier sentences from those of this one
         self.earlier_source = nn.Parameter(torch.empty(encoder.hidden_size)) if config.source_mem_len else None

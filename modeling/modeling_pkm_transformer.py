@@ -61,7 +61,7 @@ class PKMTransformerLayer(MemoryLayer):
         return self.mlp(hidden_states, context.segment.mask, output_key_usage)[0]
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with product-key memory.")
+@auto_docstring(custom_intro="Base class for the Transformer with product-key memory: initialization and loading.")
 class PKMTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: PKMTransformerConfig
     _no_split_modules = ["PKMTransformerLayer"]

@@ -54,7 +54,7 @@ class RTransformerLayer(MemoryLayer):
         return super().forward(hidden_states, past._replace(state=(torch.stack(tails, dim=1),)), context, **kwargs)
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the R-Transformer.")
+@auto_docstring(custom_intro="Base class for the R-Transformer: initialization and loading.")
 class RTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: RTransformerConfig
     _no_split_modules = ["RTransformerLayer"]

@@ -36,7 +36,7 @@ class RecurrentMemoryTransformerLayer(MemoryLayer):
     """
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Recurrent Memory Transformer.")
+@auto_docstring(custom_intro="Base class for the Recurrent Memory Transformer: initialization and loading.")
 class RecurrentMemoryTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: RecurrentMemoryTransformerConfig
     _no_split_modules = ["RecurrentMemoryTransformerLayer"]
@@ -85,7 +85,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
     ) -> MemoryModelOutput:
         """The output for tokens `(B, n, E)` of one segment, between memory tokens where it begins and where it ends."""
         config, (batch, length), count = self.config, embeds.shape[:2], self.config.num_memory_tokens
-        num = torch.full_like(memory.tokens_read, length) if call.num is None else call.num
+        num = torch.full_like(memory.tokens_read, length) if call.num_tokens is None else call.num_tokens
         place, written = memory.tokens_read % config.segment_length, memory.state[0].to(embeds)
         reads, writes = (place == 0) & (num > 0), place + num == config.segment_length
         tokens = self.memory_tokens(written, memory.tokens_read >= config.segment_length)

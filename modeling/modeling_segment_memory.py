@@ -43,7 +43,7 @@ BACKBONE_ARGUMENT = """
 """
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of a base with segment memory around it.")
+@auto_docstring(custom_intro="Base class for a base with segment memory around it: initialization and loading.")
 class SegmentMemoryPreTrainedModel(MemoryPreTrainedModel):
     config: SegmentMemoryConfig  # type: ignore[assignment]  # its fields describe no architecture
     base_model_prefix = "backbone"

@@ -83,7 +83,7 @@ class ShaRNNLayer(GradientCheckpointingLayer):
         return LayerOutput(self.residual_layernorm(hidden_states) + mlp_output, LayerMemory(kept, tuple(state)))
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of SHA-RNN.")
+@auto_docstring(custom_intro="Base class for SHA-RNN: initialization and loading.")
 class ShaRNNPreTrainedModel(MemoryPreTrainedModel):
     config: ShaRNNConfig
     _no_split_modules = ["ShaRNNLayer"]

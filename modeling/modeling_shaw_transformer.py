@@ -30,7 +30,9 @@ class ShawTransformerLayer(MemoryLayer):
     attention_class = ShawAttention
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Transformer with Shaw's relative positions.")
+@auto_docstring(
+    custom_intro="Base class for the Transformer with Shaw's relative positions: initialization and loading."
+)
 class ShawTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: ShawTransformerConfig
     _no_split_modules = ["ShawTransformerLayer"]

@@ -107,7 +107,7 @@ class StarTransformerLayer(GradientCheckpointingLayer):
         return StarTransformerLayerOutput(satellites, relay)
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Star-Transformer.")
+@auto_docstring(custom_intro="Base class for the Star-Transformer: initialization and loading.")
 class StarTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: StarTransformerConfig
     _no_split_modules = ["StarTransformerLayer"]
@@ -141,7 +141,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
         segment = Segment.of(0, memory.lengths, memory.tokens_read, hidden_states.shape[1], call)
         embeddings, mask = self.dropout(self.positions(hidden_states, segment)), segment.mask
         handed_on = memory.state[0].to(embeddings)
-        is_last = ends(segment.length, segment.num, embeddings.device)
+        is_last = ends(segment.length, segment.num_tokens, embeddings.device)
         satellites, relay = embeddings, mean_of_tokens(embeddings, mask) + handed_on
         satellites = self.captured_states(satellites)
         for layer in self.layers:
@@ -149,8 +149,8 @@ class StarTransformerModel(StarTransformerPreTrainedModel, MemoryModel):
             satellites = self.captured_states(satellites)
         if self.norm is not None:
             satellites, relay = self.norm(satellites), self.norm(relay)
-        if segment.num is not None:  # a row without tokens hears nothing new
-            relay = torch.where(segment.num[:, None] > 0, relay, handed_on)
+        if segment.num_tokens is not None:  # a row without tokens hears nothing new
+            relay = torch.where(segment.num_tokens[:, None] > 0, relay, handed_on)
         mems = memory._replace(tokens_read=segment.tokens_read_after(), state=(relay,))
         return StarTransformerModelOutput(last_hidden_state=satellites, relay=relay, mems=mems)
 

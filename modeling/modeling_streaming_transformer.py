@@ -81,7 +81,7 @@ class StreamingTransformerLayer(GradientCheckpointingLayer):
         return LayerOutput(hidden_states + self.mlp(inputs), LayerMemory(kept, (attn_tail, mlp_tail)))
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Streaming Transformer.")
+@auto_docstring(custom_intro="Base class for the Streaming Transformer: initialization and loading.")
 class StreamingTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: StreamingTransformerConfig
     _no_split_modules = ["StreamingTransformerLayer"]

@@ -26,7 +26,7 @@ class TensorizedTransformerLayer(MemoryLayer):
     attention_class = MultiLinearAttention
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Tensorized Transformer.")
+@auto_docstring(custom_intro="Base class for the Tensorized Transformer: initialization and loading.")
 class TensorizedTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: TensorizedTransformerConfig
     _no_split_modules = ["TensorizedTransformerLayer"]

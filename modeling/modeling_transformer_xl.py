@@ -34,11 +34,11 @@ def register_legacy_reader(reader: LegacyReader) -> None:
 class TransformerXLLayer(MemoryLayer):
     """Relative attention over `[memory; segment]` and a feed-forward.
 
-    Differs from the original: dropout falls on the attention's output, not on its concatenated heads.
+    Differs from the original: no dropout on the table of positions, nor on the output of the last layer.
     """
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of Transformer-XL.")
+@auto_docstring(custom_intro="Base class for Transformer-XL: initialization and loading.")
 class TransformerXLPreTrainedModel(MemoryPreTrainedModel):
     config: TransformerXLConfig
     _no_split_modules = ["TransformerXLLayer"]

@@ -127,7 +127,7 @@ class RepeatedLayer(nn.Module):
         return repeat(self.shared, self.times)
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the Universal Transformer.")
+@auto_docstring(custom_intro="Base class for the Universal Transformer: initialization and loading.")
 class UniversalTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: UniversalTransformerConfig
     _no_split_modules = ["UniversalTransformerLayer"]
@@ -186,9 +186,9 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
             halting = halting + running
             spent = spent + probability * running
             running = running & ~halts
-        rooms = [context.room for context in contexts if context.room is not None]
-        for room in rooms:  # one layer projects the positions
-            room.positions = rooms[0].positions
+        layer_caches = [context.layer_cache for context in contexts if context.layer_cache is not None]
+        for layer_cache in layer_caches:  # one layer projects the positions
+            layer_cache.positions = layer_caches[0].positions
         result = UniversalTransformerModelOutput(
             last_hidden_state=output,
             ponder_cost=ponder_cost if self.training or output_halting else None,

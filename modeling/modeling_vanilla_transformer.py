@@ -48,7 +48,7 @@ class AuxiliaryClassifiers(nn.Module):
         return nn.ModuleList([output_layer(config, bias=True) for _ in range(count)])
 
 
-@auto_docstring(custom_intro="Weights, loading and the promises of the vanilla Transformer.")
+@auto_docstring(custom_intro="Base class for the vanilla Transformer: initialization and loading.")
 class VanillaTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: VanillaTransformerConfig
     _no_split_modules = ["VanillaTransformerLayer"]

@@ -14,16 +14,16 @@ class MemoryModelOutput(ModelOutput):
     """
     Args:
         last_hidden_state (`torch.Tensor` of shape `(batch, length, hidden_size)`):
-            Output of the last layer.
+            Output of the last layer, after the final norm where there is one (`use_final_norm`).
         past_key_values ([`MemoryCache`], *optional*):
             The cache of the call, which holds `mems` too.
         mems ([`Memory`], *optional*):
-            What is remembered, to be handed to the next call, without a graph; None where `mem_len` is 0.
+            What is remembered, to pass to the next call, without a graph; None where `mem_len` is 0.
         hidden_states (`tuple[torch.Tensor]`, *optional*):
-            Input of each layer and output of the last one.
+            Input of each layer, then `last_hidden_state`: each `(batch, length, hidden_size)`.
         attentions (`tuple[torch.Tensor]`, *optional*):
             Weights of each layer, `(batch, heads, length, keys)`, the keys being those of `[memory; segment]`
-            with the padding of a segment after its tokens.
+            with the padding of a segment after its tokens. Empty unless `attn_implementation="eager"`.
     """
 
     last_hidden_state: torch.Tensor
@@ -37,11 +37,12 @@ class MemoryModelOutput(ModelOutput):
 class MemoryHeadOutput(ModelOutput):
     """
     Args:
-        loss (`torch.Tensor` of shape `(1,)`, *optional*):
-            Where labels were given; nats per token for language models.
+        loss (`torch.Tensor` of shape `()`, *optional*):
+            Where labels were given; nats per token for language models, in training with the auxiliary loss.
         logits (`torch.Tensor`):
-            `(batch, length, vocab_size)` for language models, `(batch, num_labels)` for sequence classification,
-            `(batch, length, num_labels)` for token classification.
+            `(batch, length or kept, vocab_size)` for language models, those of an adaptive softmax being logarithms of
+            probabilities, and None in its training; `(batch, num_labels)` for sequence classification, `(batch, length,
+            num_labels)` for token classification.
         past_key_values, mems, hidden_states, attentions:
             As in [`MemoryModelOutput`].
         token_losses (`torch.Tensor` of shape `(batch, length)`, *optional*):

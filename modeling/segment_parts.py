@@ -51,7 +51,7 @@ class CallParts(NamedTuple):
         if call.document_ids is not None:
             is_begin = (places == 0) & (call.document_ids > 0)
         if count <= 1:
-            return cls([CallPart(Call(call.num), begins=rows_of(is_begin, number == 0))])
+            return cls([CallPart(Call(call.num_tokens), begins=rows_of(is_begin, number == 0))])
         parts, order, start = [], torch.zeros_like(number), 0
         for index in range(count):
             mine = number == index

@@ -45,7 +45,7 @@ def bytes_of_a_row(model) -> int:
 def seen_by(model, layer_idx: int) -> int:
     """Positions that a layer sees, its own included."""
     config = model.config
-    if isinstance(config, MemorizingTransformerConfig) and config.remembers_keys(layer_idx):
+    if isinstance(config, MemorizingTransformerConfig) and config.has_retrieval(layer_idx):
         return config.layer_reaches[layer_idx]
     return config.sliding_window + reach_of_states(model)
 

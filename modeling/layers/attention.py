@@ -11,7 +11,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.positions import Biases, RelativeBias
-from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_cache import LayerCache
 from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import keep_last
@@ -23,15 +23,15 @@ from transformers_xl.modeling.ops.relative_attention import (
     position_scores_at,
 )
 
-LONG = 4  # so many windows of keys are more than what a piece of queries reads
+LONG = 4  # from so many windows of keys on, queries are read in pieces
 
 
-# B batch, T segment length, M memory length, K = M + T, H heads, D head dim, E hidden size
+# B batch, T segment length, C columns of the memory, K = C + T, H heads, D head dim, E hidden size
 class MemoryAttention(nn.Module):
     """Attention of a segment's queries to the keys and values of `[memory; segment]`, without positions.
 
     A variant with positions overrides `score_terms`; one that needs the weights themselves, `attention_function`; one
-    with a faster way of its own, `attend`.
+    with its own faster way, `attend`.
     """
 
     def __init__(self, config: MemoryConfig, layer_idx: int):
@@ -176,15 +176,17 @@ class RelativeAttention(MemoryAttention):
     def project_positions(self, context: LayerContext) -> torch.Tensor:
         """r of every distance. A cache keeps it for the tokens to come; without one and without gradients it is kept here,
         as long as the weight holds the same numbers."""
-        room, table = context.room, context.positions
+        layer_cache, table = context.layer_cache, context.positions
         if table is None:
-            return cast(torch.Tensor, cast(LayerRoom, room).positions)  # there is no table only where a cache holds it
+            return cast(
+                torch.Tensor, cast(LayerCache, layer_cache).positions
+            )  # there is no table only where a cache holds it
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.split_heads(self.r_proj(table))
-        if room is not None:
+        if layer_cache is not None:
             self.kept = None  # they are large
-            room.positions = self.positions_along_rows(table)
-            return room.positions
+            layer_cache.positions = self.positions_along_rows(table)
+            return layer_cache.positions
         if self.training or not is_known_by_its_weight(self.r_proj):
             return self.positions_along_rows(table)
         weight = self.r_proj.weight
@@ -214,7 +216,7 @@ class RelativeAttention(MemoryAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query, far)
-        if backend is not None and context.room is not None and context.room.is_ring:
+        if backend is not None and context.layer_cache is not None and context.layer_cache.is_ring:
             (u, v), distance = bias, cast(torch.Tensor, context.distance)[0, 0]
             seen, scaling = context.visible, self.scaling
             attn_output = one_token_attention(

@@ -14,7 +14,7 @@ from transformers_xl.configuration.configuration_block_recurrent import BlockRec
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.local_attention import CosineAttention, HeadScale, LocalAttention, unit_vectors
-from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_cache import LayerCache
 from transformers_xl.modeling.ops.block_ends import BlockEnds
 from transformers_xl.modeling.ops.columns import gather_columns
 
@@ -186,13 +186,13 @@ class BlockState(nn.Module):
         start = self.start().to(written.dtype)
         return torch.where(begun[:, None, None].to(start.device), written.to(start.device), start)
 
-    def read(self, written: torch.Tensor, begun: torch.Tensor, room: LayerRoom | None) -> Tensors:
+    def read(self, written: torch.Tensor, begun: torch.Tensor, layer_cache: LayerCache | None) -> Tensors:
         """Keys and values of the state before a call. A cache keeps them until the state is written."""
-        if room is None or torch.is_grad_enabled():
+        if layer_cache is None or torch.is_grad_enabled():
             return self.project(self.started(written, begun))
-        if room.derived is None or room.derived[0] is not written:
-            room.derived = written, self.project(self.started(written, begun))
-        return room.derived[1]
+        if layer_cache.derived is None or layer_cache.derived[0] is not written:
+            layer_cache.derived = written, self.project(self.started(written, begun))
+        return layer_cache.derived[1]
 
     def run(
         self, written: torch.Tensor, own: Tensors, tokens: Tensors, plan: BlockPlan

@@ -50,7 +50,7 @@ class Blocks(NamedTuple):
     @classmethod
     def of(cls, segment: Segment, mem_len: int, rate: int) -> Self:
         """The blocks of `rate` columns that have left a window of `mem_len` positions when the call ends."""
-        token = segment.columns if segment.num is None else segment.columns.minimum(segment.end[:, None] - 1)
+        token = segment.columns if segment.num_tokens is None else segment.columns.minimum(segment.end[:, None] - 1)
         place = token - segment.start
         passed = (place + 1 - mem_len).clamp(min=0) // rate
         earlier, ids = torch.zeros_like(passed), segment.document_ids
@@ -105,7 +105,7 @@ class CompressionPlan(NamedTuple):
         """
         blocks, most = Blocks.of(segment, config.mem_len, config.compression_rate), config.compressed_mem_len
         earlier, done, ids = blocks.earlier, blocks.done, segment.document_ids
-        is_full = is_true((count >= held).all(), unless=False)  # rows may have compressed unequally much
+        is_full = is_true((count >= held).all(), when_compiling=False)  # rows may have compressed unequally much
         oldest = done.new_zeros(1, 1) if is_full else held - count[:, None]
         oldest = oldest if ids is None else torch.where(ids > 0, held + earlier, oldest)
         after = (held + done[:, -1] - oldest[:, -1]).expand_as(count).clamp(max=most)

@@ -110,7 +110,7 @@ class HaltingLayer(MemoryLayer):
     def remember(self, hidden_states: torch.Tensor, past: LayerMemory, context: LayerContext) -> LayerMemory:
         """What is remembered of a segment `(B, T, E)` that no position asks for: keys and values where a cache wants them,
         and positions, which it has of all layers or of none."""
-        if context.room is not None:
+        if context.layer_cache is not None:
             cast(HaltingAttention, self.self_attn).project_positions(context)
         if context.projects or len(past.columns) > 1:
             _, kept = context.extend(past.columns, hidden_states, self.project(hidden_states), self.project)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transformers_xl.modeling.layers.positions import Biases
-from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_cache import LayerCache
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.ops.columns import keep_last
 
@@ -21,11 +21,11 @@ class LayerContext(NamedTuple):
         segment: where the tokens stand after the columns of this layer's memory, and what they see.
         window: positions that a token sees at most, itself included; None: all before it.
         keep: columns that the layer remembers after the call.
-        mask: which columns each token sees, `(B or 1, 1, T, K)` bool; None: `segment` says it, the same for all rows.
+        mask: which columns each token sees, `(B or 1, 1, T, K)` bool; None: `segment` says it.
         projects: whether it remembers keys and values instead of inputs.
-        positions: the table `(distances, E)` of relative positions; None: `room` has its projections, or there is none.
+        positions: the table `(distances, E)` of relative positions; None: there is none, or it is in `layer_cache`.
         bias: the biases of relative positions that all layers share.
-        room: where a cache keeps what this layer projected; None without one.
+        layer_cache: what a cache keeps for this layer; None without one.
         distance: `(B or 1, T, K)` integers, how far the columns lie from each token, where they do not stand in their
             order; None: they do.
         plan: what a variant says of the call, the same for all layers.
@@ -40,7 +40,7 @@ class LayerContext(NamedTuple):
     projects: bool = False
     positions: torch.Tensor | None = None
     bias: Biases | None = None
-    room: LayerRoom | None = None
+    layer_cache: LayerCache | None = None
     distance: torch.Tensor | None = None
     plan: Any = None
     source: Any = None
@@ -65,8 +65,8 @@ class LayerContext(NamedTuple):
         Raises:
             ValueError: the columns have another shape than those that the layer projects.
         """
-        if self.room is not None and self.room.is_ring:
-            return self.room.append(past, new), past
+        if self.layer_cache is not None and self.layer_cache.is_ring:
+            return self.layer_cache.append(past, new), past
         if past and past[0].dim() != inputs.dim():
             return self.append(past, new)
         held, columns = past[0].to(inputs) if past else inputs[:, :0], new
@@ -78,12 +78,12 @@ class LayerContext(NamedTuple):
         """`[memory; segment]` of columns `(B, .., C, D)` and `(B, .., T, D)` of one kind, and what the layer remembers of
         them."""
         check_columns(past, new)
-        if self.room is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.layer_cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             columns = tuple(torch.cat([old.to(each), each], -2) for old, each in zip(past, new, strict=True))
             return columns, self.newest(columns)
-        columns = self.room.append(past, new)
+        columns = self.layer_cache.append(past, new)
         kept = self.newest(columns)
-        self.room.shown = kept if self.segment.num is None else None
+        self.layer_cache.shown = kept if self.segment.num_tokens is None else None
         return columns, kept
 
     def newest(self, columns: Tensors) -> Tensors:
@@ -92,7 +92,7 @@ class LayerContext(NamedTuple):
 
     def newest_inputs(self, held: torch.Tensor, inputs: torch.Tensor) -> Tensors:
         """The same of inputs, `held` `(B, C, E)` and those of the segment, `(B, T, E)`."""
-        if self.segment.num is None:  # only what is kept is copied
+        if self.segment.num_tokens is None:  # only what is kept is copied
             held, inputs = keep_last(held, max(self.keep - inputs.shape[1], 0)), keep_last(inputs, self.keep)
             return (torch.cat([held, inputs if self.keeps_graph else inputs.detach()], 1),)
         return self.newest((torch.cat([held, inputs], 1),))

@@ -58,7 +58,7 @@ class Lookups(NamedTuple):
     def of(cls, segment: Segment, num_remembered: int, config: MemorizingTransformerConfig) -> Self:
         """What a call looks up in `num_remembered` columns, of which each row's newest are real."""
         held, size = segment.tokens_read.clamp(max=num_remembered), config.block_length
-        call = Call(segment.num, segment.document_ids)
+        call = Call(segment.num_tokens, segment.document_ids)
         here = Segment.of(num_remembered, held, segment.tokens_read, segment.length, call)
         places, read = here.places, segment.tokens_read_after()
         last = here.columns - places % size

@@ -10,7 +10,7 @@ from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.rotary_positions import Rotation
 
 
-# B batch, T segment length, K = memory + T, H heads, D head dim, E hidden size
+# B batch, T segment length, K = columns of the memory + T, H heads, D head dim, E hidden size
 class RotaryAttention(MemoryAttention):
     """Queries and keys are normalised in each head, have a gain for each feature, and are turned by the places of their
     tokens. Keys are turned when they are made: those that are remembered never move.

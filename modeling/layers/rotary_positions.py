@@ -11,8 +11,8 @@ TURN = 2**32  # parts of a turn in which angles are counted
 
 # B batch, T segment length, H heads, D head dim
 class Rotation(NamedTuple):
-    """How the features of each token turn: feature m and D / 2 + m are a pair. `cos` and `sin`, negative for the first of
-    a pair, are `(B or 1, 1, T, D)`."""
+    """How the features of each token turn: feature m and D / 2 + m are a pair. `cos` and `sin` are `(B or 1, 1, T, D)`;
+    `sin` has the opposite sign for the first of a pair."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -37,8 +37,7 @@ class Rotation(NamedTuple):
 
 
 def steps_per_position(head_dim: int, base: float, device: torch.device) -> torch.Tensor:
-    """By how many parts of a turn features go on from position to position, `(head_dim,)` integers: the second of each
-    pair, and the first of each the other way round."""
+    """Parts of a turn for each position, `(head_dim,)` integers; negative for the first feature of each pair."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
     steps = (base**-exponents * (TURN / (2 * math.pi))).round().long()
     return torch.cat([-steps, steps]).to(device)

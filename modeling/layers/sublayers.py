@@ -40,7 +40,7 @@ class SublayerRMSNorm(SublayerNorm, nn.RMSNorm):
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` that does not call transformers outside of training: a generated token passes some three per layer.
+    """`nn.Dropout` that returns its input at once outside of training: a generated token passes about three per layer.
 
     With `config.variational_dropout` a row drops the same features at all positions of a segment, and others in the next
     one. Not the same over segments: gradients end where a segment begins, so that one mask is shared by all that one

@@ -1,1 +1,1 @@
-"""What a model remembers, one kind of memory a file."""
+"""What a model remembers: its value, its file, the cache that keeps it, and what a call reads of it."""

@@ -18,13 +18,13 @@ def mark_static_address(tensor: torch.Tensor) -> None:
         mark(tensor)
 
 
-class LayerRoom:
-    """What a cache keeps for one layer, beside its memory: room after the columns, where those of the next token are
-    written, the projections of relative positions, `(heads, distances, head_dim)`, and what a layer has `derived` from its
-    memory: it says itself of which, and is dropped when rows move, unless it has a `map_rows(function, layer_memory)`.
-    `older` is room for the columns of `LayerMemory.older`, where a layer appends to these too.
+class LayerCache:
+    """What a cache keeps for one layer, beside its memory: storage with free space after the columns, where those of the
+    next token are written; the projections of relative positions, `(heads, distances, head_dim)`; and `derived`, what the
+    layer computed from its memory, which is dropped when rows move, unless it has a `map_rows(function, layer_memory)`.
+    `older` is another one for the columns of `LayerMemory.older`, where a layer appends to these too.
 
-    No column that a memory shows is written to.
+    Columns that a memory shows are not written to, except in a static cache and in a ring.
     """
 
     is_ring = False  # whether columns are written over, in turn
@@ -32,23 +32,23 @@ class LayerRoom:
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
         self.derived: Any = None
-        self.older: LayerRoom | None = None
+        self.older: LayerCache | None = None
         self.storages: list[torch.Tensor] = []
         self.end = 0  # of what is written
         self.shown: Tensors | None = None  # the columns of a memory that end there
 
-    def of_older(self) -> "LayerRoom":
-        """Room for older columns."""
+    def older_cache(self) -> "LayerCache":
+        """That of older columns."""
         if self.older is None:
             self.older = self.like()
         return self.older
 
-    def like(self) -> "LayerRoom":
-        """Empty room of this kind."""
-        return LayerRoom()
+    def like(self) -> "LayerCache":
+        """An empty one of this kind."""
+        return LayerCache()
 
     def append(self, past: Tensors, new: Tensors) -> Tensors:
-        """`[past; new]` of columns `(B, .., C, D)` and `(B, .., T, D)`: views of the room."""
+        """`[past; new]` of columns `(B, .., C, D)` and `(B, .., T, D)`: views of the storage."""
         kept, added = past[0].shape[-2], new[0].shape[-2]
         has_room = past is self.shown and self.end + added <= self.storages[0].shape[-2]
         if not has_room or (self.storages[0].is_inference() and not torch.is_inference_mode_enabled()):
@@ -73,13 +73,13 @@ class MemoryCache(Cache):
 
     Args:
         memory: what is remembered; nothing when not given.
-        static (`bool`): whether all tensors have one shape and place for all steps, for `torch.compile`: those of `memory`
-            are then written to.
+        static (`bool`): whether tensors keep their shapes and addresses over all steps, for `torch.compile`. A call then
+            overwrites what `.memory` was after the one before it; the argument `memory` is copied.
 
     Attributes:
         ended (`torch.Tensor` of shape `(batch,)`, *optional*): bool, rows that have ended inside `generate()` and read
             nothing more, where shapes may not change. Elsewhere they read on, so that all rows are alike.
-        aside: what the latter remember until `finish`, by their numbers.
+        aside: by row number, what rows that ended remember until `finish`, where `ended` is not used.
         records_past: whether nothing is dropped, so that tokens can be taken back.
         is_stateful: whether it holds a state that no token can be taken back from; the model that writes it says so.
     """
@@ -87,7 +87,7 @@ class MemoryCache(Cache):
     def __init__(self, memory: Memory | None = None, static: bool = False):
         super().__init__(layers=[])
         self.static, self.records_past, self.is_stateful = static, False, False
-        self.rooms: list[LayerRoom] = []
+        self.layer_caches: list[LayerCache] = []
         self.ring: Any = None  # where a compiled step keeps the memory
         self.ended: torch.Tensor | None = None
         self.aside: dict[int, Memory] = {}
@@ -145,23 +145,23 @@ class MemoryCache(Cache):
 
     def keep_distances(self, count: int) -> None:
         """Forget the projections of relative positions but for the nearest `count`: those of one token."""
-        for room in self.rooms:
-            if room.positions is not None and room.positions.shape[1] > count:
-                room.positions = keep_last(room.positions, count).mT.contiguous().mT
+        for layer_cache in self.layer_caches:
+            if layer_cache.positions is not None and layer_cache.positions.shape[1] > count:
+                layer_cache.positions = keep_last(layer_cache.positions, count).mT.contiguous().mT
 
-    def room(self, layer: int) -> LayerRoom:
+    def layer_cache(self, layer: int) -> LayerCache:
         """That of a layer."""
-        while len(self.rooms) <= layer:
-            self.rooms.append(LayerRoom())
-        return self.rooms[layer]
+        while len(self.layer_caches) <= layer:
+            self.layer_caches.append(LayerCache())
+        return self.layer_caches[layer]
 
     def _map_rows(self, function: Any) -> None:
         self.memory = None if self.memory is None else self.memory.map(function)
         self.ended = None if self.ended is None else function(self.ended)
         if self.memory is not None:
-            for room, layer in zip(self.rooms, self.memory.layers, strict=False):
-                move = getattr(room.derived, "map_rows", None)
-                room.derived = None if move is None else move(function, layer)
+            for layer_cache, layer in zip(self.layer_caches, self.memory.layers, strict=False):
+                move = getattr(layer_cache.derived, "map_rows", None)
+                layer_cache.derived = None if move is None else move(function, layer)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
@@ -231,4 +231,4 @@ class MemoryCache(Cache):
         self.aside = {}
 
 
-__all__ = ["LayerRoom", "MemoryCache"]
+__all__ = ["LayerCache", "MemoryCache"]

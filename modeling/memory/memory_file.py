@@ -234,7 +234,7 @@ def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
     """The hash of the weights of a backbone, and of all others of the `whole` model ("": there are none).
 
     They are computed once for a model, and again when its weights have changed: when one lies elsewhere, was written to (by
-    torch's own count, which does not see `.data`), or has other numbers in some places, all over the tensor.
+    torch's own count, which does not see `.data`), or differs at one of the sampled positions (`SAMPLES`).
     """
     tensors, adapters = weights_of(whole), active_adapters(whole)
     looks = [*adapters.items(), *((name, *look_of(each)) for name, each in tensors.items())]

@@ -23,10 +23,10 @@ class LayerMemory(NamedTuple):
 
     Args:
         columns: one vector a position, the newest last: `(inputs,)` `(batch, columns, hidden_size)`, of which keys and
-            values are projected again with a gradient for their weights; or, from a call with `use_cache=True`, `(keys,
-            values, ..)` `(batch, heads, columns, head_dim)`. Empty where a layer has no window.
+            values are projected again with a gradient for their weights; or `(keys, values, ..)`, each `(batch, heads,
+            columns, head_dim)`: with `use_cache=True`, or always where a layer says so. Empty where it has no window.
         state: tensors `(batch, ..)` that a call replaces: of a recurrent network, a matrix. The layer says which.
-        older: columns that have left the window, `(batch, .., columns, width)`: compressed, or looked up.
+        older: columns that are read beside the window, `(batch, .., columns, width)`: compressed, or looked up.
     """
 
     columns: tuple[torch.Tensor, ...] = ()
@@ -35,7 +35,7 @@ class LayerMemory(NamedTuple):
 
     @property
     def num_columns(self) -> int:
-        """Columns of the window, of all rows."""
+        """Number of columns, the unused ones of a row included."""
         return self.columns[0].shape[-2] if self.columns else 0
 
     def newest(self, count: int) -> Self:
@@ -139,7 +139,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def load(cls, path: str | os.PathLike, model: nn.Module) -> "SavedMemory":
-        """What `save` wrote, bit for bit and in its types, on the device of `model`: it goes on where it stopped.
+        """What `save` wrote, bit for bit and in its types, on the device of `model`, which then resumes the text.
 
         Raises:
             ValueError: the file is none, is damaged or was changed, or another model made it; nothing is loaded.

@@ -24,7 +24,7 @@ class Call(NamedTuple):
     """The tokens of a call as the layers read them: padding stands after them, whatever the side that it came from.
 
     Args:
-        num: `(B,)`, how many tokens of each row are real; None: all.
+        num_tokens: `(B,)`, how many tokens of each row are real; None: all.
         document_ids: `(B, T)`, number of the document of each token, 0 for that of the memory; padding has that of its
             row's last token. None: no document begins inside.
         pack, unpack: `(B, T)`, the order in which layers read tokens, and the order that undoes it; None: it is the same.
@@ -32,7 +32,7 @@ class Call(NamedTuple):
         input_ids: `(B, T)`, the ids of the tokens; None: they were given as vectors.
     """
 
-    num: torch.Tensor | None = None
+    num_tokens: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
     pack: torch.Tensor | None = None
     unpack: torch.Tensor | None = None
@@ -47,10 +47,10 @@ class Call(NamedTuple):
             reset: `(B, T)` bool, tokens that begin a document; None: none.
             position_ids: `(B, T)`. A token whose position does not continue that of the real one before it begins one.
         """
-        mask = None if mask is None or is_true(mask.all(), unless=False) else mask
+        mask = None if mask is None or is_true(mask.all(), when_compiling=False) else mask
         pack = None if mask is None else (~mask).long().argsort(dim=1, stable=True)
-        num, closed, document_ids = None if mask is None else mask.sum(1), None, None
-        if reset is not None and is_true(reset.any(), unless=True):
+        num_tokens, closed, document_ids = None if mask is None else mask.sum(1), None, None
+        if reset is not None and is_true(reset.any(), when_compiling=True):
             document_ids = reset.long().cumsum(1)
         if mask is not None and document_ids is not None:
             inside = document_ids.where(mask, 0).amax(1)  # of a row's last token
@@ -59,22 +59,22 @@ class Call(NamedTuple):
         if position_ids is not None:
             positions = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
             starts = F.pad(positions.diff(dim=1) != 1, (1, 0))
-            if num is not None:
-                starts &= torch.arange(starts.shape[1], device=num.device) < num[:, None]
-            if is_true(starts.any(), unless=True):
+            if num_tokens is not None:
+                starts &= torch.arange(starts.shape[1], device=num_tokens.device) < num_tokens[:, None]
+            if is_true(starts.any(), when_compiling=True):
                 document_ids = starts.long().cumsum(1) + (0 if document_ids is None else document_ids)
-        if pack is None or is_true((pack[:, 1:] > pack[:, :-1]).all(), unless=False):
-            return cls(num, document_ids, closed=closed)
-        return cls(num, document_ids, pack, inverse(pack), closed)
+        if pack is None or is_true((pack[:, 1:] > pack[:, :-1]).all(), when_compiling=False):
+            return cls(num_tokens, document_ids, closed=closed)
+        return cls(num_tokens, document_ids, pack, inverse(pack), closed)
 
 
-def is_true(condition: torch.Tensor, unless: bool) -> bool:
-    """A `condition` (one bool), or `unless` in a compiled graph, which cannot ask."""
-    return unless if torch.compiler.is_compiling() else bool(condition)
+def is_true(condition: torch.Tensor, when_compiling: bool) -> bool:
+    """`bool(condition)`; in a compiled graph, which cannot branch on it, `when_compiling`."""
+    return when_compiling if torch.compiler.is_compiling() else bool(condition)
 
 
 def noted(numbers: torch.Tensor, number: int) -> torch.Tensor:
-    """`numbers` `(B,)` that are all this one, with a note that says so: asking the device for it lets a GPU wait."""
+    """`numbers` `(B,)`, all of them `number`, with a note that says so: to compare them, the CPU would wait for a GPU."""
     if not torch.compiler.is_compiling():
         cast(Any, numbers).of_all_rows = number, _writes(numbers)
     return numbers
@@ -101,9 +101,9 @@ class Segment(NamedTuple):
         length: T.
         start: `(B or 1, T)`, the first column that is remembered of each token's document.
         first: `(B or 1, T)`, the first column that it sees.
-        lengths: `(B,)`, how many columns of the memory are real.
+        lengths: `(B,)`, how many columns of the memory (not of the segment) are real.
         tokens_read: `(B,)`, how many tokens of its text each row has read before.
-        num, document_ids, input_ids: as in [`Call`].
+        num_tokens, document_ids, input_ids: as in [`Call`].
         is_plain: whether all rows are alike: all of their columns are real, and of one document.
         last: `(B, T)`, the last column that each token sees; None: its own.
     """
@@ -114,7 +114,7 @@ class Segment(NamedTuple):
     first: torch.Tensor
     lengths: torch.Tensor
     tokens_read: torch.Tensor
-    num: torch.Tensor | None = None
+    num_tokens: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
     is_plain: bool = False
     input_ids: torch.Tensor | None = None
@@ -123,20 +123,20 @@ class Segment(NamedTuple):
     @classmethod
     def of(cls, num_before: int, lengths: torch.Tensor, tokens_read: torch.Tensor, length: int, call: Call) -> Self:
         """`length` tokens of a call, which follow `num_before` columns."""
-        is_plain = call.num is None and call.document_ids is None
+        is_plain = call.num_tokens is None and call.document_ids is None
         is_plain = is_plain and are_all(lengths, num_before)
         start = lengths.new_zeros(1, length) if is_plain else (num_before - lengths)[:, None].expand(-1, length)
         if call.document_ids is not None:
             begins = call.document_ids != F.pad(call.document_ids, (1, 0))[:, :-1]
             columns = num_before + torch.arange(length, device=lengths.device)
             start = torch.where(call.document_ids > 0, columns.where(begins, 0).cummax(1).values, start)
-        numbers = (lengths, tokens_read, call.num, call.document_ids)
+        numbers = (lengths, tokens_read, call.num_tokens, call.document_ids)
         return cls(num_before, length, start, start, *numbers, is_plain, call.input_ids)
 
     def following(self, num_before: int) -> Self:
         """The same tokens, following `num_before` columns of another kind, all of them real."""
         lengths = noted(torch.full_like(self.lengths, num_before), num_before)
-        return self.of(num_before, lengths, self.tokens_read, self.length, Call(self.num, self.document_ids))
+        return self.of(num_before, lengths, self.tokens_read, self.length, Call(self.num_tokens, self.document_ids))
 
     def both_ways(self) -> Self:
         """The same tokens, each of which sees all of its document in the call, before it and after it."""
@@ -148,7 +148,7 @@ class Segment(NamedTuple):
 
     @property
     def nearest_distance(self) -> int:
-        """No distance of a token to a column is less, in a table of relative positions, whose last row is not seen."""
+        """The least distance in a table of relative positions, a row that is never read: -1; both ways -T."""
         return -1 if self.last is None else -self.length
 
     @property
@@ -159,12 +159,16 @@ class Segment(NamedTuple):
     @property
     def mask(self) -> torch.Tensor | None:
         """Which tokens are real, `(B, T)` bool; None: all."""
-        return None if self.num is None else torch.arange(self.length, device=self.num.device) < self.num[:, None]
+        if self.num_tokens is None:
+            return None
+        return torch.arange(self.length, device=self.num_tokens.device) < self.num_tokens[:, None]
 
     @property
     def end(self) -> torch.Tensor:
         """The column after each row's last token, `(B,)`."""
-        return torch.full_like(self.lengths, self.num_keys) if self.num is None else self.num_before + self.num
+        if self.num_tokens is None:
+            return torch.full_like(self.lengths, self.num_keys)
+        return self.num_before + self.num_tokens
 
     @property
     def columns(self) -> torch.Tensor:
@@ -181,12 +185,12 @@ class Segment(NamedTuple):
 
     def tokens_read_after(self) -> torch.Tensor:
         """`tokens_read` after the call, `(B,)`."""
-        if self.num is None and self.document_ids is None:
+        if self.num_tokens is None and self.document_ids is None:
             return self.tokens_read + self.length
-        num = self.end - self.num_before
+        after = self.tokens_read + self.end - self.num_before
         if self.document_ids is None:
-            return self.tokens_read + num
-        return torch.where(self.document_ids[:, -1] > 0, self.end - self.start[:, -1], self.tokens_read + num)
+            return after
+        return torch.where(self.document_ids[:, -1] > 0, self.end - self.start[:, -1], after)
 
     def remembered(self, count: int) -> torch.Tensor:
         """How many of the newest `count` columns are real after the call, `(B,)`."""
@@ -195,16 +199,16 @@ class Segment(NamedTuple):
             return noted(torch.full_like(self.lengths, count), count)
         return (self.end - self.start[:, -1]).clamp(max=count)
 
-    def seen_by(self, num_before: int, keep: int, window: int | None) -> Self:
-        """The same for a layer that has the newest `num_before` of these columns, of which it may see `keep`, and whose
-        tokens see `window` positions (None: all before them)."""
+    def seen_by(self, num_before: int, max_visible: int, window: int | None) -> Self:
+        """The same for a layer that has the newest `num_before` of these columns, of which it may see `max_visible`, and
+        whose tokens see `window` positions (None: all before them)."""
         moved = self.num_before - num_before
         start = (self.start - moved).clamp(min=0) if moved else self.start
         first, is_plain = start, self.is_plain
         if self.first is not self.start:  # a plan says it
             first = (self.first - moved).clamp(min=0)
-        if window is None and num_before > keep:
-            first, is_plain = first.clamp(min=num_before - keep), False
+        if window is None and num_before > max_visible:
+            first, is_plain = first.clamp(min=num_before - max_visible), False
         elif window is not None and num_before + self.length > window:
             columns = torch.arange(num_before, num_before + self.length, device=start.device)
             first = first.maximum(columns - (window - 1))
@@ -212,7 +216,7 @@ class Segment(NamedTuple):
         return self._replace(num_before=num_before, start=start, first=first, lengths=lengths, is_plain=is_plain)
 
     def visible(self) -> torch.Tensor | None:
-        """Which columns each token sees, `(B or 1, 1, T, K)` bool; None: one token sees them all."""
+        """Which columns each token sees, `(B or 1, 1, T, K)` bool; None: every token sees all."""
         if self.is_plain and (self.length == 1 or self.last is not None) and self.first is self.start:
             return None
         return self.visible_piece(slice(self.num_before, self.num_keys), slice(0, self.num_keys))
@@ -230,7 +234,7 @@ class Segment(NamedTuple):
     def newest(self, columns: torch.Tensor, count: int) -> torch.Tensor:
         """The newest `count` columns of each row, or fewer, of `(B, .., K, D)`: padding left out."""
         count = min(count, columns.shape[-2])
-        if self.num is None:
+        if self.num_tokens is None:
             return columns.narrow(-2, columns.shape[-2] - count, count)
         if columns.device.type == "cpu" and not torch.compiler.is_compiling():  # a gather would read number by number
             return torch.stack([_newest(row, end, count) for row, end in zip(columns, self.end.tolist(), strict=True)])
@@ -249,7 +253,7 @@ class Segment(NamedTuple):
     def tail(self, inputs: torch.Tensor, count: int) -> torch.Tensor:
         """The newest `count` inputs of each row's last document, `(B, count, D)`, zeros before it: what [`earlier`] reads
         with the next call. `inputs` `(B, count + T, D)` begin with that of the call before."""
-        if self.num is None and self.document_ids is None:
+        if self.num_tokens is None and self.document_ids is None:
             return inputs.narrow(1, self.length, count)
         kept = self._replace(num_before=count).newest(inputs, count)
         if self.document_ids is None:

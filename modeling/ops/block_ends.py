@@ -49,7 +49,7 @@ def block_ends(segment: Segment, block_length: int, window: int) -> BlockEnds:
     """The ends of blocks of `block_length` tokens in a call; the update of a state also reads the `window` columns before
     its block."""
     length, position = segment.length, segment.tokens_read % block_length
-    can_look = segment.num is None and segment.document_ids is None and not torch.compiler.is_compiling()
+    can_look = segment.num_tokens is None and segment.document_ids is None and not torch.compiler.is_compiling()
     if can_look and int(position.max()) + length < block_length:  # most generated tokens
         return BlockEnds()
     is_one = can_look and bool((position == position[0]).all())

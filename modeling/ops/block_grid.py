@@ -47,7 +47,7 @@ class BlockGrid(NamedTuple):
         place = (column - start).clamp(min=0) % size
         if num_keys <= size and segment.document_ids is None:
             is_whole = (segment.end - segment.start[:, -1] == size)[:, None]
-            has_whole = num_keys == size and is_true(is_whole.any(), unless=True)
+            has_whole = num_keys == size and is_true(is_whole.any(), when_compiling=True)
             return cls(size, place, keep, is_whole=is_whole if has_whole else None)
 
         is_real = column >= start  # padding stands in blocks too, which it does not end

@@ -151,14 +151,14 @@ class SinkLayer(BackboneLayer):
 
     def moved(self, state: Tensors, shift: torch.Tensor, rotation: LayerRotation) -> Tensors:
         """Keys and values of all copies, each `(B, H, K N, D)`."""
-        room = None if torch.is_grad_enabled() or self.plan.seen is not None else self.context.room
-        held = None if room is None else room.derived
+        layer_cache = None if torch.is_grad_enabled() or self.plan.seen is not None else self.context.layer_cache
+        held = None if layer_cache is None else layer_cache.derived
         if held is not None and held.state is self.past.state and torch.equal(held.shift, shift):
             return held.copies
         sinks = [each.repeat(1, 1, shift.shape[1], 1) for each in state]
         copies = rotation(sinks, shift.repeat_interleave(self.num_sinks, dim=1))
-        if room is not None:
-            room.derived = MovedSinks(self.past.state, shift, copies)
+        if layer_cache is not None:
+            layer_cache.derived = MovedSinks(self.past.state, shift, copies)
         return copies
 
     def sees(self, places: Places) -> Callable[..., Any]:

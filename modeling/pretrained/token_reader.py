@@ -160,13 +160,17 @@ class TokenReader(MemoryReader):
         **kwargs: Any,
     ) -> tuple[ModelOutput, Memory]:
         (((opened,), (written,), _),) = memory.layers
-        room = None if cache is None else cache.room(0)
-        held, length = None if room is None else room.derived, inputs_embeds.shape[1]
-        if room is not None:
-            room.derived = None  # a call changes it in place
+        layer_cache = None if cache is None else cache.layer_cache(0)
+        held, length = None if layer_cache is None else layer_cache.derived, inputs_embeds.shape[1]
+        if layer_cache is not None:
+            layer_cache.derived = None  # a call changes it in place
         kept = kwargs.pop("logits_to_keep", 0)
         base = BaseCall(model, kept if isinstance(kept, int) and kept > 0 else length, kwargs)
-        reads_on = room is not None and call.document_ids is None and (call.num is None or bool(call.num.any()))
+        reads_on = (
+            layer_cache is not None
+            and call.document_ids is None
+            and (call.num_tokens is None or bool(call.num_tokens.any()))
+        )
         groups = [] if held is None else held.of(opened, memory.tokens_read.tolist())
         opened = keep_last(opened.to(inputs_embeds), int(memory.lengths.max()))
         segment = Segment.of(opened.shape[1], memory.lengths, memory.tokens_read, length, call)
@@ -181,8 +185,8 @@ class TokenReader(MemoryReader):
         tokens_read = segment.tokens_read_after()
         lengths = tokens_read % self.config.segment_length
         opened = segment.newest(both, int(lengths.max())).detach()
-        if room is not None and reads_on:
-            room.derived = OpenSegments(opened, tokens_read.tolist(), groups)
+        if layer_cache is not None and reads_on:
+            layer_cache.derived = OpenSegments(opened, tokens_read.tolist(), groups)
         return base.output(fields), Memory((LayerMemory((opened,), (rows.state,)),), lengths, tokens_read)
 
     def read_again(self, base: BaseCall, both: torch.Tensor, segment: Segment, rows: Rows) -> tuple[PerToken, Rows]:

@@ -22,7 +22,7 @@ def model_of(head: str = "model", **fields):
 
 
 def indexes_of(cache) -> dict:
-    return cache.rooms[0].derived.rows
+    return cache.layer_caches[0].derived.rows
 
 
 @torch.no_grad()

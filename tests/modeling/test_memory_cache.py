@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import EXACT, MEM_LEN, result_of, tensors_of, tiny_model, tokens
 
-from transformers_xl.modeling.memory.memory_cache import LayerRoom, MemoryCache
+from transformers_xl.modeling.memory.memory_cache import LayerCache, MemoryCache
 
 SIZE = 5
 
@@ -19,7 +19,7 @@ def values_of(columns: tuple[torch.Tensor, ...]) -> list[float]:
 @given(st.data())
 def test_a_room_is_a_list_of_columns(data):
     """Any order of appends to what was shown last, to what was shown long ago, and to columns from elsewhere."""
-    room, number = LayerRoom(), 0.0
+    layer_cache, number = LayerCache(), 0.0
     shown = [((torch.zeros(2, 3, 0, 4), torch.zeros(2, 3, 0, 2)), [])]
     for _ in range(data.draw(st.integers(1, 40))):
         past, columns = data.draw(
@@ -29,11 +29,11 @@ def test_a_room_is_a_list_of_columns(data):
         new = torch.arange(length) + number
         number += length
         keys = new[None, None, :, None].expand(2, 3, length, 4)
-        seen = room.append(past, (keys, -keys[..., :2]))
+        seen = layer_cache.append(past, (keys, -keys[..., :2]))
         assert seen[0][1, 2, :, 3].tolist() == columns + new.tolist()
         assert seen[1][0, 0, :, 1].tolist() == [-value for value in columns + new.tolist()]
         kept = tuple(each.narrow(-2, max(each.shape[-2] - SIZE, 0), min(each.shape[-2], SIZE)) for each in seen)
-        room.shown = kept
+        layer_cache.shown = kept
         shown.append((kept, (columns + new.tolist())[-SIZE:]))
         for each, held in shown:
             assert values_of(each) == held

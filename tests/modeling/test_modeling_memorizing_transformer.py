@@ -156,10 +156,10 @@ def test_a_token_writes_one_column_of_a_cache():
     model = language_model()
     with torch.no_grad():
         cache = model(tokens(2, 20), use_cache=True).past_key_values
-        (storage, _), before = cache.rooms[1].older.storages, cache.memory.layers[1].older[0]
+        (storage, _), before = cache.layer_caches[1].older.storages, cache.memory.layers[1].older[0]
         storage_before = storage.clone()
         model(tokens(2, 1), past_key_values=cache)
-        assert cache.rooms[1].older.storages[0] is storage
+        assert cache.layer_caches[1].older.storages[0] is storage
         # as bits: what was not written yet may be no number, which differs from itself
         assert (storage.view(torch.int64) != storage_before.view(torch.int64)).any(-1).any(1).sum(1).tolist() == [1, 1]
         assert cache.memory.layers[1].older[0].untyped_storage().data_ptr() == storage.untyped_storage().data_ptr()

@@ -160,8 +160,8 @@ def test_all_halted_is_an_early_stop_that_later_tokens_do_not_notice(use_cache):
     if use_cache:
         assert [layer.num_columns for layer in first.mems.layers] == [6] * 5
         # projected once, for the steps that nobody ran too
-        assert len({id(room.positions) for room in first.past_key_values.rooms}) == 1
-        assert first.past_key_values.rooms[4].positions is not None
+        assert len({id(layer_cache.positions) for layer_cache in first.past_key_values.layer_caches}) == 1
+        assert first.past_key_values.layer_caches[4].positions is not None
     second = model(inputs_embeds=embeds[:, 6:], **memory_of(first))
     states = torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1)
     torch.testing.assert_close(states, expected.last_hidden_state, **EXACT)

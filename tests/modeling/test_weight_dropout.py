@@ -47,7 +47,7 @@ def test_one_mask_for_all_chunks_of_a_segment():
     torch.manual_seed(0)
     lstm = SegmentLSTM(tiny_config("sha_rnn")).double()
     none = torch.zeros(2, dtype=torch.long)
-    parts = split_chunks(Segment.of(0, none, none, 6, Call(num=torch.tensor([4, 6]))))
+    parts = split_chunks(Segment.of(0, none, none, 6, Call(num_tokens=torch.tensor([4, 6]))))
     assert len(parts) > 1
     inputs, state = torch.randn(2, 6, 32, dtype=torch.float64), torch.zeros(2, 32, dtype=torch.float64)
     reference, _ = dropped_by_hand(lstm, 0.5, seed=1)

@@ -157,14 +157,14 @@ def test_capacity_is_fixed_and_rows_have_places():
         scheduler.add(TextRequest(ids_of(5, seed), max_new_tokens=count, seed=seed, **NO_END))
     scheduler.step()
     assert (scheduler.num_waiting, scheduler.num_running) == (2, 3)
-    room = scheduler._slots.cache.rooms[0]
+    layer_cache = scheduler._slots.cache.layer_caches[0]
     moves = []
     while scheduler.num_running:
-        places, before = [each.data_ptr() for each in room.places], room.end
+        places, before = [each.data_ptr() for each in layer_cache.places], layer_cache.end
         scheduler.step()
         assert scheduler.num_running <= 3
-        assert all(len(each) == 3 for each in room.places)
-        moves.append((places != [each.data_ptr() for each in room.places], room.end < before))
+        assert all(len(each) == 3 for each in layer_cache.places)
+        moves.append((places != [each.data_ptr() for each in layer_cache.places], layer_cache.end < before))
     assert len(moves) >= 25
     assert not any(moved for moved, is_full in moves if not is_full)
 
@@ -281,7 +281,7 @@ def test_what_a_base_has_projected_stays_when_a_row_enters():
     cache = scheduler._slots.cache
     opened = cache.memory.lengths.nonzero().flatten().tolist()
     assert len(opened) > 1
-    assert sorted(row for group in cache.rooms[0].derived.groups for row in group.rows) == opened
+    assert sorted(row for group in cache.layer_caches[0].derived.groups for row in group.rows) == opened
 
 
 def test_nothing_stays_of_what_ended():

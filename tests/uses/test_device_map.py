@@ -149,6 +149,6 @@ def test_what_layers_are_told_follows_them_to_their_device():
     moved = send_to_device({"context": context, "past": memory}, "meta")
     assert [type(each) for each in moved.values()] == [LayerContext, Memory]
     assert {each.device.type for each in tree_leaves(moved) if isinstance(each, torch.Tensor)} == {"meta"}
-    assert (moved["context"].window, moved["context"].room, moved["context"].segment.length) == (4, None, 3)
+    assert (moved["context"].window, moved["context"].layer_cache, moved["context"].segment.length) == (4, None, 3)
     assert moved["context"].segment.visible().device.type == "meta"
     assert context.mask.device.type == "cpu"

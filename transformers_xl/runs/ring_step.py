@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from transformers_xl.modeling.exporting import ExportableStep, name_in_programs
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.memory.memory_cache import LayerRoom
+from transformers_xl.modeling.memory.memory_cache import LayerCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, mixed
 
 
-class RingRoom(LayerRoom):
+class RingLayerCache(LayerCache):
     """Writes the columns of a token into `slot` () of the ring."""
 
     is_ring = True
@@ -79,7 +79,9 @@ class RingStep(ExportableStep):
         shared = decoder.positions.bias
         context = LayerContext(segment, None, size, mask, True, bias=None if shared is None else shared())
         contexts = [
-            context._replace(room=RingRoom(slot, getattr(self, f"positions_{layer}")), distance=distance[None, None])
+            context._replace(
+                layer_cache=RingLayerCache(slot, getattr(self, f"positions_{layer}")), distance=distance[None, None]
+            )
             for layer in range(len(columns))
         ]
         memory = tuple(LayerMemory(each) for each in columns)

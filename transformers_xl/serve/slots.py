@@ -13,13 +13,13 @@ import torch
 from transformers import PreTrainedModel
 
 from transformers_xl.modeling.layers.layer_context import Tensors
-from transformers_xl.modeling.memory.memory_cache import LayerRoom, MemoryCache
+from transformers_xl.modeling.memory.memory_cache import LayerCache, MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
 from transformers_xl.modeling.ops.columns import keep_last
 
 
 # B rows, C columns of a row, D width
-class SlotRoom(LayerRoom):
+class SlotLayerCache(LayerCache):
     """Room for the columns of `capacity` rows, of which calls read and write the first ones."""
 
     def __init__(self, capacity: int):
@@ -27,8 +27,8 @@ class SlotRoom(LayerRoom):
         self.capacity = capacity
         self.places: list[torch.Tensor] = []  # `storages` are the first rows of them
 
-    def like(self) -> "SlotRoom":
-        return SlotRoom(self.capacity)
+    def like(self) -> "SlotLayerCache":
+        return SlotLayerCache(self.capacity)
 
     def _move(self, past: Tensors, new: Tensors, needed: int) -> None:
         self._hold(past, past[0].shape[-2], needed + max(needed // 4, 32), new)
@@ -72,16 +72,16 @@ class SlotRoom(LayerRoom):
 
 
 class SlotCache(MemoryCache):
-    """A cache whose rooms have places for `capacity` rows."""
+    """A cache with places for `capacity` rows."""
 
     def __init__(self, capacity: int):
         super().__init__()
         self.capacity = capacity
 
-    def room(self, layer: int) -> LayerRoom:
-        while len(self.rooms) <= layer:
-            self.rooms.append(SlotRoom(self.capacity))
-        return self.rooms[layer]
+    def layer_cache(self, layer: int) -> LayerCache:
+        while len(self.layer_caches) <= layer:
+            self.layer_caches.append(SlotLayerCache(self.capacity))
+        return self.layer_caches[layer]
 
 
 class Slots:
@@ -105,13 +105,13 @@ class Slots:
         cache = MemoryCache(inner.new_memory(1, like, static=True))
         ids = torch.zeros(1, piece, dtype=torch.long, device=model.device)
         model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
-        self.positions = [room.positions for room in cache.rooms]
+        self.positions = [layer_cache.positions for layer_cache in cache.layer_caches]
         self.row = held_by(cache)
         self._share_positions(self.cache)
 
     def _share_positions(self, cache: MemoryCache) -> None:
         for layer, positions in enumerate(self.positions):
-            cache.room(layer).positions = positions
+            cache.layer_cache(layer).positions = positions
 
     @property
     def num_rows(self) -> int:
@@ -134,20 +134,22 @@ class Slots:
         new = held_by(cache)
         held = new.rows(slice(0)) if self.cache.memory is None else self.cache.memory
         layers = tuple(
-            self._enter_layer(old, each, self.cache.room(index), cache.room(index))
+            self._enter_layer(old, each, self.cache.layer_cache(index), cache.layer_cache(index))
             for index, (old, each) in enumerate(zip(held.layers, new.layers, strict=True))
         )
         state = tuple(map(joined, held.state, new.state))
         lengths = torch.cat([held.lengths, new.lengths])
         self.cache.memory = Memory(layers, lengths, torch.cat([held.tokens_read, new.tokens_read]), state)
 
-    def _enter_layer(self, held: LayerMemory, new: LayerMemory, room: Any, other: LayerRoom) -> LayerMemory:
-        older = tuple(map(joined, held.older, new.older)) if room.older is None and other.older is None else ()
+    def _enter_layer(self, held: LayerMemory, new: LayerMemory, layer_cache: Any, other: LayerCache) -> LayerMemory:
+        older = tuple(map(joined, held.older, new.older)) if layer_cache.older is None and other.older is None else ()
         if not older and new.older:
-            older = room.of_older().enter(held.older, new.older)
-        columns = room.enter(held.columns, new.columns) if new.columns else ()
+            older = layer_cache.older_cache().enter(held.older, new.older)
+        columns = layer_cache.enter(held.columns, new.columns) if new.columns else ()
         memory = LayerMemory(columns, tuple(map(joined, held.state, new.state)), older)
-        room.derived = joined_derived(room.derived if self.num_rows else None, other.derived, memory, self.num_rows)
+        layer_cache.derived = joined_derived(
+            layer_cache.derived if self.num_rows else None, other.derived, memory, self.num_rows
+        )
         return memory
 
     def leave(self, row: int) -> None:
@@ -156,7 +158,8 @@ class Slots:
         last = held.batch_size - 1
         order = [last if index == row else index for index in range(last)]
         layers = tuple(
-            self._leave_layer(layer, self.cache.room(index), row, order) for index, layer in enumerate(held.layers)
+            self._leave_layer(layer, self.cache.layer_cache(index), row, order)
+            for index, layer in enumerate(held.layers)
         )
         if last == 0:
             self.cache.memory = None
@@ -164,14 +167,14 @@ class Slots:
         state = tuple(without(each, row) for each in held.state)
         self.cache.memory = Memory(layers, held.lengths[order], held.tokens_read[order], state)
 
-    def _leave_layer(self, held: LayerMemory, room: Any, row: int, order: list[int]) -> LayerMemory:
-        columns = room.leave(held.columns, row) if held.columns else ()
-        older = tuple(without(each, row) for each in held.older) if room.older is None else ()
+    def _leave_layer(self, held: LayerMemory, layer_cache: Any, row: int, order: list[int]) -> LayerMemory:
+        columns = layer_cache.leave(held.columns, row) if held.columns else ()
+        older = tuple(without(each, row) for each in held.older) if layer_cache.older is None else ()
         if not older and held.older:
-            older = room.older.leave(held.older, row)
+            older = layer_cache.older.leave(held.older, row)
         memory = LayerMemory(columns, tuple(without(each, row) for each in held.state), older)
-        move = getattr(room.derived, "map_rows", None) if order else None
-        room.derived = None if move is None else move(lambda each: each[order], memory)
+        move = getattr(layer_cache.derived, "map_rows", None) if order else None
+        layer_cache.derived = None if move is None else move(lambda each: each[order], memory)
         return memory
 
     def memory(self, row: int) -> Memory:
@@ -194,7 +197,7 @@ def joined(rows: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def joined_derived(held: Any, new: Any, memory: LayerMemory, num_rows: int) -> Any:
-    """What rooms have derived of `num_rows` rows and of a new one, whose `memory` is this; None: it is derived again."""
+    """What a layer has derived of `num_rows` rows and of a new one, whose `memory` is this; None: it is derived again."""
     if num_rows == 0:
         move = getattr(new, "map_rows", None)
         return None if move is None else move(lambda each: each, memory)
@@ -224,4 +227,4 @@ def own_copy(memory: Memory, initial_memory: str) -> Memory:
         return memory.map(lambda each: each.clone(memory_format=torch.contiguous_format))
 
 
-__all__ = ["SlotCache", "SlotRoom", "Slots", "own_copy"]
+__all__ = ["SlotCache", "SlotLayerCache", "Slots", "own_copy"]

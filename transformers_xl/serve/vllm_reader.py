@@ -154,11 +154,11 @@ class PoolReader:
     def _cache(self, memory: Memory | None) -> MemoryCache:
         cache = MemoryCache(memory)
         for layer, positions in enumerate(self.positions):
-            cache.room(layer).positions = positions
+            cache.layer_cache(layer).positions = positions
         return cache
 
     def _keep_positions(self, cache: MemoryCache) -> None:
-        self.positions = [room.positions for room in cache.rooms]
+        self.positions = [layer_cache.positions for layer_cache in cache.layer_caches]
 
 
 __all__ = ["Piece", "PoolReader", "StatesOfTokens"]
