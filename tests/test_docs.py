@@ -96,3 +96,18 @@ def test_a_page_that_is_named_is_there():
     named = set(found.stdout.split())
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_a_path_that_is_named_is_there():
+    """Of a program, or below one of the folders of the root; not those of other projects, nor with a name to fill in."""
+    roots = "benchmarks|configuration|examples|modeling|tests|tokenization|transformers_xl"
+    path = re.compile(rf"`((?:{roots})/[\w./*-]+|[\w./-]+/[\w-]+\.py)`")
+    others = {"data_generators/lm1b.py"}  # of tensor2tensor
+    start = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]  # the changelog names what there was
+    pages = [*start, *DOCS.rglob("*.md"), *(ROOT / "model_cards").glob("*.md")]
+    named = {(page.name, found) for page in pages for found in path.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 100
+    lost = {
+        (page, name) for page, name in named if not [*ROOT.glob(name)] and name not in others and "_x.py" not in name
+    }
+    assert not lost
