@@ -1,6 +1,7 @@
 """Bits against milliseconds: a memory, and windows that are read again, at the same cost.
 
-    OMP_NUM_THREADS=1 python benchmarks/bits_against_milliseconds.py --windows library-without library-model
+    MODELS=benchmarks/results/comparison_memory/models    # of `compare benchmarks/comparison_memory.yaml --keep-models`
+    OMP_NUM_THREADS=1 python benchmarks/bits_against_milliseconds.py --windows $MODELS/twin-0 $MODELS/memory-0
     python benchmarks/bits_against_milliseconds.py    # draw what the JSON holds
 
 Models are folders of byte models, trained on the split of Python's library (examples/library_corpus.py). That of
@@ -23,11 +24,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.document_losses import document_losses
-from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.evaluation.plots import figure, line, save, styled
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
@@ -53,9 +55,11 @@ def memory_nats(model: PreTrainedModel, documents: list[np.ndarray], rows: int, 
     return sum(float(np.nansum(nats)) for nats in losses)
 
 
-def measure(ways: dict[str, Callable[[int], float]], steps: list[int], turns: int, size: int) -> list[dict[str, Any]]:
+def measure(
+    ways: dict[str, Callable[[int], float]], steps: list[int], turns: int, size: int
+) -> dict[str, dict[str, dict[str, float]]]:
     """Bits per byte and milliseconds a byte of each way at each step."""
-    rows = []
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in ways}
     for step in steps:
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         nats = {}
@@ -67,29 +71,33 @@ def measure(ways: dict[str, Callable[[int], float]], steps: list[int], turns: in
         for name in ways:
             bits = nats[name] / math.log(2) / size
             milliseconds = 1000 * statistics.median(seconds[name]) / size
-            rows.append({"model": name, "step": step, "bits": round(bits, 4), "milliseconds": round(milliseconds, 4)})
+            found[name][str(step)] = {"bits": round(bits, 4), "milliseconds": round(milliseconds, 4)}
             print(f"{name}, {step} at a time: {bits:.3f} bits, {milliseconds:.3f} ms a byte", flush=True)
-    return rows
+    return found
+
+
+def read() -> dict[str, Any]:
+    """What was measured."""
+    return json.loads(RESULT.read_text(encoding="utf-8"))
+
+
+@styled
+def draw_on(axes: Axes, result: dict[str, Any]) -> None:
+    """A line for each way, whose points are numbered with the bytes that are predicted at a time."""
+    for index, (name, steps) in enumerate(result["models"].items()):
+        points = [(row["milliseconds"], row["bits"]) for row in steps.values()]
+        axes.plot(*zip(*points, strict=True), label=result["labels"][name], **line(index, len(result["models"])))
+        for step, point in zip(steps, points, strict=True):
+            axes.annotate(step, point, xytext=(3, 3), textcoords="offset points")
+    axes.set_xscale("log")
+    axes.set(xlabel="milliseconds of the processor a byte", ylabel="bits per byte (axis not from 0)")
+    axes.set_title("When read: numbers are bytes predicted at a time")
+    axes.legend()
 
 
 def draw(result: dict[str, Any]) -> None:
     picture, ((axes,),) = figure(width=6.5)
-    names = [*dict.fromkeys(row["model"] for row in result["rows"])]
-    for index, name in enumerate(names):
-        rows = [row for row in result["rows"] if row["model"] == name]
-        axes.plot(
-            *zip(*((row["milliseconds"], row["bits"]) for row in rows), strict=True),
-            label=name,
-            **line(index, len(names)),
-        )
-        for row in rows:
-            axes.annotate(
-                str(row["step"]), (row["milliseconds"], row["bits"]), xytext=(3, 3), textcoords="offset points"
-            )
-    axes.set_xscale("log")
-    axes.set(xlabel="milliseconds of the processor a byte", ylabel="bits per byte (axis not from 0)")
-    axes.set_title("Numbers: bytes that are predicted at a time")
-    axes.legend()
+    draw_on(axes, result)
     save(picture, RESULT.with_suffix(".png"))
 
 
@@ -124,19 +132,22 @@ def main() -> None:
     if not args.models or args.windows is None:
         if args.models or args.windows or not RESULT.exists():
             parser.error("give --windows and a folder with memory; without either, the result that is there is drawn.")
-        draw(json.loads(RESULT.read_text(encoding="utf-8")))
+        draw(read())
         return
     # spread over the test
     modules = [*library_split().test.items()]
     modules = [modules[index * len(modules) // args.modules] for index in range(args.modules)]
     texts = [text[: args.bytes] for _, text in modules]
     ways: dict[str, Callable[[int], float]] = {}
+    labels = {}
     for folder in (args.windows, *args.models):
         is_window = folder == args.windows
         model, documents = load(folder, texts, is_window)
         ways[folder.name] = partial(windows_nats if is_window else memory_nats, model, documents, args.rows)
+        length = model.config.segment_length if is_window else model.config.mem_len
+        labels[folder.name] = f"{'windows' if is_window else 'a memory'} of {length}"
     size = sum(len(text) - 1 for text in texts)
-    rows = measure(ways, args.steps, args.turns, size)
+    found = measure(ways, args.steps, args.turns, size)
     if not args.is_trial:
         machine = library_versions() | {"processor": str(processor()), "threads": str(torch.get_num_threads())}
         text = {
@@ -147,9 +158,10 @@ def main() -> None:
         }
         with atomic_write(RESULT) as new:
             Path(new).write_text(
-                json.dumps({"machine": machine, **text, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+                json.dumps({"machine": machine, **text, "labels": labels, "models": found}, indent=1) + "\n",
+                encoding="utf-8",
             )
-        draw(json.loads(RESULT.read_text(encoding="utf-8")))
+        draw(read())
 
 
 if __name__ == "__main__":

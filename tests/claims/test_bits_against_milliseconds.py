@@ -44,14 +44,16 @@ def test_ways_are_windows_and_memory(folders):
         assert bench.memory_nats(model, documents, 2, step) == pytest.approx(expected, rel=1e-5)
 
 
-def test_rows_and_picture(monkeypatch, tmp_path):
+def test_measurement_and_picture(monkeypatch, tmp_path):
     ways = {"windows": lambda step: 80 * math.log(2), "memory": lambda step: 40.0 * step * math.log(2)}
-    rows = bench.measure(ways, [1, 2], 2, 40)
-    assert [(row["model"], row["step"], row["bits"]) for row in rows] == [
-        ("windows", 1, 2.0), ("memory", 1, 1.0), ("windows", 2, 2.0), ("memory", 2, 2.0),
-    ]  # fmt: skip
+    found = bench.measure(ways, [1, 2], 2, 40)
+    bits = {name: {step: row["bits"] for step, row in steps.items()} for name, steps in found.items()}
+    assert bits == {"windows": {"1": 2.0, "2": 2.0}, "memory": {"1": 1.0, "2": 2.0}}
     monkeypatch.setattr(bench, "RESULT", tmp_path / "bits.json")
-    bench.draw({"rows": [row | {"milliseconds": 0.5 * row["step"]} for row in rows]})
+    for steps in found.values():
+        for step, row in steps.items():
+            row["milliseconds"] = 0.5 * int(step)
+    bench.draw({"labels": {"windows": "windows of 8", "memory": "a memory of 9"}, "models": found})
     assert (tmp_path / "bits.png").stat().st_size > 5_000
 
 

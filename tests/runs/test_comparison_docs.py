@@ -9,8 +9,11 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import comparison_curve
+import memory_picture
 import write_comparison as writer
+
+from transformers_xl.evaluation.plots import figure
+from transformers_xl.runs.comparison import read_comparison
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,13 +100,8 @@ def test_a_comparison_that_is_not_finished_has_no_table(finished: Path):
     assert writer.NOT_YET in writer.page(text, finished)
 
 
-def test_the_curve_is_bits_by_bytes_read(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    drawn = []
-    monkeypatch.setattr(comparison_curve, "save", lambda picture, path: drawn.append((picture, path)))
-    monkeypatch.setattr(sys, "argv", ["", str(finished), str(tmp_path / "curve.png"), "ours=with", "other=without"])
-    comparison_curve.main()
-    ((picture, path),) = drawn
-    assert path == tmp_path / "curve.png"
-    (axes,) = picture.axes
-    assert [each.get_label() for each in axes.lines] == ["with: 2.00", "without: 2.50"]
+def test_the_curve_is_bits_by_bytes_read(finished: Path):
+    _, ((axes,),) = figure()
+    memory_picture.draw_curve(axes, read_comparison(finished), {"ours": "with", "other": "without"})
+    assert [each.get_label() for each in axes.lines] == ["with: 2.000", "without: 2.500"]
     assert axes.lines[0].get_xydata().tolist() == [[8e-6, 6.0], [16e-6, pytest.approx(1100.5 / 550, rel=1e-3)]]
