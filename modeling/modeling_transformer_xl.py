@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers.utils import auto_docstring
 
 from transformers_xl.configuration.configuration_transformer_xl import TransformerXLConfig, TransformerXLEncoderConfig
@@ -18,7 +19,10 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.outputs import MemoryModelOutput
 
 # Gives the arguments with which `from_pretrained(None)` makes the model of an old folder, and None for any other.
 LegacyReader = Callable[[str | os.PathLike | None, dict[str, Any]], dict[str, Any] | None]
@@ -32,10 +36,7 @@ def register_legacy_reader(reader: LegacyReader) -> None:
 
 
 class TransformerXLLayer(MemoryLayer):
-    """Relative attention over `[memory; segment]` and a feed-forward.
-
-    Differs from the original: no dropout on the table of positions, nor on the output of the last layer.
-    """
+    """Relative attention over `[memory; segment]` and a feed-forward."""
 
 
 @auto_docstring(custom_intro="Base class for Transformer-XL: initialization and loading.")
@@ -55,9 +56,25 @@ class TransformerXLPreTrainedModel(MemoryPreTrainedModel):
         return result
 
 
-@auto_docstring(custom_intro="Transformer-XL without a head.")
+@auto_docstring(
+    custom_intro="""
+    Transformer-XL without a head. As in the original, the dropout after the embedding also applies to the table of
+    positions and to the output of the last layer (before the final norm, which the original does not have).
+    """
+)
 class TransformerXLModel(TransformerXLPreTrainedModel, MemoryModel):
     layer_class = TransformerXLLayer
+
+    def position_embeddings(
+        self, segment: Segment, cache: MemoryCache | None, like: torch.Tensor
+    ) -> tuple[torch.Tensor | None, Any]:
+        table, bias = super().position_embeddings(segment, cache, like)
+        if table is None or cache is not None:  # a cache keeps projections for calls to come
+            return table, bias
+        return self.dropout(table), bias
+
+    def output_of_layers(self, hidden_states: torch.Tensor, auxiliary_loss: torch.Tensor | None) -> MemoryModelOutput:
+        return super().output_of_layers(self.dropout(hidden_states), auxiliary_loss)
 
 
 @auto_docstring(custom_intro="Transformer-XL with a language modeling head.")

@@ -127,3 +127,18 @@ def test_bfloat16(model_type: str):
     outputs.loss.backward()
     assert outputs.mems.layers[0].columns[0].dtype == torch.bfloat16
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_transformer_xl_drops_where_its_authors_do():
+    """`mem_transformer.py` of kimiyoung/transformer-xl: the embedding, the table of positions, and the last output."""
+    model = tiny_model(
+        "transformer_xl", embedding_dropout=0.5, dropout=0.0, residual_dropout=0.0, norm_position="post"
+    ).train()
+    read = {}
+    (first, *_) = model.layers
+    first.register_forward_hook(lambda layer, inputs, output: read.update(embedding=inputs[0]))
+    first.self_attn.r_proj.register_forward_hook(lambda layer, inputs, output: read.update(positions=inputs[0]))
+    read["output"] = model(tokens(2, 40)).last_hidden_state
+    for name, states in read.items():
+        zeros = float((states == 0).float().mean())
+        assert 0.4 < zeros < 0.6, name
