@@ -5,8 +5,8 @@
     python benchmarks/bits_against_milliseconds.py    # draw what the JSON holds
 
 Models are folders of byte models, trained on the split of Python's library (examples/library_corpus.py). That of
-`--windows` was trained without a memory: it reads windows as long as its segments, which move on by 1 to 128 bytes, and
-predicts the new ones. The others read segments of 1 to 128 bytes with their memory. All predict the beginnings of the same
+`--windows` was trained without a memory: it reads windows as long as its segments, which move on by 1 to 256 bytes, and
+predicts the new ones. The others read segments of 1 to 256 bytes with their memory. All predict the beginnings of the same
 modules of the test, as many rows side by side. Milliseconds are of the processor, a byte; the ways take turns, and the
 median of the turns counts.
 """
@@ -40,7 +40,7 @@ sys.path.append(str(ROOT / "examples"))
 from library_corpus import library_split  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "bits_against_milliseconds.json"
-STEPS = [1, 2, 4, 8, 16, 32, 64, 128]  # bytes that are predicted at a time
+STEPS = [1, 2, 4, 8, 16, 32, 64, 128, 256]  # bytes that are predicted at a time
 
 
 def windows_nats(model: PreTrainedModel, documents: list[np.ndarray], rows: int, step: int) -> float:
