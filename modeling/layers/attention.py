@@ -177,10 +177,8 @@ class RelativeAttention(MemoryAttention):
         """r of every distance. A cache keeps it for the tokens to come; without one and without gradients it is kept here,
         as long as the weight holds the same numbers."""
         layer_cache, table = context.layer_cache, context.positions
-        if table is None:
-            return cast(
-                torch.Tensor, cast(LayerCache, layer_cache).positions
-            )  # there is no table only where a cache holds it
+        if table is None:  # a cache holds what it is projected to
+            return cast(torch.Tensor, cast(LayerCache, layer_cache).positions)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.split_heads(self.r_proj(table))
         if layer_cache is not None:
