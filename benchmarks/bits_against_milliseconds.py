@@ -24,12 +24,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.context_curve import score_windows
 from transformers_xl.evaluation.document_losses import document_losses
-from transformers_xl.evaluation.plots import figure, line, save, styled
+from transformers_xl.evaluation.plots import figure, line, save
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
@@ -81,23 +80,21 @@ def read() -> dict[str, Any]:
     return json.loads(RESULT.read_text(encoding="utf-8"))
 
 
-@styled
-def draw_on(axes: Axes, result: dict[str, Any]) -> None:
+def draw(result: dict[str, Any]) -> None:
     """A line for each way, whose points are numbered with the bytes that are predicted at a time."""
+    picture, ((axes,),) = figure(width=6.5)
     for index, (name, steps) in enumerate(result["models"].items()):
         points = [(row["milliseconds"], row["bits"]) for row in steps.values()]
         axes.plot(*zip(*points, strict=True), label=result["labels"][name], **line(index, len(result["models"])))
-        for step, point in zip(steps, points, strict=True):
-            axes.annotate(step, point, xytext=(3, 3), textcoords="offset points")
+        labelled = 1e-9
+        for step, point in zip(steps, points, strict=True):  # above the first line, below the second
+            if abs(math.log(point[0] / labelled)) > 0.2:  # not over one another
+                axes.annotate(step, point, xytext=(0, -10 if index else 5), textcoords="offset points", fontsize=7)
+                labelled = point[0]
     axes.set_xscale("log")
     axes.set(xlabel="milliseconds of the processor a byte", ylabel="bits per byte (axis not from 0)")
-    axes.set_title("When read: numbers are bytes predicted at a time")
+    axes.set_title("Numbers: bytes that are predicted at a time")
     axes.legend()
-
-
-def draw(result: dict[str, Any]) -> None:
-    picture, ((axes,),) = figure(width=6.5)
-    draw_on(axes, result)
     save(picture, RESULT.with_suffix(".png"))
 
 

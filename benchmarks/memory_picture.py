@@ -1,5 +1,5 @@
 """What a memory is worth, in one picture: bits of the test documents by how much was read in training, with and without it;
-and what the same models cost when they are read.
+and how long the same models take to read a byte.
 
     python benchmarks/memory_picture.py    # of results/comparison_memory and results/bits_against_milliseconds.json
 
@@ -8,12 +8,13 @@ would be lower than a point before the last.
 """
 
 from pathlib import Path
+from typing import Any
 
 import bits_against_milliseconds
 import numpy as np
 from matplotlib.axes import Axes
 
-from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.evaluation.plots import figure, line, save, styled
 from transformers_xl.runs.comparison import ComparisonResults, read_comparison
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +23,7 @@ PICTURE = ROOT / "docs" / "images" / "memory.png"
 LABELS = {"twin": "blocks of 256, no memory", "memory": "segments of 128, memory of 128"}
 
 
+@styled
 def draw_curve(axes: Axes, found: ComparisonResults, labels: dict[str, str]) -> None:
     """A line for each of the models that have a label."""
     models = {model.name: model for model in found.models}
@@ -40,10 +42,27 @@ def draw_curve(axes: Axes, found: ComparisonResults, labels: dict[str, str]) -> 
     axes.legend()
 
 
+@styled
+def draw_cost(axes: Axes, result: dict[str, Any]) -> None:
+    """Milliseconds a byte by the bytes that are predicted at a time, and the range of the bits."""
+    for index, (name, steps) in enumerate(result["models"].items()):
+        bits = sorted({f"{row['bits']:.2f}" for row in steps.values()})
+        label = f"{result['labels'][name]}: {' to '.join(bits)} bits per byte"
+        times = [row["milliseconds"] for row in steps.values()]
+        axes.plot([int(step) for step in steps], times, label=label, **line(index, len(result["models"])))
+    ticks = [int(step) for step in next(iter(result["models"].values()))]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_yscale("log")
+    axes.set(xlabel="bytes that are predicted at a time", ylabel="milliseconds of the processor a byte")
+    axes.set_title("The time of reading")
+    axes.legend()
+
+
 def main() -> None:
     picture, ((curve, cost),) = figure(columns=2, width=5.0)
     draw_curve(curve, read_comparison(FOLDER), LABELS)
-    bits_against_milliseconds.draw_on(cost, bits_against_milliseconds.read())
+    draw_cost(cost, bits_against_milliseconds.read())
     save(picture, PICTURE)
 
 

@@ -10,8 +10,8 @@ from one seed or several; `--twin` names the one that was trained without memory
 more in the 40 modules of the test that stand nowhere in the training text, not within another name either: a model knows
 them from the module alone. Scored are the bytes of the second use. The distance is that of the beginnings of both uses.
 
-A model with memory reads as it was trained. The twin reads for each byte of a name anew what it read at most in training,
-a window that ends there. What a model saves is the twin's bits less its own, a byte of a name; intervals (95 %) are of a
+A model with memory reads as it was trained. The twin reads a window for each name, as long as its segments, which ends with
+the name. What a model saves is the twin's bits less its own, a byte of a name; intervals (95 %) are of a
 bootstrap over modules and seeds.
 """
 
@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from transformers_xl.evaluation.context_losses import token_losses_with_context
 from transformers_xl.evaluation.document_losses import document_losses
 from transformers_xl.evaluation.plots import figure, line, save
+from transformers_xl.evaluation.token_losses import losses_of_targets
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.files.processor import processor
 from transformers_xl.hub.measurements import library_versions
+from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.runs.comparison_statistics import interval
 from transformers_xl.runs.loading import load_model
 
@@ -46,6 +47,7 @@ PICTURE = ROOT / "docs" / "images" / "real_names.png"
 NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
 EDGES = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]  # bytes
 FEWEST = 5  # modules, for an interval over them
+ROWS = 16  # windows that are read side by side
 
 
 class Use(NamedTuple):
@@ -84,16 +86,21 @@ def name_bits(losses: list[np.ndarray], uses: list[list[Use]]) -> dict[str, list
 
 
 def byte_losses(model: PreTrainedModel, documents: list[np.ndarray], uses: list[list[Use]], lanes: int) -> list[Any]:
-    """Nats of each byte of each document `(bytes,)`: with memory, or, in a model without, of a window of its own for each
-    byte of a use behind the first window."""
+    """Nats of each byte of each document `(bytes,)`: with memory, or, in a model without, those of each use in a window of
+    its own, as long as a segment, which ends with it."""
     losses = document_losses(model, documents, lanes=min(lanes, len(documents)), progress=True)
-    if not model.config.mem_len:
-        context = model.config.segment_length - 1
-        for ids, nats, own in zip(documents, losses, uses, strict=True):
-            places = np.array([place for use in own for place in range(use.start, use.start + use.length)], np.int64)
-            places = places[places >= context]
-            if len(places):
-                nats[places] = token_losses_with_context(model, ids, [context], places)[0]
+    length = model.config.segment_length
+    if model.config.mem_len:
+        return losses
+    for ids, nats, own in zip(documents, losses, uses, strict=True):
+        behind = [use for use in own if use.start + use.length > length + 1]  # the others are in the first segment
+        for first in range(0, len(behind), ROWS):
+            rows = behind[first : first + ROWS]
+            windows = torch.stack([torch.as_tensor(ids[: use.start + use.length][-length - 1 :]) for use in rows])
+            with evaluating(model), torch.inference_mode():
+                found, _ = losses_of_targets(model, windows[:, :-1], windows[:, 1:], use_cache=False)
+            for use, window in zip(rows, found.double().numpy(), strict=True):
+                nats[use.start : use.start + use.length] = window[-use.length :]
     return losses
 
 
