@@ -86,7 +86,7 @@ def draw(result: dict[str, Any]) -> None:
     for index, (name, steps) in enumerate(result["models"].items()):
         points = [(row["milliseconds"], row["bits"]) for row in steps.values()]
         axes.plot(*zip(*points, strict=True), label=result["labels"][name], **line(index, len(result["models"])))
-        labelled = 1e-9
+        labelled = 1e-9  # milliseconds of the last point with a number: none yet
         for step, point in zip(steps, points, strict=True):  # above the first line, below the second
             if abs(math.log(point[0] / labelled)) > 0.2:  # not over one another
                 axes.annotate(step, point, xytext=(0, -10 if index else 5), textcoords="offset points", fontsize=7)

@@ -213,7 +213,7 @@ def main() -> None:
     report(result)
     if args.modules is None:
         with atomic_write(RESULT) as new:
-            Path(new).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            Path(new).write_text(json.dumps(result) + "\n", encoding="utf-8")
         draw(result)
 
 

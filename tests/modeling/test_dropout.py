@@ -142,3 +142,14 @@ def test_transformer_xl_drops_where_its_authors_do():
     for name, states in read.items():
         zeros = float((states == 0).float().mean())
         assert 0.4 < zeros < 0.6, name
+
+
+def test_a_cache_holds_no_dropped_positions():
+    """They serve calls to come, which may be in evaluation."""
+    model = tiny_model("transformer_xl", embedding_dropout=0.5).train()
+    with torch.no_grad():
+        held = model(tokens(2, 6), use_cache=True).past_key_values
+        expected = model.eval()(tokens(2, 6), use_cache=True).past_key_values
+    assert len(held.layer_caches) == len(model.layers)
+    for one, other in zip(held.layer_caches, expected.layer_caches, strict=True):
+        assert torch.equal(one.positions, other.positions)

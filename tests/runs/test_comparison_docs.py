@@ -105,3 +105,12 @@ def test_the_curve_is_bits_by_bytes_read(finished: Path):
     memory_picture.draw_curve(axes, read_comparison(finished), {"ours": "with", "other": "without"})
     assert [each.get_label() for each in axes.lines] == ["with: 2.000", "without: 2.500"]
     assert axes.lines[0].get_xydata().tolist() == [[8e-6, 6.0], [16e-6, pytest.approx(1100.5 / 550, rel=1e-3)]]
+
+
+def test_the_time_of_reading_by_the_bytes_at_a_time():
+    _, ((axes,),) = figure()
+    steps = {"1": {"bits": 2.0211, "milliseconds": 8.0}, "64": {"bits": 2.056, "milliseconds": 0.5}}
+    memory_picture.draw_cost(axes, {"labels": {"twin-0": "windows of 64"}, "models": {"twin-0": steps}})
+    (drawn,) = axes.lines
+    assert drawn.get_label() == "windows of 64: 2.02 to 2.06 bits per byte"
+    assert drawn.get_xydata().tolist() == [[1, 8.0], [64, 0.5]]

@@ -1,17 +1,21 @@
 """The texts of a comparison: documents as tokens, and how many bytes their bits are divided by."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from transformers_xl import WordTokenizer
 from transformers_xl.runs.comparison_models import ComparedModel
 from transformers_xl.runs.comparison_plan import ComparisonPlan, plan_of
 from transformers_xl.runs.comparison_texts import read_comparison_texts
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from novels_corpus import tokenizer_of
 
 DOCUMENTS = {"one": "now then, said the mole", "two": "na\u00efve \u2014 now", "short": "n"}
 
@@ -35,9 +39,8 @@ def plan_file(tmp_path: Path):
 @pytest.fixture
 def bpe(tmp_path: Path) -> PreTrainedTokenizerFast:
     """A byte-level BPE that knows `now` as one token."""
-    pairs = ByteLevelBPETokenizer()
-    pairs.train_from_iterator(["now"] * 3, vocab_size=259, special_tokens=["<eos>"], show_progress=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs._tokenizer, eos_token="<eos>", pad_token="<eos>")
+    tokenizer = tokenizer_of(["now"] * 3, 259)
+    assert len(tokenizer) == 259
     tokenizer.save_pretrained(tmp_path / "bpe")
     return tokenizer
 
