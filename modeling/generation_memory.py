@@ -20,6 +20,7 @@ from transformers_xl.modeling.adapters import check_prompt_learning
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory, with_columns_of
+from transformers_xl.modeling.memory.segment import document_starts
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 # Tokens of a prompt that are read at once: with `same_length` all cuts give the same results.
@@ -109,7 +110,12 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             with torch.inference_mode():  # autograd's books cost some twentieth of a token
                 ids: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
             return ids.clone()  # such a tensor could not be trained on
-        result: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
+        try:
+            result: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
+        except BaseException:  # Ctrl-C too: rows that had ended would stay so
+            if isinstance(kwargs.get("past_key_values"), MemoryCache):
+                kwargs["past_key_values"].finish()
+            raise
         is_result = isinstance(result, ModelOutput)
         cache = result.past_key_values if is_result else kwargs.get("past_key_values")
         if isinstance(cache, MemoryCache) and not getattr(generation_config, "is_assistant", False):
@@ -185,6 +191,10 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             cache = model_kwargs["past_key_values"] = MemoryCache(new, static)
         else:
             cache._is_user_defined = True
+            if cache.static and cache.memory is not None:  # all columns from the beginning
+                new = self.model.new_memory(rows, torch.empty(0, dtype=self.dtype, device=self.device), static=True)
+                if any(a.num_columns != b.num_columns for a, b in zip(cache.memory.layers, new.layers, strict=True)):
+                    cache.memory = with_columns_of(cache.memory, new)
         reset = model_kwargs.pop("reset", None)
         if reset is not None and cache.memory is not None:
             cache.memory = self.model.forget(cache.memory, reset)
@@ -206,6 +216,14 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             stopping_criteria = _NotingStoppingCriteria(stopping_criteria, cache)
         return super()._sample(input_ids, *args, stopping_criteria=stopping_criteria, **kwargs)
 
+    def _assisted_decoding(self, input_ids: torch.LongTensor, *args, **kwargs) -> ModelOutput | torch.LongTensor:
+        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        length = getattr(kwargs["generation_config"], "_mask_length", -1) if mask is None else mask.shape[1]
+        if isinstance(cache, MemoryCache) and length == input_ids.shape[1]:
+            # the prompt is all of the text; in other modes transformers cuts off what was read before
+            cache.num_repeated = int(cache.num_tokens)
+        return super()._assisted_decoding(input_ids, *args, **kwargs)
+
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
         input_ids, model_kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
         for name in ("mems", "source_mems"):  # transformers repeats tensors only
@@ -223,6 +241,10 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         """As in transformers, but only the last piece of a long prompt: the others are read here."""
         for name in ("tokenizer", "assistant_tokenizer", "assistant_model"):
             kwargs.pop(name, None)  # transformers passes what decodes stop strings to the model, too
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, MemoryCache) and cache.num_repeated and kwargs.get("next_sequence_length") is None:
+            ids = args[0] if args else kwargs["input_ids"]
+            kwargs["next_sequence_length"], cache.num_repeated = ids.shape[1] - cache.num_repeated, 0
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         cache = inputs.get("past_key_values")
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"
@@ -230,7 +252,8 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         is_captured = inputs.get("output_attentions") or inputs.get("output_hidden_states")
         if length <= PREFILL_CHUNK or not isinstance(cache, MemoryCache) or not self.config.same_length or is_captured:
             return inputs
-        given = [key for key in (name, "attention_mask", "position_ids") if inputs.get(key) is not None]
+        self._say_documents(inputs, length)
+        given = [key for key in (name, "attention_mask", "reset") if inputs.get(key) is not None]
         # the last piece is a whole one: assisted decoding wants the logits of several tokens
         cuts = tuple(range(length % PREFILL_CHUNK or PREFILL_CHUNK, length, PREFILL_CHUNK))
         pieces = zip(*(inputs[key][:, -length:].tensor_split(cuts, dim=1) for key in given), strict=True)
@@ -239,6 +262,16 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             self(**piece, past_key_values=cache, logits_to_keep=1)
         inputs |= last
         return inputs
+
+    @staticmethod
+    def _say_documents(inputs: dict, length: int) -> None:
+        """Say by `reset` where documents begin, in the place of `position_ids`, whose differences a cut would part."""
+        positions, mask = inputs.pop("position_ids", None), inputs.get("attention_mask")
+        if positions is None:
+            return
+        starts = document_starts(positions[:, -length:], None if mask is None else mask[:, -length:].bool())
+        if bool(starts.any()):
+            inputs["reset"] = starts
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict) -> None:
         """None: the memory counts distances itself. Positions that the user passes say where documents begin."""

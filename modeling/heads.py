@@ -198,7 +198,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         targets = kwargs.pop("shift_labels", None)
         check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets)
         if targets is None and labels is not None:
-            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            targets = next_tokens(labels, attention_mask)
         inputs = ModelInputs(
             input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )
@@ -232,6 +232,14 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
         if wants_losses and losses is not None:
             result.token_losses = losses
         return result
+
+
+def next_tokens(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """What each token is to predict, `(batch, length)`, of the tokens `labels`: padding predicts nothing."""
+    targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    if attention_mask is None:
+        return targets
+    return targets.masked_fill(~attention_mask[:, -targets.shape[1] :].bool(), -100)
 
 
 def whole_logits(logits: torch.Tensor | None, targets: torch.Tensor) -> torch.Tensor | None:
@@ -361,5 +369,6 @@ __all__ = [
     "MemoryHead",
     "ModelInputs",
     "has_other_loss",
+    "next_tokens",
     "whole_logits",
 ]

@@ -225,6 +225,8 @@ class MemoryModel(MemoryPreTrainedModel):
         cache = past_key_values
         if cache is None and use_cache and self.config.mem_len > 0:
             cache = MemoryCache(mems)
+        if cache is not None and not torch.compiler.is_compiling():
+            cache.follow_type(inputs_embeds)
         memory = self.memory_before(cache, mems, reset, inputs_embeds)
         mask = None if attention_mask is None else attention_mask[:, -length:].bool()
         if cache is not None and cache.ended is not None:  # inside `generate()`
@@ -232,6 +234,7 @@ class MemoryModel(MemoryPreTrainedModel):
             mask = going_on if mask is None else mask & going_on
         tokens = reset if reset is not None and reset.dim() == 2 else None
         if position_ids is not None:
+            position_ids = position_ids.expand(batch, length)
             check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
         call = Call.of(mask, tokens, position_ids)
         if input_ids is not None:

@@ -22,7 +22,7 @@ from transformers_xl.modeling.adapters import lora_targets_of
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
-from transformers_xl.modeling.heads import ModelInputs, has_other_loss
+from transformers_xl.modeling.heads import ModelInputs, has_other_loss, next_tokens
 from transformers_xl.modeling.layers.adaptive_softmax import mean_loss
 from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
@@ -258,7 +258,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         targets, wants_losses = kwargs.pop("shift_labels", None), kwargs.pop("output_token_losses", False)
         check_targets(input_ids, inputs_embeds, labels, targets, 0)
         if targets is None and labels is not None:
-            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            targets = next_tokens(labels, attention_mask)
         inputs = ModelInputs(
             input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )

@@ -185,7 +185,8 @@ class RelativeAttention(MemoryAttention):
             self.kept = None  # they are large
             layer_cache.positions = self.positions_along_rows(table)
             return layer_cache.positions
-        if self.training or not is_known_by_its_weight(self.r_proj):
+        is_cast = torch.is_autocast_enabled(table.device.type)
+        if self.training or is_cast or not is_known_by_its_weight(self.r_proj):
             return self.positions_along_rows(table)
         weight = self.r_proj.weight
         # numbers are compared: no counter sees writes through `.data`

@@ -151,7 +151,8 @@ class ProductKeyMemory(nn.Module):
         query = self.query_net(rows, mask).unflatten(-1, (self.heads, -1))
         scores, slots = self.best_slots(query)
         weights = scores.softmax(dim=-1)
-        read = self.values(slots.flatten(1), per_sample_weights=weights.flatten(1))
+        shares = weights.flatten(1).to(self.values.weight.dtype)  # autocast leaves the table as it is
+        read = self.values(slots.flatten(1), per_sample_weights=shares)
         usage = self.usage(slots, weights, mask) if output_key_usage else None
         return self.dropout(read.view_as(hidden_states)), usage
 

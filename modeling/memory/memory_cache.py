@@ -94,6 +94,8 @@ class MemoryCache(Cache):
         self.placed: Memory | None = None  # tensors of a static cache
         self.source: Any = None  # what the decoder of an encoder-decoder reads: no row of it moves inside `generate()`
         self.num_tokens: int | torch.Tensor = 0
+        self.num_repeated = 0  # tokens at the beginning of a prompt that were read before
+        self.computed_in: torch.dtype | None = None
         self.reset()
         self.memory = memory
 
@@ -148,6 +150,14 @@ class MemoryCache(Cache):
         for layer_cache in self.layer_caches:
             if layer_cache.positions is not None and layer_cache.positions.shape[1] > count:
                 layer_cache.positions = keep_last(layer_cache.positions, count).mT.contiguous().mT
+
+    def follow_type(self, like: torch.Tensor) -> None:
+        """Drop what layers keep, where a call computes in another type than the one before it: autocast began, or ended."""
+        device = like.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+        if self.computed_in not in (None, dtype):
+            self.layer_caches = []
+        self.computed_in = dtype
 
     def layer_cache(self, layer: int) -> LayerCache:
         """That of a layer."""
@@ -222,7 +232,7 @@ class MemoryCache(Cache):
 
     def finish(self) -> None:
         """Leave `generate()`: rows may continue, and tokens can no longer be taken back."""
-        self.ended, self.records_past = None, False
+        self.ended, self.records_past, self.num_repeated = None, False, 0
         if self.memory is not None and self.aside:
             order = list(range(self.batch_size))
             for index, row in enumerate(self.aside):

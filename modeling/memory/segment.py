@@ -68,6 +68,16 @@ class Call(NamedTuple):
         return cls(num_tokens, document_ids, pack, inverse(pack), closed)
 
 
+def document_starts(positions: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Which tokens `(B, T)` begin a document: their position does not continue that of the real token before them, by the
+    `mask` `(B, T)` bool of real tokens; None: all are."""
+    mask = torch.ones_like(positions, dtype=torch.bool) if mask is None else mask
+    columns = torch.arange(positions.shape[1], device=positions.device).expand_as(mask)
+    before = F.pad(columns.where(mask, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
+    continued = positions.expand_as(mask).gather(1, before.clamp(min=0)) + 1
+    return mask & (before >= 0) & (positions != continued)
+
+
 def is_true(condition: torch.Tensor, when_compiling: bool) -> bool:
     """`bool(condition)`; in a compiled graph, which cannot branch on it, `when_compiling`."""
     return when_compiling if torch.compiler.is_compiling() else bool(condition)
@@ -269,4 +279,4 @@ def _newest(row: torch.Tensor, end: int, count: int) -> torch.Tensor:
     return columns if end >= count else F.pad(columns, (0, 0, count - end, 0))
 
 
-__all__ = ["Call", "Segment", "are_all", "is_true", "noted"]
+__all__ = ["Call", "Segment", "are_all", "document_starts", "is_true", "noted"]

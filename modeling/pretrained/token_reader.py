@@ -168,6 +168,7 @@ class TokenReader(MemoryReader):
         base = BaseCall(model, kept if isinstance(kept, int) and kept > 0 else length, kwargs)
         reads_on = (
             layer_cache is not None
+            and not (model.training and model.backbone.is_activation_checkpointing)  # would append twice
             and call.document_ids is None
             and (call.num_tokens is None or bool(call.num_tokens.any()))
         )

@@ -247,3 +247,15 @@ def test_what_cannot_be_read_is_refused_in_words():
     base.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ValueError, match=r"make 264 positions, and beyond 256 the angles of `rope_type`='dynamic'"):
         add_memory(base, kind="tokens", num_memory_tokens=4, segment_length=256)
+
+
+def test_activation_checkpointing_with_a_cache():
+    """What a base would append to its cache is appended again when its layers are computed again."""
+    ids, gradients = tokens(2, 14), []
+    for is_checkpointed in (False, True):
+        model = wrapped().train()
+        if is_checkpointed:
+            model.activation_checkpointing_enable({"use_reentrant": True})
+        model(ids, labels=ids, use_cache=True).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(*gradients, **EXACT)

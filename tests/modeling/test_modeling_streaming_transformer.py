@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import EXACT, allows, newest, tiny_config, tiny_model, tokens
 
+from transformers_xl.configuration.configuration_streaming_transformer import StreamingTransformerConfig
 from transformers_xl.modeling.layers.ngram_embedding import MULTIPLIER, PRIME
 from transformers_xl.modeling.layers.rotary_positions import Rotation
 from transformers_xl.modeling.memory.memory_value import cat_memories
@@ -252,6 +253,15 @@ def test_weights_start_where_the_card_says():
 def test_what_cannot_run_is_refused(fields, remedy):
     with pytest.raises(ValueError, match=remedy):
         tiny_config(STREAMING, **fields)
+
+
+@pytest.mark.parametrize(("vocab_size", "orders"), [(259, [2, 3]), (1024, [2, 3]), (1025, []), (8192, [])])
+def test_ngrams_are_of_bytes_and_characters_unless_they_are_given(vocab_size, orders):
+    assert StreamingTransformerConfig(vocab_size=vocab_size).ngram_orders == orders
+    assert StreamingTransformerConfig(n_token=vocab_size).ngram_orders == orders
+    for given in ([], [2, 4]):
+        config = StreamingTransformerConfig(vocab_size=vocab_size, ngram_orders=given)
+        assert StreamingTransformerConfig.from_dict(config.to_dict()).ngram_orders == given
 
 
 def test_sizes_that_are_allowed():

@@ -59,6 +59,14 @@ def test_positions_of_padding_do_not_count(side):
         assert torch.equal(result_of(with_positions), result_of(model(ids, attention_mask=mask)))
 
 
+@pytest.mark.parametrize("model_type", CARRYING)
+def test_positions_may_be_those_of_all_rows(model_type):
+    model, ids = tiny_model(model_type), tokens(2, 20)
+    positions = torch.cat([torch.arange(7), torch.arange(13)])[None]
+    expected = model(ids, position_ids=positions.expand(2, -1))
+    assert torch.equal(result_of(model(ids, position_ids=positions)), result_of(expected))
+
+
 def test_starts_of_documents():
     position_ids = torch.tensor([[0, 1, 2, 0, 1, 5], [3, 4, 0, 0, 5, 6]])
     call = Call.of(None, None, position_ids)

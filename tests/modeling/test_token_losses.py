@@ -210,3 +210,20 @@ def test_labels_are_smoothed_in_training_only(model_type: str):
     smoothed = [model.train(mode)(ids, labels=ids).loss for mode in (False, True)]
     assert torch.equal(smoothed[0], plain[0])
     assert (smoothed[1] - plain[1]).abs() > 1e-2
+
+
+@pytest.mark.parametrize("model_type", one_of_each_kind(models(causal_lm=True)))
+@pytest.mark.parametrize("side", ["left", "right", "interior"])
+def test_padding_predicts_nothing(model_type, side):
+    """A row's first token, which no token of it predicts, is not learned from the padding before it."""
+    model, ids = tiny_model(model_type, "causal_lm"), tokens(2, 9)
+    padding = {"left": slice(0, 3), "right": slice(6, 9), "interior": slice(3, 6)}[side]
+    mask = torch.ones_like(ids)
+    mask[0, padding] = 0
+    loss = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+    whole, short = model(ids[1:], labels=ids[1:]).loss, ids[:1, mask[0].bool()]
+    targets = torch.nn.functional.pad(short[:, 1:], (0, 1), value=-100)
+    if side == "interior":
+        targets[0, 2] = -100  # what follows it stands after the padding
+    alone = model(short, shift_labels=targets).loss * (targets != -100).sum()
+    torch.testing.assert_close(loss * (8 + (targets != -100).sum()), whole * 8 + alone, atol=1e-5, rtol=1e-5)
