@@ -2,11 +2,9 @@
 
     apt-get download r-cran-janeaustenr
     python benchmarks/novels_corpus.py r-cran-janeaustenr_*.deb novels    # train.jsonl, valid.jsonl and test.jsonl
-    python benchmarks/novels_corpus.py r-cran-janeaustenr_*.deb novels --vocabulary 8192    # and novels/tokenizer
 
 Documents for validation and the test are chapters. A .deb needs no Debian to be read: it is an `ar` archive of tar files,
 and the novels are vectors of lines as R writes them (R Internals, section 1.8).
-The tokenizer is a byte-level BPE of the novels for training.
 """
 
 import argparse
@@ -19,9 +17,6 @@ import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-
-from tokenizers import ByteLevelBPETokenizer
-from transformers import PreTrainedTokenizerFast
 
 from transformers_xl.files.output_folder import output_folder
 
@@ -85,18 +80,10 @@ def chapters(title: str, text: str) -> dict[str, str]:
     return {f"{title}, {number}": part for number, part in enumerate(parts, 1) if len(part.encode()) >= LEAST}
 
 
-def tokenizer_of(texts: list[str], size: int) -> PreTrainedTokenizerFast:
-    """Words and parts of words, `size` of them with the end of a text."""
-    pairs = ByteLevelBPETokenizer()
-    pairs.train_from_iterator(texts, vocab_size=size, special_tokens=["<eos>"], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=pairs._tokenizer, eos_token="<eos>", pad_token="<eos>")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path, help="r-cran-janeaustenr_*.deb")
     parser.add_argument("output", type=Path, help="a folder to write")
-    parser.add_argument("--vocabulary", type=int, help="also write a tokenizer of so many tokens")
     args = parser.parse_args()
     texts = novels(args.package)
     parts = {
@@ -109,8 +96,6 @@ def main() -> None:
             lines = (json.dumps({"name": title, "text": text}) for title, text in part.items())
             (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
             print(f"{name}.jsonl: {len(part)} documents, {sum(len(text.encode()) for text in part.values()):,} bytes")
-        if args.vocabulary is not None:
-            tokenizer_of([*parts["train"].values()], args.vocabulary).save_pretrained(folder / "tokenizer")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Configuration of the Streaming Transformer, which is no paper's: model_cards/streaming_transformer.md."""
 
-from typing import Any
-
 from huggingface_hub.dataclasses import strict
 
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
+from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
+CHARACTERS = 1024  # tokens of a vocabulary of bytes or characters, at most: a larger one has words
 MAX_NGRAM = 8  # longer ones hardly ever come back, and each is a row more to add up
 
 
@@ -18,8 +18,9 @@ class StreamingTransformerConfig(AdaptiveSoftmaxConfig):
     Args:
         conv_kernel_size (`int`, *optional*, defaults to 4):
             Tokens that a convolution reads, the token itself included; 1 leaves a gain for each feature.
-        ngram_orders (`list[int]`, *optional*, defaults to `[2, 3]`):
-            Lengths of the n-grams that have an embedding, in tokens; none with `[]`.
+        ngram_orders (`list[int]`, *optional*):
+            Lengths of the n-grams that have an embedding, in tokens; none with `[]`. When not given, `[2, 3]` for bytes or
+            characters (a vocabulary of at most 1,024 tokens), and `[]` for words, where they cost bits.
         ngram_table_size (`int`, *optional*, defaults to 2048):
             Vectors of each length, which its n-grams share by a hash.
         rotary_base (`float`, *optional*, defaults to 1000.0):
@@ -43,26 +44,24 @@ class StreamingTransformerConfig(AdaptiveSoftmaxConfig):
     model_type = "streaming_transformer"
 
     conv_kernel_size: int = 4
-    ngram_orders: list[int] | tuple[int, ...] = (2, 3)
+    ngram_orders: Derived[list[int] | tuple[int, ...]] = NOT_GIVEN
     ngram_table_size: int = 2048
     rotary_base: float | int = 1000.0
     intermediate_size: int = 1408
     hidden_act: str = "silu"
     dropout: float | int = 0.0
 
-    def __post_init__(self, **kwargs: Any):
-        self.ngram_orders = list(self.ngram_orders)
-        super().__post_init__(**kwargs)
-
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        if self.ngram_orders is None:
+            self.ngram_orders = (2, 3) if self.vocab_size <= CHARACTERS else ()
+        orders = self.ngram_orders = list(self.ngram_orders)
         for name in ("conv_kernel_size", "ngram_table_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
-        orders = self.ngram_orders
-        if list(orders) != sorted(set(orders)) or any(not 2 <= order <= MAX_NGRAM for order in orders):
+        if orders != sorted(set(orders)) or any(not 2 <= order <= MAX_NGRAM for order in orders):
             raise ValueError(
-                f"`ngram_orders`={list(orders)} must rise from at least 2 to at most {MAX_NGRAM}: one token has the "
+                f"`ngram_orders`={orders} must rise from at least 2 to at most {MAX_NGRAM}: one token has the "
                 "embedding of its word."
             )
         if not 1 < self.rotary_base < float("inf"):

@@ -234,7 +234,7 @@ class MemoryModel(MemoryPreTrainedModel):
             mask = going_on if mask is None else mask & going_on
         tokens = reset if reset is not None and reset.dim() == 2 else None
         if position_ids is not None:
-            position_ids = position_ids.expand(batch, length)
+            position_ids = cast(torch.LongTensor, position_ids.expand(batch, length))
             check_continued_rows(position_ids, mask, tokens, memory.tokens_read)
         call = Call.of(mask, tokens, position_ids)
         if input_ids is not None:

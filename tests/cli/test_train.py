@@ -1,10 +1,13 @@
 """`transformers-xl train`: what it starts from, what it reads, and that it survives being stopped."""
 
+import gzip
+import hashlib
 import json
 import os
 import shlex
 import signal
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -289,3 +292,102 @@ def test_a_share_that_holds_nothing_out_is_refused_before_anything_is_read(
 def test_all_of_a_text_is_trained_on_where_another_is_held_out(text_file: Path, tmp_path: Path):
     words = ("-o", tmp_path / "model", *SMALL.split(), "--data.eval_fraction", 0, "--data.eval_path", text_file)
     assert f"{len(TEXT):,} training tokens" in run("train", text_file, *words).output
+
+
+def test_the_command_in_the_card_has_no_secret_and_no_folders(text_file: Path, tmp_path: Path):
+    """It is pushed."""
+    (tmp_path / "more.txt").write_text(TEXT)
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
+        file.writestr("inside/part.txt", TEXT)
+    paths = f"[{text_file}, {tmp_path / 'more.txt'}]"
+    words = ("--data.path", paths, "--data.eval_path", f"{tmp_path / 'texts.zip'}::inside/part.txt")
+    secret = ("--training.hub_token", "hf_secret")
+    folder = train("-o", tmp_path / "model", *words, *secret, *SMALL.split(), "--training.max_steps", 1)
+    for name in ("README.md", "training_metrics.json"):
+        written = (folder / name).read_text()
+        assert "[text.txt, more.txt]" in written
+        assert "texts.zip::inside/part.txt" in written
+        assert "hf_secret" not in written
+        assert str(tmp_path) not in written
+        assert str(text_file.parent) not in written
+
+
+def test_a_resumption_that_is_refused_keeps_the_run(trained: Path, text_file: Path, tmp_path: Path):
+    folder = train(text_file, "-o", tmp_path / "model", *SMALL.split(), "--training.save_steps", 2)
+    before = (folder / "run.yaml").read_text()
+    for options, told in [
+        (("--training.max_steps", 8, "--training.average_weights", "ema"), "`average_weights` was asked for"),
+        (("--model.hidden_size", 32), "other weights than is asked for, such as"),
+        (("--model.num_hidden_layers", 2), "other weights than is asked for, such as"),
+        (("--lora.r", 4), "`lora.r`=4, but the run that is resumed has 0"),
+        (("--overwrite",), "`overwrite`=True has no effect with --resume"),
+    ]:
+        assert told in " ".join(refused("--resume", "-o", folder, *options).split())
+        assert (folder / "run.yaml").read_text() == before
+    train("--resume", "-o", folder, "--training.max_steps", 6, "--model.dropout", 0.1)
+    assert "max_steps: 6" in (folder / "run.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--lora.alpha", 8), "`lora.alpha`=8, but `lora.r`=0 makes no adapters"),
+        (("--lora.target_modules", "[q_proj]"), "`lora.target_modules`=['q_proj'], but `lora.r`=0"),
+        (("--training.optim", "lomo"), "`training.optim`='lomo' cannot be used"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_first(options, told, text_file, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(training_run, "run_tokenizer", lambda *given: pytest.fail("a tokenizer was read"))
+    assert told in " ".join(refused(text_file, "-o", tmp_path / "no", *SMALL.split(), *options).split())
+
+
+def test_keywords_of_a_schedule_are_numbers(text_file: Path, tmp_path: Path):
+    options = ("--training.lr_scheduler_type", "cosine_with_min_lr", "--training.lr_scheduler_kwargs.min_lr", "1e-5")
+    folder = train(text_file, "-o", tmp_path / "model", *SMALL.split(), *options)
+    assert yaml.safe_load((folder / "run.yaml").read_text())["training"]["lr_scheduler_kwargs"] == {"min_lr": 1e-5}
+
+
+def test_a_base_of_adapters_alone_is_refused(text_file: Path, trained: Path, tmp_path: Path):
+    needs("peft")
+    adapters = train(
+        text_file, "-o", tmp_path / "adapters", *SMALL.split()[-4:], "--model.base", trained, "--lora.r", 2
+    )
+    said = refused(text_file, "-o", tmp_path / "no", "--model.base", adapters)
+    assert "holds adapters alone" in " ".join(said.split())
+
+
+def test_the_record_of_a_text_is_of_its_bytes(tmp_path: Path):
+    """Also where a token is the place of a byte in an alphabet, and where the file is compressed."""
+    tokenizer = ByteTokenizer(symbols=bytes(sorted(set(TEXT.encode()))))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (tmp_path / "same.txt").write_text(TEXT)
+    words = (tmp_path / "text.txt", "--data.eval_path", tmp_path / "same.txt")
+    folder = train(*words, "-o", tmp_path / "model", *SMALL.split(), "--tokenizer.path", tmp_path / "tokenizer")
+    assert run("evaluate", folder, "--text", tmp_path / "text.txt.gz", "--record").exit_code == 0
+    metrics = json.loads((folder / "training_metrics.json").read_text())
+    texts = [metrics["training"]["data"], *(each["data"] for each in metrics["evaluations"])]
+    assert {text["name"] for text in texts} == {"text.txt", "same.txt", "text.txt.gz"}
+    for text in texts:
+        assert (text["sha256"], text["sha256_of"]) == (hashlib.sha256(TEXT.encode()).hexdigest(), "bytes")
+        assert text["bytes"] == len(TEXT)
+
+
+def test_a_member_of_an_archive_is_evaluated_and_a_table_is_not(trained: Path, text_file: Path, tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
+        for name in ("one", "two"):
+            file.writestr(f"{name}.txt", TEXT)
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
+    scores = [
+        json.loads(run("evaluate", trained, "--text", text, "--json").output)["with_memory"]["nats"]
+        for text in (text_file, f"{tmp_path / 'texts.zip'}::two.txt")
+    ]
+    assert scores[0] == scores[1]
+    for command in (("evaluate", trained, "--text"), ("tokenizer", "train", "-o", tmp_path / "words")):
+        result = run(*command, tmp_path / "rows.jsonl")
+        assert result.exit_code == 2
+        assert "is a table" in result.output
+    result = run("evaluate", trained, "--text", tmp_path / "missing.txt")
+    assert result.exit_code == 2
+    assert "does not exist" in " ".join(result.output.split())

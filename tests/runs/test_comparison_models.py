@@ -84,6 +84,18 @@ def test_parameters_are_those_of_the_usual_transformer_xl():
         ({"gpt2": {"carry": True}}, {}, "`models.gpt2.carry`=True"),
         ({"gpt2": {}}, {"mem_len": 40}, "`models.gpt2.block` is not given, and 56"),
         ({"mamba2": {}}, {"parameters": 5_000}, "`hidden_size`=16: mamba2 has"),
+        (
+            {"gpt2": {"fields": {"hiden_act": "relu"}}},
+            {},
+            "`models.gpt2.fields.hiden_act`='relu' is no field of GPT2Config",
+        ),
+        ({"gtrxl": {"fields": {"bogus": 1}}}, {}, "`models.gtrxl.fields.bogus`=1 is no field of GTrXLConfig"),
+        (
+            {"gtrxl": {"fields": {"hidden_size": 1}}},
+            {},
+            "`models.gtrxl.fields.hidden_size`=1 is the same for all models",
+        ),
+        ({"gtrxl": {"fields": {"d_model": 1}}}, {}, "`models.gtrxl.fields.d_model`=1 is the same for all models"),
     ],
 )
 def test_what_cannot_take_part_is_refused(models: dict, fields: dict, told: str):

@@ -1,7 +1,9 @@
 """The texts of a comparison: documents as tokens, and how many bytes their bits are divided by."""
 
+import gzip
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +11,14 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from transformers_xl import WordTokenizer
+from transformers_xl.runs.comparison_folder import Comparison
 from transformers_xl.runs.comparison_models import ComparedModel
-from transformers_xl.runs.comparison_plan import ComparisonPlan, plan_of
+from transformers_xl.runs.comparison_plan import ComparisonPlan, Texts, plan_of
 from transformers_xl.runs.comparison_texts import read_comparison_texts
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from novels_corpus import tokenizer_of
+from corpus_tokenizer import tokenizer_of
 
 DOCUMENTS = {"one": "now then, said the mole", "two": "na\u00efve \u2014 now", "short": "n"}
 
@@ -87,3 +90,37 @@ def test_a_tokenizer_that_loses_text_is_refused(plan_file, tmp_path: Path):
 def test_a_tokenizer_that_is_missing_is_refused(plan_file):
     with pytest.raises(ValueError, match="`tokenizer`='nowhere' does not exist"):
         read_comparison_texts(plan_file(tokenizer="nowhere"))
+
+
+def test_a_name_that_two_lines_have_is_refused(plan_file, tmp_path: Path):
+    """One of them would be lost."""
+    plan = plan_file()
+    lines = ['{"name": "a", "text": "now then"}', '{"name": null, "text": "mole"}', '{"name": "a", "text": "said"}']
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="line 3 of .* has the `name` 'a' again"):
+        read_comparison_texts(plan)
+    (tmp_path / "text.jsonl").write_text("\n".join(lines[:2]))
+    assert read_comparison_texts(plan).test.names == ["a", "2"]
+
+
+def test_texts_are_decompressed_and_tables_refused(plan_file, tmp_path: Path):
+    plan = plan_file()
+    (tmp_path / "text.jsonl.gz").write_bytes(gzip.compress((tmp_path / "text.jsonl").read_bytes()))
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(b"now then"))
+    (tmp_path / "text.json").write_text("[]")
+    names = {"train": "text.txt.gz", "validation": "text.jsonl.gz", "test": "text.jsonl"}
+    texts = read_comparison_texts(
+        replace(plan, texts=Texts(**{each: str(tmp_path / name) for each, name in names.items()}))
+    )
+    assert bytes(texts.train.tolist()) == b"now then"
+    assert texts.validation.names == texts.test.names
+    with pytest.raises(ValueError, match="text.json' is a table"):
+        read_comparison_texts(replace(plan, texts=replace(plan.texts, train=str(tmp_path / "text.json"))))
+
+
+def test_intervals_need_two_documents(plan_file, tmp_path: Path):
+    plan = plan_file()
+    (tmp_path / "one.txt").write_text("now then")
+    plan = replace(plan, texts=replace(plan.texts, test=str(tmp_path / "one.txt")))
+    with pytest.raises(ValueError, match="`texts.test`=.* has one document"):
+        Comparison(plan, tmp_path / "out")

@@ -142,6 +142,33 @@ def test_a_folder_with_splits(tmp_path: Path):
     ) == ["test, a text\nvalid, a text\n"]
 
 
+def test_splits_are_those_of_each_folder(tmp_path: Path, caplog):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for name in ("train", "valid", "test"):
+            (tmp_path / folder / f"{name}.txt").write_text(f"{name} of {folder}\n")
+    (tmp_path / "more.txt").write_text("more\n")
+    (tmp_path / "one" / "novel.txt").write_text("in no split\n")
+    paths = (tmp_path / "one", tmp_path / "more.txt", tmp_path / "two")
+    read = read_data(section(*paths), ByteTokenizer(), progress=False)
+    assert spelled(read.rows) == ["train of one\nmore\ntrain of two\n"]
+    assert spelled(read.held_out.rows) == ["valid of one\nvalid of two\n"]
+    assert "novel.txt is not read" in caplog.text
+    assert "test.txt" not in caplog.text
+
+
+def test_the_vocabulary_of_a_tokenizer_is_no_text(tmp_path: Path):
+    """In the folder of texts, and in a folder of its own inside."""
+    (tmp_path / "words").mkdir()
+    for folder in (tmp_path, tmp_path / "words"):
+        (folder / "tokenizer_config.json").write_text("{}")
+        (folder / "vocab.txt").write_text("[UNK]\n")
+    (tmp_path / "words" / "added.txt").write_text("no text\n")
+    (tmp_path / "corpus.txt").write_text(TEXT * 3)
+    read = read_data(section(tmp_path), ByteTokenizer(), progress=False)
+    assert spelled([np.concatenate([*read.rows, *read.held_out.rows])]) == [TEXT * 3]
+
+
 def tables(folder: Path, kind: str) -> Path:
     datasets = needs("datasets")
     path = folder / f"rows.{kind}"
@@ -245,16 +272,35 @@ def test_documents_and_what_is_streamed_are_not_cut_so(cut: dict, fields: dict):
         ({"dataset": "a/b", "eval_path": ["{text}"]}, "`data.eval_path`=.* give `data.eval_split`"),
         ({"path": ["{text}"], "documents": True}, "1 document"),
         ({"path": ["{table}"], "text_field": "body"}, "its columns are"),
+        ({"path": ["{zip}"]}, "rows.jsonl' is a table, whose texts are a field"),
+        ({"path": ["{zip}::rows.jsonl"]}, "rows.jsonl' is in an archive, where tables are not read"),
+        ({"path": ["{null}"]}, "`column`='text' of row 1 is None: it must be a text"),
+        ({"path": ["{text}"], "eval_path": ["{byte}"]}, "of byte.txt no token is predicted"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, fields: dict, message: str):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "broken.jsonl").write_text('{"text": ')
-    names = {"folder": tmp_path / "empty", "text": tmp_path / "a.txt", "broken": tmp_path / "broken.jsonl"}
+    (tmp_path / "null.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
+    (tmp_path / "byte.txt").write_text("a")
+    with zipfile.ZipFile(tmp_path / "rows.zip", "w") as file:
+        file.writestr("rows.jsonl", '{"text": "one"}\n')
+    files = {"text": "a.txt", "broken": "broken.jsonl", "null": "null.jsonl", "byte": "byte.txt", "zip": "rows.zip"}
+    names = {"folder": tmp_path / "empty"} | {name: tmp_path / file for name, file in files.items()}
     paths = {name: fields.get(name, []) for name in ("path", "eval_path")}
     if ["{table}"] in paths.values():
         names["table"] = tables(tmp_path, "jsonl")
     fields |= {name: [path.format(**names) for path in given] for name, given in paths.items()}
     with pytest.raises(ValueError, match=message):
         read_data(DataSection(**fields), ByteTokenizer(), progress=False)
+
+
+def test_processes_need_a_document_each(tmp_path: Path):
+    (tmp_path / "held.txt").write_text(TEXT)
+    (tmp_path / "read.txt").write_text(TEXT)
+    data = section(tmp_path / "read.txt", eval_path=[str(tmp_path / "held.txt")], documents=True)
+    held_out = read_data(data, ByteTokenizer(), progress=False).held_out
+    assert held_out.stream(8, 1, processes=1).lanes == 1
+    with pytest.raises(ValueError, match="1 documents are held out, and 2 processes read them"):
+        held_out.stream(8, 1, processes=2)

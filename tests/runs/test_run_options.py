@@ -239,3 +239,9 @@ def test_no_token_is_written():
 
 def test_recipes_are_in_the_package():
     assert recipe_path("small-bytes").is_file()
+
+
+@pytest.mark.parametrize("separator", ["###", "\n## ", "# "])
+def test_a_value_that_begins_as_a_comment_is_a_text(separator):
+    assert read_config(["--data.documents=true", f"--data.separator={separator}"]).data.separator == separator
+    assert read_config(["--data.separator=null"]).data.separator is None

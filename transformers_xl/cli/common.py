@@ -42,6 +42,20 @@ TrustRemoteCode = Annotated[
 AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markdown.")]
 
 
+def check_texts(paths: list[Path] | None) -> list[Path] | None:
+    """Refuse files that do not exist; a member of an archive is looked for where it is read."""
+    from transformers_xl.data.text_files import MEMBER
+
+    for path in paths or ():
+        if not Path(str(path).partition(MEMBER)[0]).is_file():
+            raise typer.BadParameter(f"File {str(path)!r} does not exist.")
+    return paths
+
+
+TEXT = Option(callback=check_texts, help="Text file, or archive.zip::member; may be given more than once.")
+Texts = Annotated[list[Path], TEXT]
+
+
 class OneForm(TyperCommand):
     """A command that prints its result in one form, and takes finite numbers."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsMarkdown, refuse_others
+from transformers_xl.cli.common import TEXT, AsMarkdown, refuse_others
 from transformers_xl.cli.measuring import check_picture, tell, tell_translations, write_picture
 from transformers_xl.runs.loading import is_translator, load_model
 
@@ -17,9 +17,7 @@ OF_COMPARISON = {"model_dir", "text", "segment_length", "mem_len", "compare_base
 def evaluate(
     ctx: typer.Context,
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
-    text: Annotated[
-        list[Path] | None, Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")
-    ] = None,
+    text: Annotated[list[Path] | None, TEXT] = None,
     source: Annotated[
         Path | None,
         Option(exists=True, dir_okay=False, help="Of an encoder-decoder, instead of --text: sentences, one a line."),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsMarkdown
+from transformers_xl.cli.common import AsMarkdown, Texts
 from transformers_xl.cli.measuring import check_picture, model_names, tell, write_picture
 from transformers_xl.runs.distant_options import DistantOptions
 
@@ -15,7 +15,7 @@ DEFAULT = DistantOptions()
 
 def distant_context(
     models: Annotated[list[Path], Argument(exists=True, file_okay=False, help="Folders of models.")],
-    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    text: Texts,
     distance: Annotated[
         list[int] | None,
         Option(

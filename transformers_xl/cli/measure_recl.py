@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsMarkdown
+from transformers_xl.cli.common import AsMarkdown, Texts
 from transformers_xl.cli.measuring import check_picture, model_names, tell, write_picture
 from transformers_xl.runs.recl_options import RECLOptions
 
@@ -18,7 +18,7 @@ def recl(
         list[Path],
         Argument(exists=True, file_okay=False, help="Folders of models that read the same tokens: a group."),
     ],
-    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    text: Texts,
     r: Annotated[
         float, Option("--r", help="Share of the tokens, the hardest, that gains are averaged over.")
     ] = DEFAULT.r,

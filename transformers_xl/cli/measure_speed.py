@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsJson, AsMarkdown
+from transformers_xl.cli.common import AsJson, AsMarkdown, Texts
 from transformers_xl.cli.measuring import tell
 from transformers_xl.runs.loading import load_model
 
 
 def speed(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model with memory.")],
-    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    text: Texts,
     length: Annotated[
         list[int] | None,
         Option(

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsJson, check_inputs
+from transformers_xl.cli.common import AsJson, Texts, check_inputs
 
 
 def report(
     model_dir: Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a model.")],
-    text: Annotated[list[Path], Option(exists=True, dir_okay=False, help="Text file; may be given more than once.")],
+    text: Texts,
     out: Annotated[Path, Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
     pictures: Annotated[
         Path | None, Option(help="Folder to write every picture to as well, as PNG and SVG.", show_default="none")

@@ -72,6 +72,8 @@ def train(
     torchrun --nproc_per_node N -m transformers_xl.cli train ..., or accelerate launch -m transformers_xl.cli train ...
     """
     check_spelling(ctx, words or [])
+    if resume and overwrite:
+        raise ValueError("`overwrite`=True has no effect with --resume: leave one of them out.")
     if output is None:
         raise ValueError("`output`=None: name the folder to write, with -o.")
     if is_main_process():
@@ -167,16 +169,24 @@ def _check_devices(count: int) -> None:
 
 
 def _command(words: list[str], output: Path, config: list[Path], recipe: str | None, resume: bool) -> str:
-    """The command with files by their names: where they lie is nobody's business. Texts come first."""
+    """The command with files by their names, without tokens of the Hub: where files lie is nobody's business. Texts come
+    first."""
+    from transformers_xl.data.text_files import name_of
+    from transformers_xl.files.yaml_files import load_value
     from transformers_xl.runs.run_options import split_options
 
+    def named(value: str) -> str:
+        found = load_value(value)
+        is_list = isinstance(found, list) and all(isinstance(each, str) for each in found)
+        return f"[{', '.join(map(name_of, found))}]" if is_list else name_of(value)
+
     options, texts = split_options(words)
-    names = [Path(text).name for text in texts]
     files = [word for path in config for word in ("--config", path.name)]
     chosen = ["--resume"] * resume + (["--recipe", recipe] if recipe else [])
     pairs = [option.split("=", 1) for option in options]
-    spelled = [word for name, value in pairs for word in (name, Path(value).name if Path(value).exists() else value)]
-    return shlex.join(["transformers-xl", "train", *names, "-o", output.resolve().name, *files, *chosen, *spelled])
+    spelled = [word for name, value in pairs if not name.endswith("_token") for word in (name, named(value))]
+    names = [*map(name_of, texts), "-o", output.resolve().name]
+    return shlex.join(["transformers-xl", "train", *names, *files, *chosen, *spelled])
 
 
 __all__ = ["SECTIONS", "train"]

@@ -56,7 +56,7 @@ def tokenize_dataset(
         (parted by white space) of the text.
 
     Raises:
-        ValueError: there is no such column, or the tokenizer has no `eos_token_id`.
+        ValueError: there is no such column, a row has no text in it, or the tokenizer has no `eos_token_id`.
     """
     names = dataset.column_names  # None where a stream has not told them
     if names is not None and column not in names:
@@ -64,6 +64,7 @@ def tokenize_dataset(
     check_end_of_text(tokenizer, append_eos)
     options: dict[str, Any] = {
         "batched": True,
+        "with_indices": True,
         "remove_columns": names,
         "fn_kwargs": {"tokenizer": tokenizer, "column": column, "append_eos": append_eos},
     }
@@ -75,7 +76,10 @@ def tokenize_dataset(
     return dataset.map(_tokenize, **options)
 
 
-def _tokenize(rows: dict[str, list], tokenizer, column: str, append_eos: bool) -> dict[str, list]:
+def _tokenize(rows: dict[str, list], numbers: list[int], tokenizer, column: str, append_eos: bool) -> dict[str, list]:
+    for number, text in zip(numbers, rows.get(column, [None]), strict=False):
+        if not isinstance(text, str):
+            raise ValueError(f"`column`={column!r} of row {number} is {text!r}: it must be a text, remove the row.")
     end = [tokenizer.eos_token_id] if append_eos else []
     ids = tokenizer(rows[column], add_special_tokens=False)["input_ids"]
     return {

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from transformers_xl.data.documents import check_end_of_text, without_empty
 from transformers_xl.data.text_beginning import beginning_of
-from transformers_xl.data.text_files import TextCounts, TextFile, count_bytes, count_text
+from transformers_xl.data.text_files import TextCounts, TextFile, count_bytes, count_text, refuse_table
 from transformers_xl.data.token_cache import cached_arrays, file_digest, tokenizer_digest
 
 
@@ -197,6 +197,8 @@ def read_held_out(
 def _check_files(paths: Iterable[str | PathLike]) -> tuple[list[TextFile], int | None]:
     """The files, and how many bytes they hold where that can be told without reading them."""
     files = [TextFile(path) for path in paths]
+    for file in files:
+        refuse_table(str(file))
     if not files:
         raise ValueError("`paths` is empty: give at least one text file.")
     if any(file.is_compressed for file in files):

@@ -1,5 +1,6 @@
 """Text files as bytes: plain, compressed, or a member of a ZIP archive; and how much text is in them."""
 
+import os
 import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,6 +21,29 @@ with suppress(ImportError):  # of the extra `zstd`
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".zip")
 CONTINUATIONS = bytes(range(0x80, 0xC0))  # of UTF-8
 MEMBER = "::"  # corpus.zip::member.txt
+TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # as `datasets` calls them
+
+
+def kind_of(path: str) -> str:
+    """The ending of a file, without that of its compression."""
+    path = path.rpartition(MEMBER)[2]
+    stem = path.removesuffix(Path(path).suffix) if Path(path).suffix in COMPRESSED else path
+    return Path(stem).suffix
+
+
+def refuse_table(path: str) -> None:
+    """Raise a `ValueError` where a text is asked for, and the file has rows with texts in a field."""
+    if kind_of(path) in TABLES:
+        raise ValueError(
+            f"`paths`: {path!r} is a table, whose texts are a field of its rows: give a file of plain text. Only `train` "
+            "(`data.path`) and `compare` read tables."
+        )
+
+
+def name_of(path: str) -> str:
+    """A file or folder of this machine, or a member of an archive, without where it lies; other words as they are."""
+    file, separator, member = path.partition(MEMBER)
+    return Path(file).name + separator + member if os.path.exists(file) else path
 
 
 class BlamedReader(RawIOBase):
@@ -189,4 +213,15 @@ def count_bytes(text: bytes, skipped_bytes: int = 0) -> TextCounts:
     return TextCounts(len(part), len(part.translate(None, CONTINUATIONS)), len(text.split()))
 
 
-__all__ = ["COMPRESSED", "TextCounts", "TextFile", "count_bytes", "count_text"]
+__all__ = [
+    "COMPRESSED",
+    "MEMBER",
+    "TABLES",
+    "TextCounts",
+    "TextFile",
+    "count_bytes",
+    "count_text",
+    "kind_of",
+    "name_of",
+    "refuse_table",
+]

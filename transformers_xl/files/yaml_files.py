@@ -94,6 +94,8 @@ def load_value(text: str) -> Any:
         yaml.YAMLError: it spells none, or a key is given twice.
     """
     value = yaml.load(text, Loader=ValueLoader)
+    if value is None and text.strip().lower() not in ("", "null", "~"):
+        return text  # it begins with a `#`, which is a comment in a file
     # `{a, b}` and `a:` are no settings
     return (
         text if isinstance(value, dict) and value and not any(each is not None for each in value.values()) else value

@@ -42,6 +42,8 @@ class Comparison:
         self.plan, self.folder, self.keep_models = plan, folder, keep_models
         self.models = {name: ComparedModel(name, plan) for name in plan.models}
         texts = read_comparison_texts(plan)
+        if len(texts.test.names) < 2:
+            raise ValueError(f"`texts.test`={plan.texts.test!r} has one document: intervals are over two or more.")
         for model in self.models.values():
             next(model.reading.batches(texts.train, plan.batch_size))  # refuses a text that is too short
         self.digests = texts.digests()

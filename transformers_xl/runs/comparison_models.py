@@ -2,11 +2,12 @@
 
 import inspect
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 from transformers import PreTrainedModel
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
+from transformers_xl.configuration.nearest_names import nearest_names
 from transformers_xl.evaluation.context_curve import remembers
 from transformers_xl.evaluation.context_losses import longest_window
 from transformers_xl.modeling.auto import Variant
@@ -29,6 +30,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     "pkm_transformer": {"num_memory_keys": 32, "memory_topk": 16},
     "recurrent_memory_transformer": {"segment_length": 16},
     "tensorized_transformer": {"num_attention_heads": 1},
+}
+# fields of configs that the plan says for all models, under its own names
+OF_PLAN = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "layers",
+    "intermediate_size": "parameters",
+    "dropout": "dropout",
 }
 # where weights of a type start from, if not from `initializer_range`: those of torch's LSTM have a start of their own
 START_FIELDS = {"lstm": "embedding_initializer_range"}
@@ -64,8 +72,8 @@ class ComparedModel:
     """A model of a plan.
 
     Raises:
-        ValueError: its type is not known, it cannot read in the way that the plan says, or it comes no nearer than 3 % to
-            the parameters.
+        ValueError: its type or a field of it is not known, it cannot read in the way that the plan says, or it comes no
+            nearer than 3 % to the parameters.
 
     Attributes:
         width: inner width of the feed-forward with which it has as many parameters as the others.
@@ -81,12 +89,27 @@ class ComparedModel:
                 f"`models.{name}.type`={self.type!r} is not a language model of this comparison: known are "
                 f"{', '.join(known_types())}."
             )
+        self._check_fields()
         self.width, self.parameters = self._width()
         self.reading = self._reading()
         default = getattr(self._build(0, self.width).config, self._start_field)
         named = {SCALED: (0.4 / plan.hidden_size) ** 0.5, DEFAULT: default}
         starts = (float(named.get(start, start)) for start in plan.search.starts)  # type: ignore[arg-type]
         self.starts = list(dict.fromkeys(float(f"{start:.6g}") for start in starts))
+
+    def _check_fields(self) -> None:
+        """Refuse fields that the config does not have, and sizes that are those of the plan."""
+        row = _variants().get(self.type)
+        config: Any = get_type_hints(BASELINES[self.type])["return"].config_class if row is None else row.config_class
+        for name, value in self.entry.fields.items():
+            where, field = f"`models.{self.name}.fields.{name}`={value!r}", config.attribute_map.get(name, name)
+            if {name, field} & OF_PLAN.keys():
+                raise ValueError(
+                    f"{where} is the same for all models: set it in the plan ({', '.join(OF_PLAN.values())})."
+                )
+            if field not in config.__dataclass_fields__:
+                near = nearest_names(name, config.__dataclass_fields__, cutoff=0.6)
+                raise ValueError(f"{where} is no field of {config.__name__}: nearest is {', '.join(near) or 'none'}.")
 
     def build(self, seed: int, start: float) -> PreTrainedModel:
         """The model with weights from a seed."""

@@ -9,6 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from transformers_xl.data.identity import digest_of
+from transformers_xl.data.text_files import TextFile, kind_of, refuse_table
 from transformers_xl.files.json_files import check_stream
 from transformers_xl.runs.comparison_plan import ComparisonPlan
 from transformers_xl.runs.loading import load_tokenizer
@@ -104,26 +105,41 @@ def _texts(name: str, given: str) -> dict[str, bytes]:
     path = Path(given)
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.is_file())
-        return {each.relative_to(path).as_posix(): each.read_bytes() for each in files}
-    if path.is_file():
-        return _lines(path) if path.suffix == ".jsonl" else {path.name: path.read_bytes()}
-    raise ValueError(f"`texts.{name}`={given!r} does not exist: give a file, or a folder of files.")
+        return {each.relative_to(path).as_posix(): _text(TextFile(each)) for each in files}
+    if not path.is_file():
+        raise ValueError(f"`texts.{name}`={given!r} does not exist: give a file, or a folder of files.")
+    file = TextFile(path)
+    if kind_of(str(file)) == ".jsonl":
+        return _lines(file)
+    refuse_table(str(file))
+    return {path.name: _text(file)}
 
 
-def _lines(path: Path) -> dict[str, bytes]:
+def _text(file: TextFile) -> bytes:
+    with file.open() as stream:
+        return stream.read()
+
+
+def _lines(file: TextFile) -> dict[str, bytes]:
     """The `text` of each line, by its `name`, or by its number where it has none."""
     texts: dict[str, bytes] = {}
-    with path.open("rb") as stream:
-        check_stream(stream, str(path))
-        stream.seek(0)
+    with file.open() as stream:
+        check_stream(stream, str(file))
+    with file.open() as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 row = json.loads(line)
-                texts[str(row.get("name", number))] = row["text"].encode()
+                name, text = row.get("name"), row["text"].encode()
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
-                    f"line {number} of {str(path)!r} is no JSON object with a `text`: remove it."
+                    f"line {number} of {str(file)!r} is no JSON object with a `text`: remove it."
                 ) from error
+            name = str(number if name is None else name)
+            if name in texts:
+                raise ValueError(
+                    f"line {number} of {str(file)!r} has the `name` {name!r} again: give each its own, or none."
+                )
+            texts[name] = text
     return texts
 
 

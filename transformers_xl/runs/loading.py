@@ -341,6 +341,11 @@ def check_language_model(model: str, config) -> None:
 def check_json(folder: Path) -> None:
     """Raise a `ValueError` where a folder has no config.json, or a JSON file of a model that holds no object."""
     if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ValueError(
+                f"`model`={str(folder)!r} holds adapters alone: give a whole model, such as one that was trained with "
+                "--lora.merge true."
+            )
         if any(folder.glob("checkpoint-*")):
             raise ValueError(
                 f"`model`={str(folder)!r} has checkpoints and no config.json: its training has not ended. Resume it with "

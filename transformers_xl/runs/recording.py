@@ -14,8 +14,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from transformers_xl.data.identity import digest_of
+from transformers_xl.data.text_files import TextFile, name_of
 from transformers_xl.evaluation.bits_per_byte import TextScore
-from transformers_xl.files.digests import sha256
 from transformers_xl.files.written import extend_record
 from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.measurements import (
@@ -43,10 +43,15 @@ def check_claims(dataset: str | None, revision: str | None, task_id: str | None)
 
 
 def text_of_files(files: Iterable[Path], tokens: int, claims: tuple[str | None, ...]) -> Text:
-    """A text that is all of its files, one after the other."""
-    files = list(files)
-    size = sum(file.stat().st_size for file in files)
-    return Text(_names(files), sha256(*files), "bytes", size, tokens, *claims)
+    """A text that is all of its files, one after the other; compressed ones as they are once they were opened."""
+    files, digest, size = list(files), hashlib.sha256(), 0
+    for file in files:
+        with TextFile(file).open() as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+                size += len(chunk)
+    names = ", ".join(name_of(str(file)) for file in files)
+    return Text(names, digest.hexdigest(), "bytes", size, tokens, *claims)
 
 
 def text_of_rows(
@@ -58,12 +63,8 @@ def text_of_rows(
     """
     tokens = sum(map(len, rows))
     if hasattr(tokenizer, "encode_bytes") and len(rows) == 1:
-        digest, of, size, unit = (
-            hashlib.sha256(rows[0].astype(np.uint8).tobytes()).hexdigest(),
-            "bytes",
-            tokens,
-            "bytes",
-        )
+        text = tokenizer.decode_bytes(rows[0].tolist())
+        digest, of, size, unit = hashlib.sha256(text).hexdigest(), "bytes", len(text), "bytes"
     else:
         digest, of, size, unit = digest_of(rows), "token ids", None, "tokens"
     which = {"": "", "part": f", {tokens:,} {unit} of it"}.get(part, f", its {part} {tokens:,} {unit}")
@@ -115,10 +116,6 @@ def record_evaluations(model: PreTrainedModel, folder: Path, evaluations: Iterab
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _names(files: Iterable[Path]) -> str:
-    return ", ".join(file.name for file in files)
 
 
 __all__ = ["check_claims", "evaluation_of", "record_evaluations", "text_of_files", "text_of_rows"]

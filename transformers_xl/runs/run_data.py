@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from huggingface_hub.constants import HF_HOME
 from torch.utils.data import Dataset
+from transformers.utils import logging
 
 from transformers_xl.data.document_stream import DocumentStream
 from transformers_xl.data.documents import dataset_documents, held_out_places, tokenize_dataset
@@ -21,7 +22,7 @@ from transformers_xl.data.files import (
 )
 from transformers_xl.data.streaming_text import StreamingText
 from transformers_xl.data.text_beginning import beginning_of
-from transformers_xl.data.text_files import COMPRESSED, MEMBER, TextCounts, TextFile
+from transformers_xl.data.text_files import MEMBER, TABLES, TextCounts, TextFile, kind_of, name_of
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.files.blaming import blamed
 from transformers_xl.files.bounded_reading import check_parquet
@@ -29,8 +30,9 @@ from transformers_xl.files.json_files import check_stream
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.runs.run_config import DataSection, RunConfig
 
-TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 IN_FOLDERS = {".txt", *TABLES} - {".json"}  # of models and tokenizers, which lie beside texts
+logger = logging.get_logger(__name__)
+VOCABULARIES = ("vocab.txt", "merges.txt")
 HELD_OUT_NAMES = ("valid", "validation", "val", "dev")
 
 
@@ -48,12 +50,22 @@ class HeldOut:
     def tokens(self) -> int:
         return sum(map(len, self.rows))
 
+    @property
+    def predicted(self) -> int:
+        """How many of them are predicted: not the first of a text, where nothing begins texts."""
+        return self.tokens - (0 if self.beginning else len(self.rows))
+
     def stream(
         self, segment_length: int, rows: int, processes: int = 1, overlap: int = 0, memory: bool = True
     ) -> TextStream | DocumentStream:
         """All of it, read by `processes` with up to `rows` lanes each: fewer where it is short. `memory`: whether the model
         remembers."""
         most = len(self.rows) if self.documents else self.tokens // segment_length
+        if self.documents and most < processes:
+            raise ValueError(
+                f"`data.eval_fraction`: {most} documents are held out, and {processes} processes read them: hold out more, "
+                "or start fewer processes."
+            )
         lanes = max(1, min(rows, most // processes)) * processes
         options: dict[str, Any] = {"counts": self.counts, "beginning": self.beginning, "memory": memory}
         if self.documents:
@@ -114,7 +126,7 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
         raise ValueError("`data.path` is empty: give text files, or `data.dataset`, the name of a dataset on the Hub.")
     paths, found = _paths(section)
     section = replace(section, path=paths, eval_path=section.eval_path or found)
-    is_text = {_kind(path) not in TABLES for path in (*section.path, *section.eval_path)}
+    is_text = {kind_of(path) not in TABLES for path in (*section.path, *section.eval_path)}
     if len(is_text) > 1:
         raise ValueError(
             "`data.path` and `data.eval_path` mix text with JSON lines or Parquet: give files of one kind."
@@ -124,10 +136,16 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
     check_fraction(section)
     reader = _Reader(section, tokenizer, progress)
     if not section.path:
-        return reader.of_hub()
-    if is_text == {False}:
-        return reader.of_tables()
-    return reader.of_documents() if section.documents else reader.of_text()
+        data = reader.of_hub()
+    elif is_text == {False}:
+        data = reader.of_tables()
+    else:
+        data = reader.of_documents() if section.documents else reader.of_text()
+    if data.held_out.predicted < 1:
+        raise ValueError(
+            f"`data.eval_path`: of {data.eval_names} no token is predicted, each text has one: hold out longer texts."
+        )
+    return data
 
 
 def check_paths(section: DataSection) -> None:
@@ -226,8 +244,8 @@ class _Reader:
             held_out = self._held_out(*read[1])
         else:
             out = self._places([len(row) for row in rows])
-            held_out = self._held_out([rows[place] for place in out], counts[out])
-            rows = [row for place, row in enumerate(rows) if place not in set(out)]
+            held_out, chosen = self._held_out([rows[place] for place in out], counts[out]), set(out)
+            rows = [row for place, row in enumerate(rows) if place not in chosen]
         return self._data(rows if self.section.documents else [np.concatenate(rows)], held_out)
 
     def _places(self, lengths: list[int]) -> list[int]:
@@ -290,10 +308,12 @@ def _load(path: str, split: str, streaming: bool, **options: Any) -> Any:
 
 
 def _load_files(paths: list[str] | str, streaming: bool) -> Any:
-    kinds = {TABLES[_kind(path)] for path in paths}
+    kinds = {TABLES[kind_of(path)] for path in paths}
     if len(kinds) > 1:
         raise ValueError(f"`data.path` mixes files of {' and '.join(sorted(kinds))}: give files of one kind.")
     for path in paths:
+        if Path(path.partition(MEMBER)[0]).suffix == ".zip":
+            raise ValueError(f"`data.path`: {path!r} is in an archive, where tables are not read: unpack it.")
         if Path(path).suffix == ".zst":  # datasets reads what is there of one that was cut off
             TextFile(path).check()
         _check_table(TextFile(path), kinds == {"parquet"})
@@ -319,26 +339,27 @@ def _in_memory(stream: Any) -> Any:
     return datasets.Dataset.from_list(list(stream))
 
 
-def _kind(path: str) -> str:
-    """The ending of a file, without that of its compression."""
-    path = path.rpartition(MEMBER)[2]
-    stem = path.removesuffix(Path(path).suffix) if Path(path).suffix in COMPRESSED else path
-    return Path(stem).suffix
-
-
 def _names(paths: Iterable[str]) -> str:
-    return ", ".join(Path(path).name for path in paths)
+    return ", ".join(map(name_of, paths))
 
 
 def _paths(section: DataSection) -> tuple[list[str], list[str]]:
     """The files of `data.path`, and those of a folder that are held out by their name."""
-    folder = text_folder(section)
-    files = [file for path in section.path for file in _files_of(path)]
-    if folder is None or not any(_split(file) == "train" for file in files):
-        return files, []
-    return [file for file in files if _split(file) == "train"], [
-        file for file in files if _split(file) in HELD_OUT_NAMES
-    ]
+    read, held_out = [], []
+    for path in section.path:
+        files = _files_of(path)
+        parts = {split: [file for file in files if _split(file) == split] for split in map(_split, files)}
+        if not Path(path).is_dir() or "train" not in parts:
+            read += files
+            continue
+        read += parts["train"]
+        held_out += [file for name in HELD_OUT_NAMES for file in parts.get(name, [])]
+        others = [file for name in parts.keys() - {"train", "test", *HELD_OUT_NAMES} for file in parts[name]]
+        if others:
+            logger.warning(
+                f"`data.path`: of {path!r}, {_names(sorted(others))} is not read: there is a split `train`."
+            )
+    return read, sorted(held_out)
 
 
 def input_files(run: RunConfig) -> list[Path]:
@@ -354,10 +375,17 @@ def _files_of(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
         return [path]
-    files = sorted(str(file) for file in folder.rglob("*") if file.is_file() and _kind(file.name) in IN_FOLDERS)
+    found = (file for file in folder.rglob("*") if file.is_file() and kind_of(file.name) in IN_FOLDERS)
+    files = sorted(str(file) for file in found if not _is_of_tokenizer(file, folder))
     if not files:
         raise ValueError(f"`data.path`: the folder {path!r} has no file that ends in {', '.join(sorted(IN_FOLDERS))}.")
     return files
+
+
+def _is_of_tokenizer(file: Path, folder: Path) -> bool:
+    """Whether a file lies in the folder of a tokenizer inside a folder of texts, or is a vocabulary beside one."""
+    is_beside = (file.parent / "tokenizer_config.json").is_file()
+    return is_beside and (file.parent != folder or file.name in VOCABULARIES)
 
 
 def _split(file: str) -> str:

@@ -125,10 +125,13 @@ def read_config(
 
 
 def _check_values(run: RunConfig) -> None:
-    """A training on NaN or infinity would end with weights of NaN; one with keywords that are none, not begin."""
+    """A training on NaN or infinity would end with weights of NaN; one with keywords that are none, not begin. Those that
+    were given as options are read as values of YAML."""
     for name in KEYWORDS:
         if not isinstance(value := getattr(run.training, name, None), dict | None):
             raise ValueError(f"`training.{name}`={value!r} must be an object of keywords, such as {{a: 1}}.")
+        if value is not None:
+            value |= {key: load_value(each) for key, each in value.items() if isinstance(each, str)}
     for section, fields in run.to_dict().items():
         for name, value in fields.items():
             for each in value if isinstance(value, list) else (value,):

@@ -3,6 +3,7 @@
 import copy
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,28 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import logging
 
+from transformers_xl.data.text_files import name_of
 from transformers_xl.evaluation.bits_per_byte import TextScore
 from transformers_xl.evaluation.score_ways import score_stream_ways
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.blaming import sentence
+from transformers_xl.files.json_files import read_json
 from transformers_xl.files.output_folder import run_folder
 from transformers_xl.files.written import extend_record
 from transformers_xl.hub.card_choices import Choices, choices_of_base
 from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.measurements import measurements_of, write_measurements
 from transformers_xl.runs.fitting import prepare_for_inference, processes
-from transformers_xl.runs.loading import load_model
+from transformers_xl.runs.loading import load_model, shapes_of
 from transformers_xl.runs.onednn_linear import accelerate_linear_layers
 from transformers_xl.runs.recording import check_claims, evaluation_of, text_of_rows
-from transformers_xl.runs.run_config import CONFIG_FILE, RunConfig
+from transformers_xl.runs.run_config import CONFIG_FILE, LoraSection, RunConfig
 from transformers_xl.runs.run_data import check_fraction, check_paths, read_data
 from transformers_xl.runs.run_model import run_model, run_tokenizer
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal
 from transformers_xl.training.changed_arguments import ARGUMENTS
+from transformers_xl.training.checkpoints import checkpoints_of
 from transformers_xl.training.step_memory import free_memory, measure_step
 from transformers_xl.training.trainer import MemoryTrainer
 
@@ -40,16 +44,19 @@ FINAL = "_final"  # where the trained model is written before its files take the
 
 
 class ConfigWriter(TrainerCallback):
-    """Writes the config of a run into its folder when the training begins: a run that cannot be resumed so is refused
-    before, and keeps the config that it had."""
+    """Writes the config of a run into its folder at the first step, or at the end where there is none: a run that cannot be
+    resumed so is refused before, and keeps the config that it had."""
 
     def __init__(self, config: RunConfig, folder: Path):
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.is_written = config, folder, False
 
-    def on_train_begin(self, args, state, control, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
+    def on_step_begin(self, args, state, control, **kwargs: Any) -> None:
+        if state.is_world_process_zero and not self.is_written:
             extend_record(self.folder, [self.folder / CONFIG_FILE])
             write_text(self.folder / CONFIG_FILE, self.config.to_yaml())
+            self.is_written = True
+
+    on_train_end = on_step_begin
 
 
 class TrainingRun:
@@ -161,6 +168,8 @@ class TrainingRun:
         """What all processes do; the run is in `folder`."""
         stopping = SavingOnSignal()
         self.args.output_dir = str(folder)
+        if self.resume:
+            self._check_resumed(folder)
         trainer = MemoryTrainer(
             accelerate_linear_layers(self.model),
             self.args,
@@ -178,6 +187,24 @@ class TrainingRun:
             prepare_for_inference(self.model)
             self._save(trainer, folder / FINAL)
         return trainer
+
+    def _check_resumed(self, folder: Path) -> None:
+        """Refuse a model, or adapters, of other shapes than those of the newest checkpoint."""
+        for checkpoint in map(Path, checkpoints_of(folder)[:1]):
+            adapters, asked = checkpoint / "adapter_config.json", self.config.lora.r
+            rank = read_json(adapters).get("r") if adapters.is_file() else 0
+            if rank != asked:
+                raise ValueError(f"`lora.r`={asked}, but the run that is resumed has {rank}: it cannot be changed.")
+            found = {} if rank else {name: shape for name, (_, shape, _) in shapes_of(checkpoint).items()}
+            weights = {name: list(each.shape) for name, each in self.model.state_dict().items()}
+            shared = getattr(self.model, "all_tied_weights_keys", {})
+            wrong = [name for name, shape in found.items() if weights.get(name) != shape]
+            wrong += [name for name in weights if found and name not in found and name not in shared]
+            if wrong:
+                raise ValueError(
+                    f"`model`: the run that is resumed has other weights than is asked for, such as {wrong[0]!r}: change "
+                    "only fields that do not affect weights, such as `mem_len` and `dropout`."
+                )
 
     def _save(self, trainer: MemoryTrainer, folder: Path) -> None:
         if not self.config.lora.merge:
@@ -242,8 +269,19 @@ def _check(config: RunConfig) -> None:
             callback()
         except (ImportError, RuntimeError) as error:
             raise ValueError(f"`training.report_to`={args.report_to} cannot be used: {sentence(error)}") from error
-    if config.lora.merge and not config.lora.r:
-        raise ValueError("`lora.merge`=True, but `lora.r`=0 makes no adapters: give `lora.r`, for example 16.")
+    try:
+        MemoryTrainer.get_optimizer_cls_and_kwargs(args)
+    except ImportError as error:
+        name = getattr(args.optim, "value", args.optim)
+        raise ValueError(f"`training.optim`={name!r} cannot be used: {sentence(error)}") from error
+    except Exception:  # some ask the model, which is not there yet
+        logger.debug("the optimizer is made with the model")
+    for field in fields(LoraSection):
+        value = getattr(config.lora, field.name)
+        if value != field.default and not config.lora.r:
+            raise ValueError(
+                f"`lora.{field.name}`={value!r}, but `lora.r`=0 makes no adapters: give `lora.r`, for example 16."
+            )
     if config.tokenizer.clusters and config.model.base is not None:
         raise ValueError("`tokenizer.clusters` is for a new model: `model.base` has its own clusters, leave it out.")
 
@@ -267,7 +305,7 @@ def _without_folders(config: RunConfig) -> dict[str, Any]:
     """The config as plain values, files by their names: where they lie is nobody's business."""
     values = config.to_dict()
     for name in ("path", "eval_path"):
-        values["data"][name] = [Path(path).name for path in values["data"][name]]
+        values["data"][name] = [name_of(path) for path in values["data"][name]]
     for section, name in (("model", "base"), ("tokenizer", "path"), ("data", "cache_dir")):
         path = values[section][name]
         if path is not None and Path(path).is_dir():
