@@ -72,13 +72,10 @@ def train(
     torchrun --nproc_per_node N -m transformers_xl.cli train ..., or accelerate launch -m transformers_xl.cli train ...
     """
     check_spelling(ctx, words or [])
-    if resume and overwrite:
-        raise ValueError("`overwrite`=True has no effect with --resume: leave one of them out.")
     if output is None:
         raise ValueError("`output`=None: name the folder to write, with -o.")
     if is_main_process():
-        if not resume:
-            _check_output(output, overwrite)
+        _check_output(output, overwrite, resume)
         typer.echo("starting ...", err=True)  # the imports take seconds
     import_models()
     from transformers_xl.evaluation.score_ways import score_table, score_values
@@ -141,7 +138,11 @@ def _tell_run(run: Any, as_json: bool) -> None:
         typer.echo(run.need, err=True)
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
+def _check_output(output: Path, overwrite: bool, resume: bool) -> None:
+    if resume and overwrite:
+        raise ValueError("`overwrite`=True has no effect with --resume: leave one of them out.")
+    if resume:
+        return
     if not overwrite and any(output.glob("checkpoint-*")):
         raise ValueError(
             f"`output`={str(output)!r} is not empty: add --resume to continue its training, or --overwrite to replace it."
