@@ -292,7 +292,7 @@ class MemoryForActorCritic(MemoryHead):
 def _begins(reset: torch.Tensor | None, embeds: torch.Tensor) -> torch.Tensor | None:
     """The steps of `embeds` `(batch, steps, width)` that begin an episode, `(batch, steps)` bool."""
     batch, steps = embeds.shape[:2]
-    if reset is None or tuple(reset.shape) not in ((batch,), (batch, steps)):
+    if reset is None or reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, steps)):
         return None  # the model refuses what does not fit
     first = torch.arange(steps, device=reset.device) == 0
     return reset if reset.dim() == 2 else reset[:, None] & first

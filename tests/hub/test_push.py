@@ -97,14 +97,16 @@ def test_the_command(hub, folder: Path, tmp_path: Path):
     for name in ("runs/1/events.1", "runs/2/events.2"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("")
-    for name in ("checkpoint-2/model.safetensors", ".eval_results/score.yaml", "_push/config.json"):
-        (folder / name).parent.mkdir()
+    private = ("second/run.yaml", "second/checkpoint-2/training_args.json", "second/.env.json")
+    for name in ("checkpoint-2/model.safetensors", ".eval_results/score.yaml", "_push/config.json", *private):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     result = push_command(folder, "my-model", "--private", "-m", "first", "--description", "why")
     assert result.exit_code == 0, result.output
     assert re.search(r"\d+ files are at http://127.0.0.1:\d+/owner/my-model/commit/[0-9a-f]{40}", result.output)
     left_out = (
-        "_push/config.json, checkpoint-2/model.safetensors, memory-0.safetensors, runs/ (2 files), training_args.bin"
+        "_push/config.json, checkpoint-2/model.safetensors, memory-0.safetensors, runs/ (2 files), second/ (3 files), "
+        "training_args.bin"
     )
     assert f"left out: {left_out}" in result.output
     files = {path.name for path in folder.iterdir() if path.suffix in (".json", ".py")}

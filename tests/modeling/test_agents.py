@@ -374,6 +374,7 @@ def test_what_is_no_encoder_and_what_needs_one_is_refused():
         ({"reads_last_step": True}, {"last_actions": torch.full((BATCH, STEPS), 3)}, "`last_actions` holds 3"),
         ({"reads_last_step": True}, {"last_actions": torch.full((BATCH, STEPS), -1)}, "`last_actions` holds -1"),
         ({"reads_last_step": True}, {"last_actions": torch.full((BATCH, STEPS), 0.5)}, "`last_actions` holds 0.5"),
+        ({"reads_last_step": True}, {"reset": torch.zeros(BATCH, STEPS).long()}, "`reset` has shape .* must be bool"),
     ],
 )
 def test_a_step_before_that_does_not_fit_is_refused(fields, given, message):

@@ -233,6 +233,7 @@ def test_the_ponder_cost_is_in_the_training_loss_only(padding):
     assert model(ids).ponder_cost is None
     output = model.train()(ids, labels=labels, **arguments)
     predicts = labels[:, 1:] != -100
+    predicts &= mask[:, :-1] if padding else True
     cost = output.ponder_cost[:, :-1][predicts].mean()
     torch.testing.assert_close((output.loss - nats).item(), 0.3 * cost.item(), atol=1e-5, rtol=1e-5)
     assert cost > 1.5

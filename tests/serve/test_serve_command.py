@@ -46,11 +46,22 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path, started: list):
         (model.name, "--dtype", "int8"): "`dtype`='int8'",
         (model.name, "--dtype", "nn"): "`dtype`='nn'",
         (model.name, "--sessions", blocked / "below"): "Not a directory",
+        (model.name, "--api-key", ""): "`api_key`='' is no key",
+        (model.name, "--api-key", " "): "`api_key`=' ' is no key",
     }.items():
         result = run("serve", tmp_path / words[0], *words[1:])
         assert result.exit_code == 2, (words, result.output)
         assert message in result.output
         assert result.output.startswith("Error: ")
+    assert not started
+
+
+def test_a_variable_without_a_key_is_refused(tmp_path: Path, started: list, monkeypatch: pytest.MonkeyPatch):
+    """It was meant to protect the server."""
+    monkeypatch.setenv("TRANSFORMERS_XL_API_KEY", "")
+    result = run("serve", save_letters(tmp_path / "model"))
+    assert result.exit_code == 2
+    assert "`api_key`='' is no key" in result.output
     assert not started
 
 

@@ -99,6 +99,15 @@ def test_a_conversation(server: Here):
         server.client.responses.create(**SETTINGS, input="a", conversation={"id": conversation.id})
 
 
+def test_a_conversation_whose_last_answer_was_removed_says_so(server: Here):
+    conversation = server.client.conversations.create()
+    answer = server.client.responses.create(**SETTINGS, input="a", conversation=conversation.id)
+    server.client.responses.delete(answer.id)
+    said = f"{conversation.id}.*its last answer was removed, .* begin another one"
+    with pytest.raises(needs("openai").BadRequestError, match=said):
+        server.client.responses.create(**SETTINGS, input="b", conversation=conversation.id)
+
+
 def test_one_turn_of_a_conversation_at_a_time(folder: Path):
     with serving(sessions=Sessions(folder), bounds=Bounds(new_tokens=10**9)) as here:
         name = here.client.conversations.create().id
@@ -333,6 +342,12 @@ def test_a_model_that_remembers_nothing_keeps_no_sessions(tmp_path: Path):
 def test_sessions_are_private(tmp_path: Path):
     SessionStore(tmp_path / "new", letters_model())
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+    (tmp_path / "shared").mkdir(mode=0o755)
+    store = SessionStore(tmp_path / "shared", letters_model())
+    kept(store, read(store.model, 3), store.create_conversation({})["id"])
+    files = [*(tmp_path / "shared").iterdir()]
+    assert {file.suffix for file in files} >= {".json", ".safetensors"}
+    assert [file for file in files if file.stat().st_mode & 0o077] == []
 
 
 def test_many_sessions_at_a_time(server: Here):

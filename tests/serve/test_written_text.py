@@ -53,6 +53,28 @@ def test_text_is_that_of_all_tokens_up_to_the_first_stop(name: str, stop: tuple[
         assert count == (needed[0] if needed else len(ids)) - start
 
 
+def pieces() -> PreTrainedTokenizerFast:
+    """As those of Llama 2: the space before a word is a part of it, and that of a text's first word is dropped."""
+    words = ["<unk>", "\u2581Hello", "\u2581world", "x", "\u2581", "<0xE2>", "<0x82>", "<0xAC>"]
+    tokenizer = Tokenizer(
+        models.BPE({word: number for number, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    steps = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([*steps])
+    options = {"unk_token": "<unk>", "additional_special_tokens": ["<sp>"], "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [1, 8, 2], [1, 99, 2], [1, 8, 99, 2], [1, 4, 2], [1, 5, 6, 7, 2], [8, 2, 3]])
+@pytest.mark.parametrize("prompt", [[1], [8], [1, 8]])
+def test_a_token_without_a_text_takes_no_space_from_the_next(prompt: list[int], ids: list[int]):
+    """A special one, or one that the tokenizer does not know."""
+    tokenizer = pieces()
+    before, whole = (tokenizer.decode(each, skip_special_tokens=True) for each in (prompt, prompt + ids))
+    assert shown(WrittenText(tokenizer, prompt, ()), ids)[0] == whole[len(before) :]
+
+
 def test_bytes_that_are_no_text_are_shown_at_the_end():
     tokenizer = TOKENIZERS["bytes"]
     written = WrittenText(tokenizer, [97], ())

@@ -365,3 +365,9 @@ def test_a_chat_that_is_killed_between_two_turns_loses_nothing(tmp_path: Path):
         os.close(terminal.theirs)
         os.close(terminal.end)
     assert chat(folder, "--session", file, lines="Go on\n")[0] == expected[2:]
+
+
+def test_an_empty_stop_text_is_refused():
+    """It would end every answer after a token."""
+    with pytest.raises(ValueError, match=r"`stop`=\['', 'END'\] has an empty text"):
+        Conversation(byte_model(mem_len=64), ByteTokenizer(), stop=["", "END"])

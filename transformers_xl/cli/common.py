@@ -47,7 +47,7 @@ def check_texts(paths: list[Path] | None) -> list[Path] | None:
     from transformers_xl.data.text_files import MEMBER
 
     for path in paths or ():
-        if not Path(str(path).partition(MEMBER)[0]).is_file():
+        if not Path(str(path).partition(MEMBER)[0]).exists():
             raise typer.BadParameter(f"File {str(path)!r} does not exist.")
     return paths
 

@@ -1,5 +1,6 @@
 """`transformers-xl serve`: a server that speaks OpenAI's protocol, for one model."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -45,11 +46,15 @@ def serve(
     With --sessions a response can be continued (`previous_response_id`, `conversation`), also after a restart.
     Ctrl-C or SIGTERM stops the server within 5 seconds.
     """
+    empty = os.environ.get("TRANSFORMERS_XL_API_KEY") == ""  # which Typer takes for none
     from transformers_xl.hub.installing import check_installed
     from transformers_xl.runs.loading import load_anywhere
     from transformers_xl.serve.bounds import Bounds
 
     check_installed("serve", ("fastapi", "prometheus_client", "uvicorn"))
+    from transformers_xl.serve.guards import check_key
+
+    check_key("" if empty and api_key is None else api_key)
     loaded, tokenizer = load_anywhere(model, device, dtype)
     from transformers_xl.serve.server_process import Address, Sessions, make_service, run_server
 

@@ -59,6 +59,8 @@ class Conversation:
                 f"`model` is a {model.config.model_type!r} with `mem_len`=0, which has no memory from turn to turn: "
                 "use `transformers-xl generate`."
             )
+        if stop and not all(stop):
+            raise ValueError(f"`stop`={stop} has an empty text, which would end every answer: leave it out.")
         if stop:
             settings |= {"stop_strings": stop, "tokenizer": tokenizer}
         self.model, self.tokenizer, self.settings = model, tokenizer, settings

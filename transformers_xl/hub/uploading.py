@@ -124,8 +124,10 @@ def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
 
 
 def _belongs_to_a_model(name: str) -> bool:
-    inner = name.startswith((".", "_", "checkpoint-")) and not name.startswith(".eval_results/")
-    inner = inner or name == "run.yaml"  # of `transformers-xl train`: it says where files lie
+    *folders, file = name.split("/")
+    inner = any(part.startswith((".", "_", "checkpoint-")) for part in (*folders, file))
+    inner = inner and not (folders == [".eval_results"] and not file.startswith((".", "_")))
+    inner = inner or file == "run.yaml"  # of `transformers-xl train`: it says where files lie
     return not inner and any(fnmatchcase(name, pattern) for pattern in UPLOADED)
 
 

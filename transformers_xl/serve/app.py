@@ -15,14 +15,19 @@ from transformers_xl.serve.bounds import RequestError, failed
 from transformers_xl.serve.chat_endpoint import ChatCompletions
 from transformers_xl.serve.completion_endpoint import Completions
 from transformers_xl.serve.conversation_endpoint import Conversations
-from transformers_xl.serve.guards import Guard
+from transformers_xl.serve.guards import Guard, check_key
 from transformers_xl.serve.response_endpoint import Responses
 from transformers_xl.serve.server_metrics import Measured
 from transformers_xl.serve.service import Service
 
 
 def build_app(service: Service, host: str, api_key: str | None = None) -> FastAPI:
-    """The application of `service`, which listens on `host` and answers who knows `api_key`, if there is one."""
+    """The application of `service`, which listens on `host` and answers who knows `api_key`, if there is one.
+
+    Raises:
+        ValueError: the key is empty: who sends none would know it.
+    """
+    check_key(api_key)
     # no page of documentation: it would run scripts of another site here
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     responses, conversations = Responses(service), Conversations(service)

@@ -51,6 +51,12 @@ class Guard(NamedTuple):
         return None
 
 
+def check_key(api_key: str | None) -> None:
+    """Raise a `ValueError` where a key is nothing, as that of a variable that is not set: who sends none would know it."""
+    if api_key is not None and not api_key.strip():
+        raise ValueError(f"`api_key`={api_key!r} is no key: give one, or leave it out, and its variable unset.")
+
+
 def is_own_authority(authority: str | None, host: str) -> bool:
     """Whether a request names this server: a page of another name may lead to its address too (DNS rebinding).
 

@@ -105,8 +105,7 @@ class Responses:
             return None
         await asyncio.to_thread(store.conversation, body.conversation, "conversation")
         stack.callback(store.lock(body.conversation).release)
-        last = (await asyncio.to_thread(store.conversation, body.conversation, "conversation"))["last"]
-        return None if last is None else await asyncio.to_thread(store.past, last, "conversation")
+        return await asyncio.to_thread(store.past_of_conversation, body.conversation)
 
     async def ids(self, body: ResponseRequest, past: Past | None) -> list[int]:
         """What the model reads: messages by the chat template, or, where there is none, a text as it stands."""

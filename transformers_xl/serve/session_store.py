@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from filelock import FileLock, Timeout
 
-from transformers_xl.files.atomic_write import WORKSPACE, write_text
+from transformers_xl.files.atomic_write import WORKSPACE, atomic_write
 from transformers_xl.files.json_files import read_json
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.serve.bounds import RequestError
@@ -91,6 +91,18 @@ class SessionStore:
             with suppress(OSError):
                 os.utime(each)
         return Past(saved.memory, saved.unread_ids[0].tolist())
+
+    def past_of_conversation(self, name: str) -> Past | None:
+        """What the next turn of a conversation continues from; None: it has none yet.
+
+        Raises:
+            RequestError: it is unknown, its last answer was removed, or another model wrote it.
+        """
+        last = self.conversation(name, "conversation")["last"]
+        if last is not None and not (self.folder / f"{last}.json").is_file():
+            said = f"`conversation`={shown(name)}: its last answer was removed, and what it remembered: begin another one."
+            raise RequestError(said, "conversation", 400, "not_found")
+        return None if last is None else self.past(last, "conversation")
 
     def save(self, response: dict[str, Any], memory: Memory, unread_ids: Sequence[int]) -> None:
         """Keep an answer, and what the model remembers at its end; in the conversation that it names, as the last one."""
@@ -186,7 +198,9 @@ class SessionStore:
             (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
-        write_text(self.folder / f"{name}.json", json.dumps(value))
+        with atomic_write(self.folder / f"{name}.json") as new:
+            new.touch(mode=0o600)  # in a folder that others may read
+            new.write_text(json.dumps(value), encoding="utf-8")
 
     def _read(self, kind: str, name: str, field: str) -> dict[str, Any]:
         """What is known of an id; it is compared with the form of ids before it becomes a part of a path."""

@@ -21,8 +21,8 @@ class PieceDecoder:
         """New text, without a character whose end is missing."""
         self.pending.append(token_id)
         text = self.decode(self.before + self.pending)
-        if text.endswith(INCOMPLETE) or not text.startswith(self.shown):
-            return ""
+        if text.endswith(INCOMPLETE) or not text.startswith(self.shown) or len(text) == len(self.shown):
+            return ""  # after a token without a text, too, the next one is joined to the text before
         new, self.before, self.pending = text[len(self.shown) :], self.pending, []
         self.shown = self.decode(self.before)
         return new
