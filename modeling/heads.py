@@ -175,7 +175,7 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
     ) -> MemoryHeadOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
-            The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
+            The tokens themselves; the loss shifts them inside the segment. -100 is ignored, and what padding predicts.
         shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             The token that follows each token, used instead of `labels`: with it the last token of a segment has a target
             too, the first of the next segment. A keyword without a place in the signature: the Trainer takes every

@@ -240,7 +240,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
     ) -> MemoryHeadOutput:
         r"""
         labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
-            The tokens themselves; the loss shifts them inside the segment. -100 is ignored.
+            The tokens themselves; the loss shifts them inside the segment. -100 is ignored, and what padding predicts.
         shift_labels (`torch.LongTensor` of shape `(batch, length)`, *optional*):
             The token that follows each token, used instead of `labels`.
         mems ([`Memory`], *optional*):
