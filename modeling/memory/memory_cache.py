@@ -95,7 +95,7 @@ class MemoryCache(Cache):
         self.source: Any = None  # what the decoder of an encoder-decoder reads: no row of it moves inside `generate()`
         self.num_tokens: int | torch.Tensor = 0
         self.num_repeated = 0  # tokens at the beginning of a prompt that were read before
-        self.computed_in: torch.dtype | None = None
+        self.computed_in: torch.dtype | None = None  # the type of the last call: that of autocast, where it is on
         self.reset()
         self.memory = memory
 

@@ -57,10 +57,7 @@ class Call(NamedTuple):
             closed = document_ids[:, -1] > inside
             document_ids = gather_columns(document_ids.where(mask, inside[:, None]), pack)
         if position_ids is not None:
-            positions = position_ids if pack is None else gather_columns(position_ids.expand_as(pack), pack)
-            starts = F.pad(positions.diff(dim=1) != 1, (1, 0))
-            if num_tokens is not None:
-                starts &= torch.arange(starts.shape[1], device=num_tokens.device) < num_tokens[:, None]
+            starts = gather_columns(document_starts(position_ids, mask), pack)
             if is_true(starts.any(), when_compiling=True):
                 document_ids = starts.long().cumsum(1) + (0 if document_ids is None else document_ids)
         if pack is None or is_true((pack[:, 1:] > pack[:, :-1]).all(), when_compiling=False):

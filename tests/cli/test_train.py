@@ -328,6 +328,15 @@ def test_a_resumption_that_is_refused_keeps_the_run(trained: Path, text_file: Pa
     assert "max_steps: 6" in (folder / "run.yaml").read_text()
 
 
+def test_a_damaged_checkpoint_is_passed_over(text_file: Path, tmp_path: Path):
+    saving = ("--training.save_steps", 2, "--training.save_total_limit", 2)
+    folder = train(text_file, *SMALL.split(), *saving, "-o", tmp_path / "model")
+    newest = folder / "checkpoint-4" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:100])
+    train("--resume", "-o", folder, "--training.max_steps", 6)
+    assert json.loads((folder / "training_metrics.json").read_text())["training"]["steps"] == 6
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

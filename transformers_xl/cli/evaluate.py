@@ -192,11 +192,13 @@ def _compare_base(
 
 
 def _command(text: list[Path], options: dict[str, Any], claims: tuple, moving_window: bool) -> str:
+    from transformers_xl.data.text_files import name_of
+
     options |= dict(zip(("dataset", "dataset_revision", "task_id"), claims, strict=True))
     if (same_length := options.pop("same_length", None)) is not None:
         options["same_length" if same_length else "no_same_length"] = ""
     options |= {"moving_window": ""} if moving_window else {}
-    words = [word for path in text for word in ("--text", path.name)]
+    words = [word for path in text for word in ("--text", name_of(str(path)))]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", *([str(value)] if value != "" else [])]
     return shlex.join(["transformers-xl", "evaluate", "MODEL", *words, "--record"])

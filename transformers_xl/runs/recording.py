@@ -67,7 +67,8 @@ def text_of_rows(
         digest, of, size, unit = hashlib.sha256(text).hexdigest(), "bytes", len(text), "bytes"
     else:
         digest, of, size, unit = digest_of(rows), "token ids", None, "tokens"
-    which = {"": "", "part": f", {tokens:,} {unit} of it"}.get(part, f", its {part} {tokens:,} {unit}")
+    length = tokens if size is None else size
+    which = {"": "", "part": f", {length:,} {unit} of it"}.get(part, f", its {part} {length:,} {unit}")
     return Text(names + which, digest, of, size, tokens, *claims)
 
 

@@ -192,14 +192,19 @@ class TrainingRun:
         """Refuse a model, or adapters, of other shapes than those of the newest checkpoint."""
         for checkpoint in map(Path, checkpoints_of(folder)[:1]):
             adapters, asked = checkpoint / "adapter_config.json", self.config.lora.r
-            rank = read_json(adapters).get("r") if adapters.is_file() else 0
-            if rank != asked:
+            try:
+                found = {name: shape for name, (_, shape, _) in shapes_of(checkpoint).items()}
+                rank = read_json(adapters).get("r") if adapters.is_file() else 0
+            except ValueError:  # damaged: the trainer takes the one before it, or says so
+                return
+            if found and rank != asked:
                 raise ValueError(f"`lora.r`={asked}, but the run that is resumed has {rank}: it cannot be changed.")
-            found = {} if rank else {name: shape for name, (_, shape, _) in shapes_of(checkpoint).items()}
+            if not found or rank:  # sharded by FSDP or DeepSpeed, or adapters
+                return
             weights = {name: list(each.shape) for name, each in self.model.state_dict().items()}
             shared = getattr(self.model, "all_tied_weights_keys", {})
             wrong = [name for name, shape in found.items() if weights.get(name) != shape]
-            wrong += [name for name in weights if found and name not in found and name not in shared]
+            wrong += [name for name in weights if name not in found and name not in shared]
             if wrong:
                 raise ValueError(
                     f"`model`: the run that is resumed has other weights than is asked for, such as {wrong[0]!r}: change "
