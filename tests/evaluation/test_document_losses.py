@@ -87,6 +87,16 @@ def test_weights_that_are_no_numbers_are_refused(model):
         document_losses(broken, documents())
 
 
+def test_a_segment_far_longer_than_the_documents_reads_no_padding(model):
+    read = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: read.append(args[0].shape), with_kwargs=True)
+    long = document_losses(model, documents(), 100_000, lanes=2)
+    hook.remove()
+    assert max(width for _, width in read) <= max(map(len, documents()))
+    for one, other in zip(long, document_losses(model, documents(), max(map(len, documents())), lanes=2), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 def test_whoever_stops_in_between_is_left_as_before(model):
     model.train()
     losses = stream_losses(model, DocumentStream(documents(), SEGMENT, 2, keep_tail=True))

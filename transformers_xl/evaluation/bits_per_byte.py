@@ -105,9 +105,10 @@ class ScoreSums:
         self.tokens = torch.zeros(segment_length, dtype=torch.long, device=device)
 
     def add(self, losses: torch.Tensor, targets: torch.Tensor) -> None:
-        """What `targets` `(batch, segment_length)` cost, in nats; -100: none."""
-        self.nats += losses.double().sum(0)
-        self.tokens += (targets != -100).sum(0)
+        """What `targets` `(batch, <=segment_length)` cost, in nats; -100: none."""
+        width = losses.shape[1]
+        self.nats[:width] += losses.double().sum(0)
+        self.tokens[:width] += (targets != -100).sum(0)
 
     def score(self, num_bytes: int | None = None) -> TextScore:
         """`num_bytes` of the text; one per token when not given."""
@@ -158,8 +159,8 @@ def stream_losses(
     """What each token of a stream costs, a segment of all lanes at a time, with arguments and errors of [`score_stream`].
 
     Yields:
-        Losses in nats and targets, both `(lanes, segment_length)` on the model's device; -100: nothing is predicted, at no
-        cost.
+        Losses in nats and targets, both `(lanes, <=segment_length)` on the model's device; -100: nothing is predicted, at
+        no cost. Columns at the end of a segment in which no lane has a token are left out.
     """
     remembers = memory and bool(getattr(model.config, "mem_len", True))
     stream = stream if remembers else stream.without_memory()
@@ -169,10 +170,12 @@ def stream_losses(
     with evaluating(model):
         batches = DataLoader(stream, batch_size=stream.lanes)
         for batch in tqdm(batches, desc="evaluating", disable=None if progress else True):
+            length = int(batch["attention_mask"].sum(1).max())  # a segment may be far longer than what is left of a text
+            ids, targets, mask = (batch[name][:, :length] for name in ("input_ids", "shift_labels", "attention_mask"))
+            ids, targets = ids.to(model.device), targets.to(model.device)
             # a mask of ones would cost a gather in every layer
-            mask = None if batch["attention_mask"].all() else batch["attention_mask"].to(model.device)
+            mask = None if mask.all() else mask.to(model.device)
             begins = batch["reset"].to(model.device) if cache is not None and batch["reset"].any() else None
-            ids, targets = (batch[name].to(model.device) for name in ("input_ids", "shift_labels"))
             read = {"attention_mask": mask, "past_key_values": cache, "use_cache": memory, "reset": begins}
             losses, outputs = losses_of_targets(model, ids, targets, **read)
             cache = outputs.past_key_values if memory else None
