@@ -173,7 +173,12 @@ class MemoryForActorCritic(MemoryHead):
         return self.policy_head.distribution(logits)
 
     def inputs_of(
-        self, inputs: dict[str, Any], last: dict[str, Any], reset: Any, mask: torch.Tensor | None
+        self,
+        inputs: dict[str, Any],
+        last: dict[str, Any],
+        reset: Any,
+        mask: torch.Tensor | None,
+        memory: Memory | None,
     ) -> torch.Tensor | None:
         """`inputs_embeds` of what was given: observations, and the step before. None: token ids alone are read."""
         given = [name for name, value in inputs.items() if value is not None]
@@ -198,7 +203,8 @@ class MemoryForActorCritic(MemoryHead):
         if self.last_step is None:
             return embeds
         embeds = self.model.embed_tokens(inputs["input_ids"]) if embeds is None else embeds
-        return embeds + self.last_step(*last.values(), _begins(reset, embeds), mask)
+        begins = _begins(reset, mask, memory, *embeds.shape[:2])
+        return embeds + self.last_step(*last.values(), begins, mask)
 
     def check_last_step(self, last: dict[str, Any], inputs: dict[str, Any]) -> None:
         """Check that the step before was given where the model reads it, in the right shapes."""
@@ -244,7 +250,8 @@ class MemoryForActorCritic(MemoryHead):
         last_actions (`torch.Tensor` of shape `(batch, steps)` or `(batch, steps, action_size)`, *optional*):
             With `reads_last_step`, the action before each observation, as the policy draws it.
         last_rewards (`torch.Tensor` of shape `(batch, steps)`, *optional*):
-            With `reads_last_step`, the reward that came with each observation. Where an episode begins, neither is read.
+            With `reads_last_step`, the reward that came with each observation. Neither is read where an episode begins:
+            where `reset` says so, and where a row of `mems` has read nothing.
         mems ([`Memory`], *optional*):
             The `mems` of the previous call's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, steps)`, *optional*):
@@ -267,7 +274,8 @@ class MemoryForActorCritic(MemoryHead):
         last = {name: of_environment(name, value, device) for name, value in last.items()}
         reset = of_environment("reset", reset, device)
         mask = of_environment("attention_mask", attention_mask, device)
-        embeds = self.inputs_of(inputs, last, reset, mask)
+        memory = mems if past_key_values is None else past_key_values.memory
+        embeds = self.inputs_of(inputs, last, reset, mask, memory)
         outputs = self.model(
             input_ids=inputs["input_ids"] if embeds is None else None,
             attention_mask=mask,
@@ -289,13 +297,30 @@ class MemoryForActorCritic(MemoryHead):
         )
 
 
-def _begins(reset: torch.Tensor | None, embeds: torch.Tensor) -> torch.Tensor | None:
-    """The steps of `embeds` `(batch, steps, width)` that begin an episode, `(batch, steps)` bool."""
-    batch, steps = embeds.shape[:2]
-    if reset is None or reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, steps)):
+def _begins(
+    reset: torch.Tensor | None, mask: torch.Tensor | None, memory: Memory | None, batch: int, steps: int
+) -> torch.Tensor | None:
+    """The steps that begin an episode, `(batch, steps)` bool: where `reset` says so, the first one after it that is no
+    padding, in this call or, of rows whose `memory` holds no step since, in the next. None: nothing says of any."""
+    shapes = (batch,), (batch, steps)
+    if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in shapes):
         return None  # the model refuses what does not fit
-    first = torch.arange(steps, device=reset.device) == 0
-    return reset if reset.dim() == 2 else reset[:, None] & first
+    new = memory.tokens_read == 0 if isinstance(memory, Memory) and memory.batch_size == batch else None
+    if reset is None and new is None:
+        return None
+    device = (new if reset is None else reset).device
+    marks = torch.zeros(batch, steps, dtype=torch.long, device=device)
+    for each in (reset, new):
+        if each is not None:
+            marks += (each if each.dim() == 2 else each[:, None] & (torch.arange(steps, device=device) == 0)).to(
+                device
+            )
+    is_step = (
+        mask.bool() if mask is not None and mask.shape == marks.shape else torch.ones_like(marks, dtype=torch.bool)
+    )
+    episode = marks.cumsum(1)
+    before = nn.functional.pad(episode.where(is_step, 0).cummax(1).values, (1, 0))[:, :-1]
+    return is_step & (episode > before)
 
 
 __all__ = ["LastStep", "MemoryForActorCritic", "dropout_of", "of_environment", "unsaved_buffers"]

@@ -30,7 +30,7 @@ from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.sublayers import Dropout
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
-from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
+from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_columns_of, with_count
 from transformers_xl.modeling.memory.segment import Call, Segment, noted
 from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
@@ -328,6 +328,10 @@ class MemoryModel(MemoryPreTrainedModel):
         shared: dict[tuple, LayerContext] = {}
         contexts = []
         for index, (past, keep, window) in enumerate(reaches):
+            if past.columns and past.num_columns < min(keep, segment.num_before):
+                keep = min(
+                    keep, past.num_columns + segment.least_tokens
+                )  # it grew: every row has so many real columns
             key = past.num_columns, keep, window
             if key not in shared:
                 here = segment.seen_by(key[0], keep if records else key[0], window)
@@ -436,6 +440,8 @@ class MemoryModel(MemoryPreTrainedModel):
             # an agent forgets at every step
             return Memory(memory.layers, memory.lengths.masked_fill(rows, 0), tokens_read)
         fresh = self.new_memory(len(rows), memory_like(memory))
+        if memory.num_columns < fresh.num_columns:  # zeros, of a longer memory than it was
+            memory = with_columns_of(memory, fresh)
         layers = zip(self.layers, fresh.layers, memory.layers, strict=False)
         lengths = fresh.lengths.clamp(max=memory.num_columns).where(rows, memory.lengths)
         state = mixed(rows, fresh.state, memory.state)

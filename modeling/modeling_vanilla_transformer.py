@@ -150,12 +150,19 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
         """Sum over layers of weight x (loss of the next token + `second_target_weight` x loss of the one after it)."""
         length = outputs.last_hidden_state.shape[1]
         first, second = targets[:, :length], nn.functional.pad(targets[:, 1:], (0, 1), value=-100)[:, :length]
+        second = second.masked_fill(first == -100, -100)  # of padding, or in the next document
         if not self.config.every_position_loss:
-            is_last = torch.arange(length, device=first.device) == length - 1
+            known = first != -100
+            is_last = known & (known.flip(1).cumsum(1).flip(1) == 1)
+            if items is not None:  # they count all targets
+                items = items * is_last.sum() / known.sum().clamp(min=1)
             first, second = first.where(is_last, -100), second.where(is_last, -100)
 
         def loss(classifier: nn.Module, states: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return mean_loss(linear_cross_entropy(classifier, states, target), target, items)
+            count = (
+                (target != -100).sum().clamp(min=1) if items is None else items
+            )  # a last token has no second target
+            return mean_loss(linear_cross_entropy(classifier, states, target), target, count)
 
         total = mean_loss(self.token_losses(outputs, first, whole_logits(logits, first)), first, items)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1

@@ -193,20 +193,14 @@ class SavedMemory(NamedTuple):
 
 
 def cat_memories(memories: Sequence[Memory]) -> Memory:
-    """The rows of all memories in one batch; windows of fewer columns get unused ones on their left.
+    """The rows of all memories in one batch; windows of fewer columns get unused ones on their left. Where some layers of
+    one remembered less when it was made (before `resize_memory`), the windows of these layers are cut.
 
     Raises:
         ValueError: there are none, they are of different models, or one has inputs where another has keys and values.
     """
     if not memories:
         raise ValueError("`memories` is empty: give at least one.")
-
-    def joined(*tensors: torch.Tensor) -> torch.Tensor:
-        if tensors[0].dim() <= 2:
-            return torch.cat(tensors)
-        longest = max(each.shape[-2] for each in tensors)
-        return torch.cat([with_count(each, longest) for each in tensors])
-
     names = [each.named_tensors() for each in memories]
     for number, other in enumerate(names):
         if other.keys() != names[0].keys():
@@ -214,16 +208,44 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
                 f"`memories`[{number}] has other tensors than the first: all must come from one model, and all from calls "
                 "with `use_cache=True` (as `generate()` makes them) or all from calls without."
             )
-    return Memory.from_named_tensors({name: joined(*(each[name] for each in names)) for name in names[0]})
+    counts = {
+        f"layers.{index}.columns.{number}": count
+        for index, count in enumerate(_joined_counts(memories))
+        for number in range(len(memories[0].layers[index].columns))
+    }
+
+    def joined(name: str) -> torch.Tensor:
+        tensors = [each[name] for each in names]
+        if tensors[0].dim() <= 2:
+            return torch.cat(tensors)
+        count = counts.get(name, max(each.shape[-2] for each in tensors))
+        return torch.cat([with_count(each, count) for each in tensors])
+
+    return Memory.from_named_tensors({name: joined(name) for name in names[0]})
+
+
+def _joined_counts(memories: Sequence[Memory]) -> list[int]:
+    """Columns of each layer's window, where these memories stand side by side: those of the longest, but no more than one
+    has that is short of columns, because its layer remembered less when they were made."""
+    counts = []
+    for layers in zip(*(memory.layers for memory in memories), strict=True):
+        numbers = [layer.num_columns for layer in layers]
+        pairs = zip(numbers, memories, strict=True)
+        short = [each for each, memory in pairs if each < min(max(numbers), memory.num_columns)]
+        counts.append(min([max(numbers), *short]))
+    return counts
 
 
 def with_columns_of(memory: Memory, other: Memory) -> Memory:
-    """The memory with as many columns in each window as the `other` one: the newest ones, or unused ones on their left."""
+    """The memory with as many columns in each window as the `other` one: the newest ones, or unused ones on their left. The
+    shortest window that grows so says how many are real: those of longer ones that are older are forgotten."""
     layers = tuple(
         layer._replace(columns=tuple(with_count(each, wanted.num_columns) for each in layer.columns))
         for layer, wanted in zip(memory.layers, other.layers, strict=True)
     )
-    return memory._replace(layers=layers, lengths=memory.lengths.clamp(max=other.num_columns))
+    counts = [layer.num_columns for layer in memory.layers]
+    grown = [each for each, layer in zip(counts, other.layers, strict=True) if each < layer.num_columns]
+    return memory._replace(layers=layers, lengths=memory.lengths.clamp(max=min([other.num_columns, *grown])))
 
 
 def with_count(columns: torch.Tensor, count: int) -> torch.Tensor:

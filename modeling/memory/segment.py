@@ -171,6 +171,11 @@ class Segment(NamedTuple):
         return torch.arange(self.length, device=self.num_tokens.device) < self.num_tokens[:, None]
 
     @property
+    def least_tokens(self) -> int:
+        """Those of the row with the fewest."""
+        return self.length if self.num_tokens is None else int(self.num_tokens.min())
+
+    @property
     def end(self) -> torch.Tensor:
         """The column after each row's last token, `(B,)`."""
         if self.num_tokens is None:

@@ -92,6 +92,28 @@ def test_where_an_episode_begins_the_step_before_may_be_anything():
     torch.compile(model, backend="eager", fullgraph=True)(**given)
 
 
+@pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
+def test_the_first_step_of_an_episode_reads_none_before_it_where_padding_stands_first(use_cache):
+    """`reset` may stand at the row, at the padding before the step, or at padding that ends the call before."""
+    model, given, later = agent(reads_last_step=True), rollout(), rollout(STEPS + 1)
+    del given["reset"]
+    memory = model(**given, reset=torch.zeros(BATCH, dtype=torch.bool), use_cache=use_cache)
+    steps = {name: value[:, 2:6] for name, value in later.items() if name != "reset"}
+    begins = torch.arange(BATCH) == 0
+    expected = model(**steps, reset=begins, **memory_of(memory)).logits
+    padded = {name: torch.cat([value[:, :2], value], dim=1) for name, value in steps.items()}
+    mask = (torch.arange(6) >= 2).expand(BATCH, 6).long()
+    for reset in (begins, begins[:, None] & (torch.arange(6) == 1)):
+        memory = model(**given, use_cache=use_cache)
+        read = model(**padded, attention_mask=mask, reset=reset, **memory_of(memory)).logits[:, 2:]
+        torch.testing.assert_close(read, expected, **EXACT)
+    closing = {name: torch.cat([value, value[:, :1]], dim=1) for name, value in given.items()}
+    mask = (torch.arange(STEPS + 1) < STEPS).expand(BATCH, -1).long()
+    reset = begins[:, None] & (torch.arange(STEPS + 1) == STEPS)
+    memory = model(**closing, attention_mask=mask, reset=reset, use_cache=use_cache)
+    torch.testing.assert_close(model(**steps, **memory_of(memory)).logits, expected, **EXACT)
+
+
 def test_the_step_before_is_a_sum_of_projections():
     model, given = agent(reads_last_step=True), rollout()
     plain = agent()

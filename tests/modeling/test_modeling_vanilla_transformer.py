@@ -142,3 +142,53 @@ def test_what_exists_in_training_only_can_be_left_behind(tmp_path):
 def test_values_of_the_config(fields):
     with pytest.raises(ValueError, match=f"`{next(iter(fields))}`"):
         tiny_config("vanilla_transformer", **fields)
+
+
+def padded(ids: torch.Tensor, left: int, right: int) -> dict[str, torch.Tensor]:
+    mask = F.pad(torch.ones_like(ids), (left, right))
+    labels = F.pad(ids, (left, right), value=-100)
+    return {"input_ids": F.pad(ids, (left, right)), "attention_mask": mask, "labels": labels}
+
+
+@pytest.mark.parametrize("every_position", [True, False])
+def test_padding_predicts_no_second_token(every_position):
+    model = tiny_model("vanilla_transformer", "causal_lm", every_position_loss=every_position).train()
+    ids = tokens(1, 6)
+    expected = model(ids, labels=ids).loss
+    for left, right in ((3, 0), (0, 3), (2, 1)):
+        torch.testing.assert_close(model(**padded(ids, left, right)).loss, expected, **EXACT)
+
+
+def test_nothing_is_predicted_across_documents():
+    """Two documents in a row, whose first labels are left out as transformers' collators do, cost what they cost apart."""
+    model = tiny_model("vanilla_transformer", "causal_lm").train()
+    first, second = tokens(1, 4), tokens(1, 5, seed=1)
+    places = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    labels = torch.cat([first, second], dim=1)
+    labels[0, 4] = -100
+    packed = model(torch.cat([first, second], 1), position_ids=places, labels=labels, num_items_in_batch=7).loss
+    apart = sum(model(each, labels=each, num_items_in_batch=7).loss for each in (first, second))
+    torch.testing.assert_close(packed, apart, **EXACT)
+
+
+def test_the_last_position_of_each_row_is_that_with_a_target():
+    """Rows of unequal length weigh the same; the items of the Trainer are all targets."""
+    options = {"every_position_loss": False, "num_targets": 1, "intermediate_losses": "none"}
+    model = tiny_model("vanilla_transformer", "causal_lm", **options).train()
+    rows = [tokens(1, 6), tokens(1, 4, seed=1)]
+    expected = torch.stack([nats(model(each).logits[:, -2:-1], each[:, -1:]) for each in rows]).mean()
+    batch = {
+        name: torch.cat(each)
+        for name, each in zip(
+            ("input_ids", "attention_mask", "labels"),
+            zip(padded(rows[0], 0, 0).values(), padded(rows[1], 0, 2).values(), strict=True),
+            strict=True,
+        )
+    }
+    torch.testing.assert_close(model(**batch).loss, expected, **EXACT)
+    torch.testing.assert_close(model(**batch, num_items_in_batch=8).loss, expected, **EXACT)
+
+
+def test_a_text_of_two_tokens_has_no_second_target():
+    model = tiny_model("vanilla_transformer", "causal_lm").train()
+    assert model(tokens(1, 2), labels=tokens(1, 2)).loss.isfinite()

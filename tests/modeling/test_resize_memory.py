@@ -16,6 +16,8 @@ from tiny import (
     tokens,
 )
 
+from transformers_xl.modeling.memory.memory_value import Memory, cat_memories, with_columns_of
+
 # windows that are the variant's own do not follow the memory: they are given, as a config saves them
 OWN = {
     "adaptive_span": {"max_span": 20, "initial_span": 0.5},
@@ -79,6 +81,80 @@ def test_a_memory_from_before_is_handed_on(model_type: str, mem_len: int):
     ):
         count = 18 if model_type in SEGMENT_BY_SEGMENT else before.num_columns  # not all are tokens
         assert layer.num_columns == (num_remembered(model, count + 18, longest) if layer.columns else 0)
+
+
+# layers of these remember unequally much, so that a longer memory makes some grow that were full
+UNEQUAL = {
+    "causal_longformer": ({"mem_len": 16, "num_hidden_layers": 2}, 64),
+    "block_recurrent": ({"mem_len": 3, "block_length": 4}, 8),
+    "adaptive_span": ({"max_span": 12, "span_ramp": 2}, 12),
+}
+
+
+def grown(model_type: str) -> tuple[torch.nn.Module, Memory]:
+    """A model whose memory has just become longer, and what two rows remembered before."""
+    fields, mem_len = UNEQUAL[model_type]
+    model = tiny_model(model_type, **fields)
+    if model_type == "adaptive_span":
+        masks = model._span_masks()
+        set_spans(model, masks, 0.0)
+        memory = model(tokens(2, 20)).mems
+        set_spans(model, masks, 0.6)
+    else:
+        memory = model(tokens(2, 60)).mems
+        model.resize_memory(mem_len)
+    counts, lengths = [each.num_columns for each in memory.layers if each.columns], model.config.layer_mem_lens
+    assert min(counts) < min(max(counts), *lengths)
+    return model, memory
+
+
+@torch.no_grad()
+def set_spans(model, masks, first: float) -> None:
+    masks[0].span.fill_(first)
+    masks[1].span.fill_(0.6)
+    model.trim_spans()
+
+
+@pytest.mark.parametrize("model_type", list(UNEQUAL))
+def test_a_row_of_few_tokens_sees_no_columns_that_its_layers_lack(model_type: str):
+    """The row with the fewest tokens remembers what it does alone, and so do rows that are joined."""
+    model, memory = grown(model_type)
+    few, more = tokens(2, 8, seed=1), tokens(2, 5, seed=2)
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[1, 2:] = 0
+    alone = model(few[1:, :2], mems=memory.rows([1])).mems
+    beside = model(few, mems=memory, attention_mask=mask).mems
+    expected = model(more[1:], mems=alone).last_hidden_state
+    torch.testing.assert_close(model(more, mems=beside).last_hidden_state[1:], expected, **EXACT)
+    new = model(tokens(1, 60, seed=3)).mems
+    expected = model(more[:1], mems=memory.rows([0])).last_hidden_state
+    for rows in ([memory.rows([0]), new], [memory.rows([0]), new, alone]):
+        joined = cat_memories(rows)
+        read = model(more[:1].expand(len(rows), -1), mems=joined).last_hidden_state
+        torch.testing.assert_close(read[:1], expected, **EXACT)
+        assert joined.lengths.max() <= joined.num_columns
+
+
+def test_a_static_cache_of_a_grown_memory_has_no_columns_that_were_never_read():
+    """The shortest window says how many are real."""
+    _, memory = grown("causal_longformer")
+    shortest = min(each.num_columns for each in memory.layers)
+    longer = memory._replace(layers=tuple(each._replace(columns=longest_of(memory)) for each in memory.layers))
+    assert with_columns_of(memory, longer).lengths.tolist() == [shortest, shortest]
+    assert with_columns_of(longer, longer).lengths.tolist() == longer.lengths.tolist()
+
+
+def longest_of(memory: Memory) -> tuple[torch.Tensor, ...]:
+    return max(memory.layers, key=lambda layer: layer.num_columns).columns
+
+
+def test_a_row_that_begins_again_has_the_zeros_of_a_memory_that_grew():
+    model = tiny_model("transformer_xl", mem_len=3, initial_memory="zeros")
+    memory = model(tokens(2, 9)).mems
+    model.resize_memory(8)
+    more = tokens(2, 6, seed=1)
+    read = model(more, mems=memory, reset=torch.tensor([False, True])).last_hidden_state
+    torch.testing.assert_close(read[1:], model(more[1:]).last_hidden_state, **EXACT)
 
 
 @pytest.mark.parametrize("same_length", [True, False])
