@@ -277,8 +277,21 @@ class MemoryConfig(AgentConfig):
             if not 0 <= (getattr(self, name) or 0) < math.inf:  # NaN too
                 raise ValueError(f"`{name}`={getattr(self, name)} must be a finite number that is not negative.")
         self.validate_agent()
+        self.validate_numbers()
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"`hidden_act`={self.hidden_act!r} must be one of {', '.join(sorted(ACT2FN))}.")
+
+    def validate_numbers(self) -> None:
+        """Raise a `ValueError` where a field is NaN, which no comparison finds, or the padding is no token."""
+        for field in fields(self):
+            value = getattr(self, field.name, None)
+            if any(each != each for each in (value if isinstance(value, list) else [value])):
+                raise ValueError(f"`{field.name}`={value} must be a number, and NaN is none.")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"`pad_token_id`={self.pad_token_id} must be a token, from 0 and below `vocab_size`={self.vocab_size}, or "
+                "None: nothing stands for padding."
+            )
 
     def with_mem_len(self, mem_len: int) -> Self:
         """A copy with another length of the memory.

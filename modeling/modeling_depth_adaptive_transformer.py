@@ -92,6 +92,10 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     token_outputs = ("last_hidden_state", "exit_layers")
     extra_arguments = ("exit_rule",)
 
+    @property
+    def _is_stateful(self) -> bool:
+        return cast(DepthAdaptiveTransformerLayer, self.layers[0]).has_mean  # which cannot be taken back
+
     def run_layers(
         self,
         hidden_states: torch.Tensor,
@@ -167,7 +171,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
 
     @property
     def _is_stateful(self) -> bool:
-        return cast(DepthAdaptiveTransformerLayer, self.model.layers[0]).has_mean  # which cannot be taken back
+        return self.model._is_stateful
 
     def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]

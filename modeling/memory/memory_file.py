@@ -49,8 +49,11 @@ class Remembering(NamedTuple):
             raise ValueError(
                 f"`model` is a {type(model).__name__}, which remembers nothing: give the model that made the memory."
             )
-        # an encoder, which comes before its decoder, remembers nothing
-        return cls(parts[0], next((part for part in found if part.config.mem_len > 0), found[0]))
+        # that of the decoder, where an encoder stands beside it: it remembers nothing between calls
+        own = getattr(parts[0], "model", None)
+        return cls(
+            parts[0], own if own in found else next((part for part in found if part.config.mem_len > 0), found[0])
+        )
 
 
 def save_memory(

@@ -241,3 +241,23 @@ def test_keywords_of_the_library_are_not_taken_for_misspelled_fields(model_type:
     )  # fmt: skip
     config_class = VARIANTS[model_type].config_class
     assert {name: config_class._objection(name) for name in names if config_class._objection(name)} == {}
+
+
+# --- values
+
+
+@pytest.mark.parametrize("value", [-1, 300])
+@every_variant
+def test_padding_is_a_token(model_type: str, value: int):
+    with pytest.raises(ValueError, match=f"`pad_token_id`={value} must be a token, from 0 and below `vocab_size`="):
+        tiny_config(model_type, pad_token_id=value)
+
+
+@every_variant
+def test_numbers_are_no_nan(model_type: str):
+    """Each field that may be a broken number, on its own."""
+    config = tiny_config(model_type)
+    for name, field in config.__dataclass_fields__.items():
+        if "float" in str(field.type):
+            with pytest.raises(ValueError, match=f"`{name}`=nan"):
+                tiny_config(model_type, **{name: float("nan")})

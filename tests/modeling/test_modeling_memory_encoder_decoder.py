@@ -342,9 +342,11 @@ def test_padding_of_the_source_is_that_of_the_encoder() -> None:
     )
 
 
+@pytest.mark.parametrize("encoder", [None, StarTransformerConfig], ids=["shaw", "star, which has a mem_len"])
 @torch.no_grad()
-def test_a_memory_of_what_was_written_is_saved(tmp_path) -> None:
-    model = built(source_mem_len=4)
+def test_a_memory_of_what_was_written_is_saved(tmp_path, encoder) -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+    model = built(encoder=None if encoder is None else encoder(**sizes), source_mem_len=4)
     mems = read(model).mems
     mems.save(tmp_path / "mems", model)
     assert_same_memory(Memory.load(tmp_path / "mems", model)[0], mems)
