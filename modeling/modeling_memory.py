@@ -111,7 +111,8 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
 
-        `mems` from before may be passed on: what is longer is cut, what is shorter grows. A model whose windows are its own
+        `mems` from before may be passed on: what is longer is cut, what is shorter grows; where layers remember unequally
+        much, by as many columns in each call as the row with the fewest tokens has. A model whose windows are its own
         (adaptive span, Longformer with given windows, Tensorized Transformer) sees no farther than these, however long the
         memory.
 
