@@ -34,6 +34,7 @@ from transformers_xl.modeling.pretrained.base_head import HeadOfBase, head_of_ba
 from transformers_xl.modeling.pretrained.supported_bases import PositionAngles, check_base, check_config
 from transformers_xl.modeling.pretrained.token_bases import measured_start
 from transformers_xl.modeling.pretrained.token_reader import TokenReader
+from transformers_xl.modeling.pretrained.trial import check_reading, refusing
 from transformers_xl.modeling.pretrained.window_reader import WindowReader
 
 READERS = {"window": WindowReader, "tokens": TokenReader}
@@ -366,13 +367,15 @@ def add_memory(
     config = SegmentMemoryConfig(text_config=copy.deepcopy(base.config), kind=kind, **memory)
     if kind == "tokens":
         check_base(base, config)
-        with evaluating(base):
+        with refusing(base.config, kind), evaluating(base):
             start = measured_start(base)
         for name in start.keys() - memory.keys():
             setattr(config, name, start[name])
     model = SegmentMemoryForCausalLM(config, backbone=base)
     model.reader.to(device=base.device, dtype=base.dtype)
     model.generation_config = copy.deepcopy(base.generation_config)
+    model.generation_config.cache_implementation = None  # a cache of the base's
+    check_reading(model)
     return model.train(base.training)
 
 

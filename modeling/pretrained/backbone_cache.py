@@ -88,7 +88,8 @@ class BackboneLayer(CacheLayerMixin):
 
 
 class RecordingCache(Cache):
-    """Notes what the layers of a base hand to a cache: `written`, keys and values of each."""
+    """Notes what the layers of a base hand to a cache: `written`, keys and values of each. It gives them zeros for values:
+    no state depends on attention."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -98,7 +99,8 @@ class RecordingCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.written[layer_idx] = key_states, value_states
-        return key_states, value_states
+        # a base with learned sinks weighs values by scores, which are rounded differently at each position
+        return key_states, torch.zeros_like(value_states)
 
 
 @torch.no_grad()
@@ -111,12 +113,13 @@ def written_by(backbone: Any, num_tokens: int, positions: Sequence[int]) -> list
     position_ids = torch.tensor(positions).repeat_interleave(num_tokens)[:, None]
     nn.Module.eval(backbone)
     try:
-        backbone.get_decoder()(
-            inputs_embeds=tokens.repeat(len(positions), 1, 1).to(backbone.device, backbone.dtype),
-            position_ids=position_ids.to(backbone.device),
-            past_key_values=cache,
-            use_cache=True,
-        )
+        with torch.autocast(backbone.device.type, enabled=False):  # its noise is that of another type
+            backbone.get_decoder()(
+                inputs_embeds=tokens.repeat(len(positions), 1, 1).to(backbone.device, backbone.dtype),
+                position_ids=position_ids.to(backbone.device),
+                past_key_values=cache,
+                use_cache=True,
+            )
     finally:
         for module in was_training:
             module.training = True

@@ -80,6 +80,8 @@ def _has_no_window(base: PreTrainedConfig) -> str | None:
             f"with `rope_type`={unsteady[0]!r}, whose angles change with the longest position that was read, so that keys "
             f"cannot be kept: set `rope_parameters` to another type, as 'yarn' or 'default', or {instead}"
         )
+    if base.model_type == "beam":
+        return f"whose queries are scaled by their position, so that the window cannot be moved back: {instead}"
     if base.model_type == "bloom" or getattr(base, "alibi", False) is True:
         return f"whose ALiBi biases follow from a mask of the whole text: {instead}"
     return None
@@ -93,8 +95,12 @@ def rope_types(base: PreTrainedConfig) -> list[str]:
 
 
 def table_of_positions(base: PreTrainedConfig) -> int | None:
-    """Number of positions for which a base holds angles; None: for all."""
-    return base.max_position_embeddings if base.model_type in TABLED_ROPE else None
+    """Positions for which a base holds angles, and among which its scores depend on distances alone; None: all."""
+    if base.model_type in TABLED_ROPE:
+        return base.max_position_embeddings
+    parameters = getattr(base, "rope_parameters", None) or {}
+    # later queries are longer: Llama 4's scaling by position, which is 1 up to there
+    return parameters.get("original_max_position_embeddings") if parameters.get("llama_4_scaling_beta") else None
 
 
 def check_base(backbone: PreTrainedModel, config: SegmentMemoryConfig) -> None:

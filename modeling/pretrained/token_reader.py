@@ -165,9 +165,10 @@ class TokenReader(MemoryReader):
         if layer_cache is not None:
             layer_cache.derived = None  # a call changes it in place
         kept = kwargs.pop("logits_to_keep", 0)
-        base = BaseCall(model, kept if isinstance(kept, int) and kept > 0 else length, kwargs)
+        base = BaseCall(model, min(kept, length) if isinstance(kept, int) and kept > 0 else length, kwargs)
         reads_on = (
             layer_cache is not None
+            and not torch.is_grad_enabled()  # gradients reach back `bptt_segments`, and a cache is no part of a graph
             and not (model.training and model.backbone.is_activation_checkpointing)  # would append twice
             and call.document_ids is None
             and (call.num_tokens is None or bool(call.num_tokens.any()))

@@ -8,6 +8,7 @@ however long ago the text began.
 
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -39,6 +40,7 @@ from transformers_xl.modeling.pretrained.supported_bases import (
 
 LAST_POSITION = 2**15  # the float32 angles of later ones have visible errors
 KEPT_MASKS = 4
+ASKS: dict[type, bool] = {}  # whether the masks of a base ask a function what a token sees
 
 
 class WindowReader(MemoryReader):
@@ -156,7 +158,7 @@ class WindowReader(MemoryReader):
         if wanted > table:
             raise ValueError(
                 f"`mem_len`={self.config.mem_len} and this call need {wanted} positions, and the base has the angles of "
-                f"{table}: set a shorter `mem_len`, or make shorter calls."
+                f"{table}, or scores by distance alone up to there: set a shorter `mem_len`, or make shorter calls."
             )
         return min(LAST_POSITION, table)
 
@@ -228,7 +230,7 @@ def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
         ValueError: the base takes no mask of a window.
     """
     check_attention(backbone.config)
-    mask = getattr(backbone, "create_masks_for_generate", create_masks_for_generate)(**kwargs)
+    mask = mask_maker(backbone, kwargs)(**kwargs)
     if isinstance(mask, torch.Tensor) and mask.dim() == 2:
         raise ValueError(
             f"`text_config` is a {backbone.config.model_type}, which takes no mask of a window: "
@@ -237,6 +239,26 @@ def mask_of_base(backbone: Any, **kwargs: Any) -> Any:
     if isinstance(mask, dict):
         return {name: within_float32(each) for name, each in mask.items()}
     return within_float32(mask)
+
+
+def mask_maker(backbone: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """A base's own `create_masks_for_generate`, or transformers' where it has none, or one that does not ask the
+    `and_mask_function` what a token sees."""
+    own = getattr(backbone, "create_masks_for_generate", None)
+    if own is None:
+        return create_masks_for_generate
+    if type(backbone) not in ASKS:
+        asked: list[bool] = []
+
+        def ask(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+            asked.append(True)
+            return kv_idx <= q_idx
+
+        config = copy.copy(kwargs["config"])
+        config._attn_implementation = "eager"
+        own(**(kwargs | {"and_mask_function": ask, "config": config}))
+        ASKS[type(backbone)] = bool(asked)
+    return own if ASKS[type(backbone)] else create_masks_for_generate
 
 
 def within_float32(mask: Any) -> Any:

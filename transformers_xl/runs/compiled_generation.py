@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -54,13 +55,14 @@ def compile_generation(
             f"`model` is on {model.device}: this compiles for the CPU. On a GPU `generate(cache_implementation='static')` "
             "compiles by itself."
         )
-    program = export_module(*step_of(model, batch))
+    module, memory = step_of(model, batch)
+    program = export_module(module, memory)
     path = (default_folder() if folder is None else Path(folder)) / f"{_name_of(program)}.pt2"
     if not path.is_file():
         options = {"aot_inductor.package_constants_in_so": False}
         with atomic_write(path) as new, torch.no_grad():
             torch._inductor.aoti_compile_and_package(program, package_path=str(new), inductor_configs=options)
-    step = GenerationStep(torch._inductor.aoti_load_package(str(path)), program, batch)
+    step = GenerationStep(torch._inductor.aoti_load_package(str(path)), program, batch, memory)
     model.generation_step = step  # type: ignore[assignment]  # a place for it: `MemoryGenerationMixin`
     return step
 
@@ -69,11 +71,11 @@ class GenerationStep:
     """A compiled step of `batch` rows. `generate()` asks whether it `fits`, and calls what `of` returns. A copy of the
     model shares it, and a pickled one does without."""
 
-    def __init__(self, package: Any, program: ExportedProgram, batch: int):
+    def __init__(self, package: Any, program: ExportedProgram, batch: int, memory: Memory | Rings):
         self.package, self.batch = package, batch
         self.made_by_export = dict(program.constants)  # tensors that stand in the model's code, no weights
         self.weights: dict[str, torch.Tensor] = {}  # the package reads them where they are
-        self.compiled_for = _described(program.state_dict)
+        self.compiled_for = _described(program.state_dict, memory)
 
     def __deepcopy__(self, memo: dict) -> "GenerationStep":
         return self
@@ -94,8 +96,8 @@ class GenerationStep:
         """
         if model.training:
             return model.__call__
-        step, _ = step_of(model, self.batch)
-        if _described(step.state_dict(keep_vars=True)) != self.compiled_for:
+        step, memory = step_of(model, self.batch)
+        if _described(step.state_dict(keep_vars=True), memory) != self.compiled_for:
             raise ValueError(
                 "`generation_step` was compiled for other weights: the model has other layers, adapters, types or another "
                 "`mem_len` since. Call `compile_generation(model)` again, or set `model.generation_step = None`."
@@ -152,9 +154,10 @@ def _name_of(program: ExportedProgram) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _described(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple]:
-    """Names, shapes and types."""
-    return {name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()}
+def _described(weights: Mapping[str, torch.Tensor], memory: Memory | Rings) -> list[tuple]:
+    """What code is compiled for: names, shapes and types of weights, and of what is remembered."""
+    tensors = [*sorted(weights.items()), *enumerate(tree_leaves(memory))]
+    return [(name, tuple(each.shape), each.dtype) for name, each in tensors]
 
 
 __all__ = ["GenerationStep", "compile_generation"]

@@ -1,0 +1,52 @@
+"""Whether a base can be read with a memory, tried with a few tokens: what no configuration says of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from transformers_xl.modeling.evaluating import evaluating
+
+NOISE = 0.05  # of the largest logit: what rounding and quantised weights make of a difference of nothing
+
+
+@contextmanager
+def refusing(base: PreTrainedConfig, kind: str) -> Iterator[None]:
+    """Turn what a base raises into a `ValueError` that says which base it is."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:  # whatever code of another package raises
+        raise ValueError(
+            f"`text_config` is a {base.model_type}, which cannot be read with `kind`={kind!r} "
+            f"({type(error).__name__}: {error}): use another base."
+        ) from error
+
+
+@torch.no_grad()
+def check_reading(model: Any) -> None:
+    """Read two tokens, with a cache and without.
+
+    Raises:
+        ValueError: the base fails, its keys cannot be moved, or a token sees the one after it.
+    """
+    config, backbone = model.config, model.backbone
+    if model.device.type == "meta":
+        return
+    ids = torch.tensor([[1, 2], [1, 3]], device=model.device) % config.vocab_size
+    with refusing(config.base_config, config.kind), evaluating(model):
+        if config.kind == "window":
+            model.reader.measured(backbone)
+        logits = model(ids).logits[:, 0].float()
+        model(ids, use_cache=True)
+    if float((logits[0] - logits[1]).abs().max()) > NOISE * float(logits.abs().max()):
+        raise ValueError(
+            f"`text_config` is a {config.base_config.model_type}, whose tokens see those after them: what can remember is "
+            "a causal language model."
+        )
+
+
+__all__ = ["check_reading", "refusing"]
