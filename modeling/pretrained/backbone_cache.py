@@ -1,6 +1,7 @@
 """What a base takes for its cache."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -111,9 +112,11 @@ def written_by(backbone: Any, num_tokens: int, positions: Sequence[int]) -> list
     width = getattr(backbone.config, "embedding_size", None) or backbone.config.hidden_size
     tokens = torch.randn(num_tokens, 1, width, generator=torch.Generator().manual_seed(0))
     position_ids = torch.tensor(positions).repeat_interleave(num_tokens)[:, None]
+    device = backbone.device.type
     nn.Module.eval(backbone)
     try:
-        with torch.autocast(backbone.device.type, enabled=False):  # its noise is that of another type
+        # autocast would bring the noise of another type; there is none on "meta"
+        with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
             backbone.get_decoder()(
                 inputs_embeds=tokens.repeat(len(positions), 1, 1).to(backbone.device, backbone.dtype),
                 position_ids=position_ids.to(backbone.device),

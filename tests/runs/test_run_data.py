@@ -275,7 +275,17 @@ def test_documents_and_what_is_streamed_are_not_cut_so(cut: dict, fields: dict):
         ({"path": ["{zip}"]}, "rows.jsonl' is a table, whose texts are a field"),
         ({"path": ["{zip}::rows.jsonl"]}, "rows.jsonl' is in an archive, where tables are not read"),
         ({"path": ["{null}"]}, "`column`='text' of row 1 is None: it must be a text"),
-        ({"path": ["{text}"], "eval_path": ["{byte}"]}, "of byte.txt no token is predicted"),
+        ({"path": ["{text}"], "eval_path": ["{byte}"]}, "`data.eval_path`: of byte.txt no token is predicted"),
+        ({"path": ["{ab}"], "eval_fraction": 0.5}, "`data.eval_fraction`: of ab.txt no token is predicted"),
+        (
+            {"path": ["{text}"], "eval_path": ["{byte}"], "documents": True, "append_eos": True},
+            "`data.eval_path`: what is predicted of byte.txt stands for no bytes",
+        ),
+        ({"path": ["{text}"], "eval_source": "a.en"}, "`data.eval_source`='a.en' is of pairs"),
+        ({"path": ["{one}"]}, "`data.eval_fraction`=0.1 holds out whole rows, and one.jsonl has 1 with a text"),
+        ({"path": ["{latin}"]}, "`column`='text' has a text that is not UTF-8"),
+        ({"path": ["{twice}"]}, r"twice.jsonl' cannot be read: .*specified twice"),
+        ({"path": ["{text}"], "eval_path": ["{folder}"]}, "`data.eval_path`: the folder .* has no file that ends in"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, fields: dict, message: str):
@@ -284,16 +294,68 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, fields: dict, message: s
     (tmp_path / "broken.jsonl").write_text('{"text": ')
     (tmp_path / "null.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
     (tmp_path / "byte.txt").write_text("a")
+    (tmp_path / "ab.txt").write_text("ab")
+    (tmp_path / "one.jsonl").write_text('{"text": "one"}\n{"text": " "}\n')
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "caf\u00e9"}\n{"text": "two"}\n'.encode("latin-1"))
+    (tmp_path / "twice.jsonl").write_text('{"text": "one", "text": "two"}\n')
     with zipfile.ZipFile(tmp_path / "rows.zip", "w") as file:
         file.writestr("rows.jsonl", '{"text": "one"}\n')
-    files = {"text": "a.txt", "broken": "broken.jsonl", "null": "null.jsonl", "byte": "byte.txt", "zip": "rows.zip"}
-    names = {"folder": tmp_path / "empty"} | {name: tmp_path / file for name, file in files.items()}
+    names = {path.stem: path for path in tmp_path.iterdir() if path.is_file()}
+    names |= {"folder": tmp_path / "empty", "text": tmp_path / "a.txt", "zip": tmp_path / "rows.zip"}
     paths = {name: fields.get(name, []) for name in ("path", "eval_path")}
     if ["{table}"] in paths.values():
         names["table"] = tables(tmp_path, "jsonl")
     fields |= {name: [path.format(**names) for path in given] for name, given in paths.items()}
     with pytest.raises(ValueError, match=message):
         read_data(DataSection(**fields), ByteTokenizer(), progress=False)
+
+
+def test_two_files_of_one_name_are_two_texts(tmp_path: Path):
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.txt").write_text(f"{name} {TEXT}")
+    for held_out in ("test/data.txt", "test"):
+        data = section(tmp_path / "train/data.txt", eval_path=[str(tmp_path / held_out)])
+        read = read_data(data, ByteTokenizer(), progress=False)
+        assert not read.shared
+        assert (read.names, read.eval_names) == ("data.txt", "data.txt")
+        assert spelled(read.held_out.rows) == [f"test {TEXT}"]
+    assert read_data(section(tmp_path / "train/data.txt"), ByteTokenizer(), progress=False).shared
+
+
+def test_words_are_the_same_in_every_kind_of_file(tmp_path: Path):
+    text = "one\u00a0two\u3000three four\n"
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": " \n"}) + "\n")
+    found = [
+        read_data(section(path, eval_path=[str(path)], documents=True), ByteTokenizer(), progress=False)
+        for path in (tmp_path / "a.txt", tmp_path / "a.jsonl")
+    ]
+    assert [each.held_out.counts.words for each in found] == [2, 2]
+    assert [spelled(each.rows) for each in found] == [[text], [text]]  # without the row of white space
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.txt", "texts.zip::a.txt"])
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
+def test_compressed_bytes_are_no_text(tmp_path: Path, name: str, compress):
+    """Which kind it is says the name; a name that says nothing is refused."""
+    data = compress(TEXT.encode() * 9)
+    if "::" in name:
+        with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
+            file.writestr("a.txt", data)
+    else:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match="is compressed, or a table, and its name does not end so"):
+        read_data(section(tmp_path / name), ByteTokenizer(), progress=False)
+
+
+def test_endings_in_capitals(tmp_path: Path):
+    (tmp_path / "A.GZ").write_bytes(gzip.compress(TEXT.encode()))
+    read = read_data(section(tmp_path / "A.GZ", eval_fraction=0.5), ByteTokenizer(), progress=False)
+    assert "".join(spelled([*read.rows, *read.held_out.rows])) == TEXT
+    tables(tmp_path, "jsonl").rename(tmp_path / "ROWS.JSONL")
+    read = read_data(section(tmp_path / "ROWS.JSONL"), ByteTokenizer(), progress=False)
+    assert spelled(read.held_out.rows) == [ROWS[3]]
 
 
 def test_processes_need_a_document_each(tmp_path: Path):

@@ -70,14 +70,22 @@ def tokenize_dataset(
     }
     if hasattr(dataset, "__len__"):
         # `datasets` would hash the tokenizer as it is in memory, which its first use changes
-        key = json.dumps(["tokenize and count", dataset._fingerprint, tokenizer_digest(tokenizer), column, append_eos])
+        key = json.dumps(
+            ["tokenize and count bytes", dataset._fingerprint, tokenizer_digest(tokenizer), column, append_eos]
+        )
         fingerprint = hashlib.sha256(key.encode()).hexdigest()[:32]
         options |= {"desc": "tokenising", "num_proc": num_proc, "new_fingerprint": fingerprint}
     return dataset.map(_tokenize, **options)
 
 
 def _tokenize(rows: dict[str, list], numbers: list[int], tokenizer, column: str, append_eos: bool) -> dict[str, list]:
-    for number, text in zip(numbers, rows.get(column, [None]), strict=False):
+    try:
+        texts = rows.get(column, [None])
+    except UnicodeDecodeError as error:  # pyarrow reads texts here
+        raise ValueError(
+            f"`column`={column!r} has a text that is not UTF-8 ({error.reason}): convert the file."
+        ) from error
+    for number, text in zip(numbers, texts, strict=False):
         if not isinstance(text, str):
             raise ValueError(f"`column`={column!r} of row {number} is {text!r}: it must be a text, remove the row.")
     end = [tokenizer.eos_token_id] if append_eos else []
@@ -86,7 +94,9 @@ def _tokenize(rows: dict[str, list], numbers: list[int], tokenizer, column: str,
         "input_ids": [np.array([*row, *end], dtype=np.int32) for row in ids],
         "num_bytes": [len(text.encode("utf-8")) for text in rows[column]],
         "num_characters": [len(text) for text in rows[column]],
-        "num_words": [len(text.split()) for text in rows[column]],
+        "num_words": [
+            len(text.encode("utf-8").split()) for text in rows[column]
+        ],  # by the white space of ASCII, as in files
     }
 
 

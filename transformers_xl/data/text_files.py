@@ -20,15 +20,21 @@ with suppress(ImportError):  # of the extra `zstd`
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".zip")
 CONTINUATIONS = bytes(range(0x80, 0xC0))  # of UTF-8
+# of gzip, xz, zstd, ZIP and Parquet; bzip2 begins with letters, and has its own test
+MAGIC = (b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"PAR1")
 MEMBER = "::"  # corpus.zip::member.txt
 TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # as `datasets` calls them
 
 
+def suffix_of(path: str | PathLike) -> str:
+    """The ending of a file, in lower case."""
+    return Path(path).suffix.lower()
+
+
 def kind_of(path: str) -> str:
-    """The ending of a file, without that of its compression."""
+    """The ending of a file, without that of its compression, in lower case."""
     path = path.rpartition(MEMBER)[2]
-    stem = path.removesuffix(Path(path).suffix) if Path(path).suffix in COMPRESSED else path
-    return Path(stem).suffix
+    return suffix_of(Path(path).with_suffix("") if suffix_of(path) in COMPRESSED else path)
 
 
 def refuse_table(path: str) -> None:
@@ -121,7 +127,7 @@ class TextFile:
         self.path = Path(name)
         if not self.path.is_file():
             raise ValueError(f"`paths`: {str(path)!r} is not a file that can be read.")
-        if self.path.suffix == ".zip":
+        if suffix_of(self.path) == ".zip":
             self.member = self._only_member() if not self.member else self.member
         elif self.member:
             raise ValueError(f"`paths`: {str(path)!r} names a member, but {name!r} is no .zip: leave it out.")
@@ -131,7 +137,7 @@ class TextFile:
 
     @property
     def is_compressed(self) -> bool:
-        return self.path.suffix in COMPRESSED
+        return suffix_of(self.path) in COMPRESSED
 
     def open(self) -> BinaryIO:
         """The bytes of the text. To read them raises a `ValueError` where the file is damaged, or was cut off.
@@ -147,13 +153,15 @@ class TextFile:
                     )
                 entry = archive.getinfo(self.member)
                 check_ratio(entry.file_size, entry.compress_size, str(self))
+                self._refuse_compressed(archive.open(self.member))
                 return self._reader(archive.open(self.member))
-        if self.path.suffix == ".zst" and "zstd" not in fsspec.available_compressions():
+        if suffix_of(self.path) == ".zst" and "zstd" not in fsspec.available_compressions():
             raise ValueError(f"`paths`: {str(self.path)!r} needs the package zstandard: `pip install zstandard`.")
         raw = self.path.open("rb")
         if not self.is_compressed:
+            self._refuse_compressed(self.path.open("rb"))
             return raw
-        if self.path.suffix == ".zst" and zstandard is not None:
+        if suffix_of(self.path) == ".zst" and zstandard is not None:
             return self._reader(WholeFrames(raw), raw)
         kind = fsspec.utils.infer_compression(str(self.path))
         return self._reader(fsspec.compression.compr[kind](raw, mode="rb"), raw)
@@ -163,6 +171,16 @@ class TextFile:
         with self.open() as stream:
             while stream.read(1 << 20):
                 pass
+
+    def _refuse_compressed(self, opened: Any) -> None:
+        """Raise a `ValueError` where a plain text begins as compressed data do."""
+        with opened:
+            start = b"" if kind_of(str(self)) in TABLES else opened.read(10)
+        if start.startswith(MAGIC) or (start[:3] == b"BZh" and start[4:] == b"1AY&SY"):
+            raise ValueError(
+                f"`paths`: {str(self)!r} is compressed, or a table, and its name does not end so: unpack it, or give it "
+                f"one of the endings {', '.join((*COMPRESSED, *TABLES))}."
+            )
 
     def _reader(self, opened: Any, raw: BinaryIO | None = None) -> BinaryIO:
         return BufferedReader(BlamedReader(opened, self.path, raw), 1 << 16)  # not all readers know lines
@@ -224,4 +242,5 @@ __all__ = [
     "kind_of",
     "name_of",
     "refuse_table",
+    "suffix_of",
 ]

@@ -21,7 +21,9 @@ def blamed(path: Path) -> Iterator[None]:
         said = sentence(error)
         if isinstance(error, ValueError | OSError) and str(path) in said:
             raise
-        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None  # it says nothing itself
+        said = said if cause is None else sentence(cause)
+        kind = "" if isinstance(error, ValueError | OSError) or cause else f"{type(error).__name__}: "
         raise ValueError(f"{str(path)!r} cannot be read: {kind}{textwrap.shorten(said, 300)}") from error
 
 

@@ -105,6 +105,8 @@ def _texts(name: str, given: str) -> dict[str, bytes]:
     path = Path(given)
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.is_file())
+        for each in files:
+            refuse_table(str(each))
         return {each.relative_to(path).as_posix(): _text(TextFile(each)) for each in files}
     if not path.is_file():
         raise ValueError(f"`texts.{name}`={given!r} does not exist: give a file, or a folder of files.")

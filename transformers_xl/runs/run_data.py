@@ -22,7 +22,7 @@ from transformers_xl.data.files import (
 )
 from transformers_xl.data.streaming_text import StreamingText
 from transformers_xl.data.text_beginning import beginning_of
-from transformers_xl.data.text_files import MEMBER, TABLES, TextCounts, TextFile, kind_of, name_of
+from transformers_xl.data.text_files import MEMBER, TABLES, TextCounts, TextFile, kind_of, name_of, suffix_of
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.files.blaming import blamed
 from transformers_xl.files.bounded_reading import check_parquet
@@ -125,7 +125,8 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
     if not section.path and section.dataset is None:
         raise ValueError("`data.path` is empty: give text files, or `data.dataset`, the name of a dataset on the Hub.")
     paths, found = _paths(section)
-    section = replace(section, path=paths, eval_path=section.eval_path or found)
+    eval_paths = [file for path in section.eval_path for file in _files_of(path, "eval_path")]
+    section = replace(section, path=paths, eval_path=eval_paths or found)
     is_text = {kind_of(path) not in TABLES for path in (*section.path, *section.eval_path)}
     if len(is_text) > 1:
         raise ValueError(
@@ -143,7 +144,13 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
         data = reader.of_documents() if section.documents else reader.of_text()
     if data.held_out.predicted < 1:
         raise ValueError(
-            f"`data.eval_path`: of {data.eval_names} no token is predicted, each text has one: hold out longer texts."
+            f"`data.{_names_held_out(section)}`: of {data.eval_names} no token is predicted, each text has one: hold out "
+            "longer texts."
+        )
+    if data.held_out.counts.bytes < 1:
+        raise ValueError(
+            f"`data.{_names_held_out(section)}`: what is predicted of {data.eval_names} stands for no bytes, so that there "
+            "are no bits per byte: hold out longer texts."
         )
     return data
 
@@ -167,6 +174,11 @@ def check_fraction(section: DataSection) -> None:
             f"`data.eval_fraction`={section.eval_fraction} must lie between 0 and 1, for example 0.1: what is trained is "
             "scored on text that it has not seen. To train on all of a text, name another one with `data.eval_path`."
         )
+
+
+def _names_held_out(section: DataSection) -> str:
+    """The field that says what is held out."""
+    return next((name for name in ("eval_path", "eval_split") if getattr(section, name)), "eval_fraction")
 
 
 def text_folder(section: DataSection) -> Path | None:
@@ -234,7 +246,7 @@ class _Reader:
         columns = (f"num_{name}" for name in ("bytes", "characters", "words"))
         counts = np.stack([np.asarray(table[column], dtype=np.int64) for column in columns], axis=1)
         rows = dataset_documents(table)
-        kept = [place for place, row in enumerate(rows) if len(row)]
+        kept = [place for place, row in enumerate(rows) if len(row) and counts[place, 2]]  # more than white space
         return [rows[place] for place in kept], counts[kept]
 
     def _parted(self, read: list[tuple[list[np.ndarray], np.ndarray]]) -> RunData:
@@ -251,9 +263,13 @@ class _Reader:
     def _places(self, lengths: list[int]) -> list[int]:
         """The documents to hold out: some of all, or, of one stream, the last."""
         fraction = self.section.eval_fraction
-        chosen = held_out_places(lengths, fraction)
         if self.section.documents:
-            return sorted(chosen)
+            return sorted(held_out_places(lengths, fraction))
+        if len(lengths) < 2:
+            raise ValueError(
+                f"`data.eval_fraction`={fraction} holds out whole rows, and {self.names} has {len(lengths)} with a text: "
+                "use more, or name another text with `data.eval_path`."
+            )
         sums = np.cumsum(lengths[::-1])
         count = min(len(lengths) - 1, int(np.searchsorted(sums, fraction * sums[-1])) + 1)
         return list(range(len(lengths) - count, len(lengths)))
@@ -266,7 +282,7 @@ class _Reader:
         return HeldOut(rows, found, self.section.documents, self.beginning)
 
     def _data(self, rows: Any, held_out: HeldOut) -> RunData:
-        shared = not self.eval_names or (self.eval_names == self.names and self.section.eval_split is None)
+        shared = not self.section.eval_path and self.section.eval_split is None
         return RunData(rows, held_out, self.section, self.names, self.eval_names or self.names, shared)
 
 
@@ -289,6 +305,8 @@ def _check_effects(section: DataSection, is_text: bool) -> None:
         "split": of_dataset,
         "eval_split": of_dataset,
         "eval_path": (not section.path, "is read beside `data.path`: of a dataset, give `data.eval_split`"),
+        "eval_source": (True, "is of pairs (`data.source`): hold out texts with `data.eval_path`"),
+        "eval_target": (True, "is of pairs (`data.target`): hold out texts with `data.eval_path`"),
     }
     defaults = DataSection()
     for name, (has_none, why) in without_effect.items():
@@ -312,9 +330,9 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
     if len(kinds) > 1:
         raise ValueError(f"`data.path` mixes files of {' and '.join(sorted(kinds))}: give files of one kind.")
     for path in paths:
-        if Path(path.partition(MEMBER)[0]).suffix == ".zip":
+        if suffix_of(path.partition(MEMBER)[0]) == ".zip":
             raise ValueError(f"`data.path`: {path!r} is in an archive, where tables are not read: unpack it.")
-        if Path(path).suffix == ".zst":  # datasets reads what is there of one that was cut off
+        if suffix_of(path) == ".zst":  # datasets reads what is there of one that was cut off
             TextFile(path).check()
         _check_table(TextFile(path), kinds == {"parquet"})
     return _load(kinds.pop(), "train", streaming, data_files=paths)
@@ -323,7 +341,7 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
 def _check_table(file: TextFile, is_parquet: bool) -> None:
     """Refuse what would end this process, or fill its memory, while it is read."""
     if not is_parquet:
-        with file.open() as stream:
+        with blamed(file.path), file.open() as stream:
             check_stream(stream, str(file))
     elif not file.is_compressed:
         from pyarrow import parquet
@@ -371,14 +389,15 @@ def input_files(run: RunConfig) -> list[Path]:
     return [Path(text.partition(MEMBER)[0]) for text in texts] + [Path(name) for name in named]
 
 
-def _files_of(path: str) -> list[str]:
+def _files_of(path: str, field: str = "path") -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
         return [path]
     found = (file for file in folder.rglob("*") if file.is_file() and kind_of(file.name) in IN_FOLDERS)
     files = sorted(str(file) for file in found if not _is_of_tokenizer(file, folder))
     if not files:
-        raise ValueError(f"`data.path`: the folder {path!r} has no file that ends in {', '.join(sorted(IN_FOLDERS))}.")
+        endings = ", ".join(sorted(IN_FOLDERS))
+        raise ValueError(f"`data.{field}`: the folder {path!r} has no file that ends in {endings}.")
     return files
 
 

@@ -92,6 +92,9 @@ def check_arguments(args: TrainingArguments) -> None:
     for name, (required, _) in REQUIRED.items():
         if getattr(args, name) != required:
             _refuse(name, getattr(args, name))
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"`{name}`={getattr(args, name)} must be at least 1.")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError(
             "`accelerator_config.split_batches`=True does not work with a memory that is carried from batch to batch (it "
