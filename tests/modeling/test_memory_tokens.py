@@ -259,3 +259,19 @@ def test_activation_checkpointing_with_a_cache():
         model(ids, labels=ids, use_cache=True).loss.backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     torch.testing.assert_close(*gradients, **EXACT)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_gradients_reach_back_so_many_segments_with_a_cache_too(use_cache):
+    model = wrapped(bptt_segments=1).train()
+    embeds = model.get_input_embeddings()(tokens(1, 5 * SEGMENT)).detach().requires_grad_()
+    model(inputs_embeds=embeds, use_cache=use_cache).logits[:, -1].sum().backward()
+    assert embeds.grad.abs().sum(-1).nonzero()[:, 1].tolist() == list(range(4 * SEGMENT, 5 * SEGMENT))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_more_logits_to_keep_than_tokens(use_cache):
+    model, ids = wrapped(), tokens(1, SEGMENT + 2)
+    kept = model(ids, use_cache=use_cache, logits_to_keep=99).logits
+    torch.testing.assert_close(kept, model(ids).logits, **EXACT)

@@ -133,6 +133,15 @@ def test_a_model_that_has_changed_is_refused(folder):
         generated(model, tokens(2, 5))
 
 
+@pytest.mark.parametrize("mem_len", [MEM_LEN - 1, MEM_LEN + 1])
+def test_another_length_of_the_memory_is_refused_where_no_weight_tells(mem_len: int, folder):
+    model = tiny_model("streaming_transformer", "causal_lm", dtype=torch.float32)
+    compile_generation(model, batch=2, folder=folder)
+    model.resize_memory(mem_len)
+    with pytest.raises(ValueError, match="another `mem_len` since"):
+        generated(model, tokens(2, 5))
+
+
 def test_a_model_in_training_mode_and_copies(folder, tmp_path):
     model, prompt = small(dropout=0.5), tokens(2, 5)
     package = compiled(model, folder)
