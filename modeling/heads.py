@@ -10,7 +10,6 @@ from transformers.utils import auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.checks import check_targets
-from transformers_xl.modeling.fused_head import OwnLoss
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.layers.adaptive_embedding import uses_adaptive_softmax
 from transformers_xl.modeling.layers.adaptive_softmax import (
@@ -93,7 +92,7 @@ class MemoryHead(MemoryPreTrainedModel):
         return self.output_class(loss=loss, logits=logits, **carried)
 
 
-class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
+class MemoryForCausalLM(MemoryHead, MemoryGenerationMixin):
     """Language modeling head."""
 
     label_smoothing = 0.0  # of the training loss
@@ -203,6 +202,28 @@ class MemoryForCausalLM(OwnLoss, MemoryHead, MemoryGenerationMixin):
             input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )
         return self.forward_with_loss(inputs, targets, logits_to_keep, **kwargs)
+
+    def own_loss(self) -> str | None:
+        """What the training loss is, in words, where it is not the cross-entropy of `last_hidden_state @
+        lm_head.weight.T + lm_head.bias`; else None."""
+        if uses_adaptive_softmax(self.config):
+            return "that of an adaptive softmax (`cutoffs`, `div_val`, `embedding_size`)"
+        field = self.model.auxiliary_loss_coef
+        if field is not None and getattr(self.config, field) > 0:
+            return f"the cross-entropy and an auxiliary loss (`{field}`={getattr(self.config, field)})"
+        return None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # here and not in `forward`, which TRL's `add_fused_lm_head` replaces: its loss is that of `last_hidden_state` and
+        # `lm_head.weight`, without what the head does beside that product, and what the loss has beside the cross-entropy
+        if kwargs.get("fused_lm_head") and self.own_loss() is not None:
+            raise ValueError(
+                f"`fused_lm_head`=True asks for the loss of `last_hidden_state` and `lm_head.weight` alone, but the loss "
+                f"of this {type(self).__name__} is {self.own_loss()}. Train it with `MemoryTrainer` or "
+                "`transformers.Trainer`, or give TRL's trainer the `compute_loss` of `transformers.Trainer` "
+                "(docs/peft_trl.md)."
+            )
+        return super().__call__(*args, **kwargs)
 
     def forward_with_loss(
         self,
