@@ -116,8 +116,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
         last = max(self.config.recurrent_layers)
         written, state = memory.layers[last].state[0].to(like.dtype), cast(BlockState, self.layers[last].state)
         fed_back = state.read(written, plan.begun, None if cache is None else cache.layer_cache(last))
-        contexts = super().contexts(segment, memory, plan._replace(fed_back=fed_back), cache, like)
-        return [context._replace(keeps_graph=True) for context in contexts]
+        return super().contexts(segment, memory, plan._replace(fed_back=fed_back), cache, like)
 
     def read(
         self, hidden_states: torch.Tensor, memory: Memory, call: Call, cache: MemoryCache | None = None, **kwargs

@@ -78,6 +78,7 @@ class RecurrentMemoryTransformerModel(RecurrentMemoryTransformerPreTrainedModel,
             embeds = gather_columns(hidden_states, part.order)
             outputs.append(self.read_part(embeds, memory, part.call, cache, **kwargs))
             memory = cast(Memory, outputs[-1].mems)
+            memory = memory._replace(layers=memory.detach().layers)  # gradients pass through memory tokens alone
         return parts.join(outputs)
 
     def read_part(

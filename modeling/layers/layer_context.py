@@ -30,7 +30,6 @@ class LayerContext(NamedTuple):
             order; None: they do.
         plan: what a variant says of the call, the same for all layers.
         source: the other text that the decoder of an encoder-decoder reads.
-        keeps_graph: whether gradients pass through the columns that it remembers, to earlier parts of the same call.
     """
 
     segment: Segment
@@ -44,7 +43,6 @@ class LayerContext(NamedTuple):
     distance: torch.Tensor | None = None
     plan: Any = None
     source: Any = None
-    keeps_graph: bool = False
 
     @property
     def visible(self) -> torch.Tensor | None:
@@ -88,13 +86,13 @@ class LayerContext(NamedTuple):
 
     def newest(self, columns: Tensors) -> Tensors:
         """What is remembered of the columns of `[memory; segment]`."""
-        return tuple(self.segment.newest(each if self.keeps_graph else each.detach(), self.keep) for each in columns)
+        return tuple(self.segment.newest(each, self.keep) for each in columns)
 
     def newest_inputs(self, held: torch.Tensor, inputs: torch.Tensor) -> Tensors:
         """The same of inputs, `held` `(B, C, E)` and those of the segment, `(B, T, E)`."""
         if self.segment.num_tokens is None:  # only what is kept is copied
             held, inputs = keep_last(held, max(self.keep - inputs.shape[1], 0)), keep_last(inputs, self.keep)
-            return (torch.cat([held, inputs if self.keeps_graph else inputs.detach()], 1),)
+            return (torch.cat([held, inputs], 1),)
         return self.newest((torch.cat([held, inputs], 1),))
 
 
