@@ -7,7 +7,7 @@ from transformers import Cache
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
-from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
+from transformers_xl.modeling.memory.memory_value import Memory
 
 # what transformers passes to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
@@ -70,18 +70,17 @@ def check_inputs(
             "real tokens, of which the model makes its masks; only with a cache it may be longer, for the whole history."
         )
     if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in ((batch,), (batch, length))):
-        raise ValueError(
-            f"`reset` has shape {tuple(reset.shape)} and type {reset.dtype}: it must be bool, of shape ({batch},) or "
-            f"({batch}, {length})."
-        )
-    if position_ids is not None and (
-        tuple(position_ids.shape) not in ((batch, length), (1, length)) or position_ids.is_floating_point()
-    ):
-        raise ValueError(
-            f"`position_ids` has shape {tuple(position_ids.shape)} and type {position_ids.dtype}: it must be integers, of "
-            f"shape (batch, length) = ({batch}, {length})."
-        )
+        raise wrong_tensor("reset", reset, f"bool, of shape ({batch},) or ({batch}, {length})")
+    is_row = position_ids is not None and tuple(position_ids.shape) in ((batch, length), (1, length))
+    if position_ids is not None and (not is_row or position_ids.is_floating_point()):
+        wanted = f"integers, of shape (batch, length) = ({batch}, {length})"
+        raise wrong_tensor("position_ids", position_ids, wanted)
     return batch, length
+
+
+def wrong_tensor(name: str, given: torch.Tensor, wanted: str) -> ValueError:
+    """The error that says what a tensor is and what it must be."""
+    return ValueError(f"`{name}` has shape {tuple(given.shape)} and type {given.dtype}: it must be {wanted}.")
 
 
 def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
@@ -195,20 +194,13 @@ def check_memory(model: Any, batch: int, past_key_values: Cache | None, mems: Me
     if past_key_values is not None and past_key_values.layer_caches:
         return  # a call made it
     new = model.new_memory(0, torch.empty(0, device="cpu"))  # a meta device computes in Python
-    _check_fields(name, memory, new, batch)
-
-
-def _check_fields(name: str, given: Memory | LayerMemory, new: Memory | LayerMemory, batch: int) -> None:
-    """Check all tensors of a memory against those of an empty one."""
-    for field, tensors in given._asdict().items():
-        others = getattr(new, field)
-        if field == "layers":
-            for index, pair in enumerate(zip(tensors, others, strict=True)):
-                _check_fields(f"{name}.layers[{index}]", *pair, batch)
-        elif isinstance(tensors, torch.Tensor):
-            check_tensors(f"{name}.{field}", (tensors,), (others,), batch)
-        else:
-            check_tensors(f"{name}.{field}", tensors, others, batch, are_columns=field != "state")
+    for field in ("lengths", "tokens_read"):
+        check_tensors(f"{name}.{field}", (getattr(memory, field),), (getattr(new, field),), batch)
+    check_tensors(f"{name}.state", memory.state, new.state, batch)
+    for index, (held, fresh) in enumerate(zip(memory.layers, new.layers, strict=True)):
+        for field, given in held._asdict().items():
+            tensors = f"{name}.layers[{index}].{field}", given, getattr(fresh, field)
+            check_tensors(*tensors, batch, are_columns=field != "state")
 
 
 def check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: bool = False) -> None:
@@ -227,10 +219,7 @@ def check_tensors(name: str, given: tuple, new: tuple, batch: int, are_columns: 
         is_float = are_projected or other.is_floating_point()
         if shape != wanted or tensor.is_floating_point() != is_float:
             kind = "floating-point numbers" if is_float else "integers"
-            raise ValueError(
-                f"`{name}` has shape {shape} and type {tensor.dtype}: it must be {kind} of shape {wanted}. Is it the "
-                "memory of this model?"
-            )
+            raise wrong_tensor(name, tensor, f"{kind} of shape {wanted}, as in a memory of this model")
 
 
 __all__ = [
