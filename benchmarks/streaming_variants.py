@@ -23,7 +23,7 @@ from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.rotary_attention import RotaryAttention
 from transformers_xl.modeling.layers.rotary_positions import Rotation
-from transformers_xl.modeling.layers.sublayers import FeedForward
+from transformers_xl.modeling.layers.transformer_layer import FeedForward
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.modeling_streaming_transformer import (
     StreamingTransformerForCausalLM,

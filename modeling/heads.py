@@ -18,7 +18,7 @@ from transformers_xl.modeling.layers.adaptive_softmax import (
     output_layer,
     tied_weights,
 )
-from transformers_xl.modeling.layers.sublayers import Dropout
+from transformers_xl.modeling.layers.transformer_layer import Dropout
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryPreTrainedModel

@@ -14,8 +14,7 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.sublayers import FeedForward, SublayerLayerNorm
-from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import FeedForward, LayerOutput, MemoryLayer, SublayerLayerNorm
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 

@@ -21,7 +21,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
-from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm, SublayerNorm
+from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm, SublayerNorm
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel

@@ -22,8 +22,7 @@ from transformers_xl.modeling.layers.boom import Boom
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chunks
 from transformers_xl.modeling.layers.single_head_attention import SingleHeadAttention
-from transformers_xl.modeling.layers.sublayers import Dropout
-from transformers_xl.modeling.layers.transformer_layer import LayerOutput
+from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Segment

@@ -18,7 +18,7 @@ from transformers_xl.modeling.heads import MemoryForSequenceClassification, Memo
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.star_attention import RelayAttention, RingAttention, ends
-from transformers_xl.modeling.layers.sublayers import Dropout, SublayerLayerNorm
+from transformers_xl.modeling.layers.transformer_layer import Dropout, SublayerLayerNorm
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.modeling_memory import HIDDEN_STATES, MemoryModel, MemoryPreTrainedModel

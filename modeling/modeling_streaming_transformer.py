@@ -23,8 +23,7 @@ from transformers_xl.modeling.layers.ngram_embedding import NgramEmbedding
 from transformers_xl.modeling.layers.rotary_attention import RotaryAttention
 from transformers_xl.modeling.layers.rotary_positions import Rotation
 from transformers_xl.modeling.layers.short_convolution import ShortConvolution
-from transformers_xl.modeling.layers.sublayers import Dropout
-from transformers_xl.modeling.layers.transformer_layer import LayerOutput
+from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel

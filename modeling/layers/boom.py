@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_sha_rnn import ShaRNNConfig
-from transformers_xl.modeling.layers.sublayers import FeedForward
+from transformers_xl.modeling.layers.transformer_layer import FeedForward
 
 
 class ChunkSum(nn.Module):

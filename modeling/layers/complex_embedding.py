@@ -14,7 +14,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding
 from transformers_xl.modeling.layers.embedding import ScaledEmbedding
-from transformers_xl.modeling.layers.sublayers import Dropout
+from transformers_xl.modeling.layers.transformer_layer import Dropout
 
 
 def at_positions(waves: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.sublayers import FeedForward, SublayerLayerNorm
+from transformers_xl.modeling.layers.transformer_layer import FeedForward, SublayerLayerNorm
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
 
 

@@ -8,7 +8,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
-from transformers_xl.modeling.layers.sublayers import Dropout, SublayerNorm
+from transformers_xl.modeling.layers.transformer_layer import Dropout, SublayerNorm
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.ops.columns import gather_columns, keep_last
 from transformers_xl.modeling.ops.relative_attention import eager_attention_forward

@@ -5,7 +5,7 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.activations import activation
-from transformers_xl.modeling.layers.sublayers import Dropout
+from transformers_xl.modeling.layers.transformer_layer import Dropout
 
 
 class GatedFeedForward(nn.Module):

@@ -10,8 +10,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_local_attention import LocalAttentionConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.layers.sublayers import SublayerRMSNorm
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer, SublayerRMSNorm
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
 

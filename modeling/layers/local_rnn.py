@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from transformers_xl.configuration.configuration_r_transformer import RTransformerConfig
-from transformers_xl.modeling.layers.sublayers import Dropout, SublayerLayerNorm
+from transformers_xl.modeling.layers.transformer_layer import Dropout, SublayerLayerNorm
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.memory.segment import Segment
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_pkm_transformer import PKMTransformerConfig
-from transformers_xl.modeling.layers.sublayers import Dropout
+from transformers_xl.modeling.layers.transformer_layer import Dropout
 
 
 class KeyUsage(NamedTuple):

@@ -5,7 +5,7 @@ import torch
 from tiny import AROUND_BASES, tiny_config, tiny_model, tokens, variants
 from torch import nn
 
-from transformers_xl.modeling.layers.sublayers import Dropout
+from transformers_xl.modeling.layers.transformer_layer import Dropout
 
 of_our_own = pytest.mark.parametrize("model_type", [each for each in variants() if each not in AROUND_BASES])
 

@@ -26,7 +26,7 @@ from transformers_xl.configuration.configuration_memory_encoder_decoder import R
 from transformers_xl.modeling import modeling_compressive_transformer
 from transformers_xl.modeling.layers import attention
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source
-from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
+from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm
 from transformers_xl.modeling.modeling_memory_encoder_decoder import between_labels
 
 SPECIAL = {"pad_token_id": 2, "bos_token_id": 1, "eos_token_id": 0}

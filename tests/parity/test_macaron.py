@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from transformers_xl import MacaronConfig, MacaronEncoderConfig, MacaronEncoderModel
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
-from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.layers.transformer_layer import MemoryLayer, SublayerLayerNorm
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.modeling_macaron import HalfStepFeedForward, MacaronLayer
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from transformers_xl import RTransformerConfig, RTransformerModel
 from transformers_xl.modeling.layers.local_rnn import LocalRNN
-from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
+from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm
 
 NAMES = {
     "connections.0.norm": "input_layernorm",

@@ -11,7 +11,7 @@ from golden import Case
 from transformers_xl import TensorizedTransformerConfig
 from transformers_xl.modeling.layers.multi_linear_attention import NonCausalMultiLinearAttention
 from transformers_xl.modeling.layers.positions import RelativeBias
-from transformers_xl.modeling.layers.sublayers import SublayerLayerNorm
+from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm
 
 NAMES = {
     "r_net.weight": "attention.r_proj.weight",
