@@ -20,10 +20,9 @@ from torch import nn
 
 from transformers_xl import CausalLongformerConfig, TransformerXLConfig
 from transformers_xl.evaluation.plots import figure, save, styled
-from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.attention import RelativeAttention, RelativePositions
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.memory.segment import Call, Segment
 
 RESULTS = Path(__file__).parent / "results"

@@ -19,8 +19,7 @@ from transformers_xl.cli.main import app
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.configuration.configuration_streaming_transformer import StreamingTransformerConfig
 from transformers_xl.modeling.auto import VARIANTS, Variant
-from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.positions import RelativePositions
+from transformers_xl.modeling.layers.attention import RelativeAttention, RelativePositions
 from transformers_xl.modeling.layers.rotary_attention import RotaryAttention
 from transformers_xl.modeling.layers.rotary_positions import Rotation
 from transformers_xl.modeling.layers.transformer_layer import FeedForward

@@ -24,9 +24,8 @@ from transformers_xl.modeling.checks import (
 )
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
-from transformers_xl.modeling.layers.attention import MemoryAttention, is_long
+from transformers_xl.modeling.layers.attention import MemoryAttention, RelativePositions, is_long
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_columns_of, with_count

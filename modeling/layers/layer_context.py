@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.memory.memory_cache import LayerCache
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.ops.columns import keep_last
+from transformers_xl.modeling.ops.relative_attention import Biases
 
 Tensors = tuple[torch.Tensor, ...]
 

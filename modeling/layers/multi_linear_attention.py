@@ -15,8 +15,8 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_tensorized_transformer import TensorizedTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.ops.columns import keep_last
+from transformers_xl.modeling.ops.relative_attention import Biases
 
 # numbers of the largest tensor of a piece: tokens are worked on together as long as their windows are no larger
 PIECE_SIZE = 2**22

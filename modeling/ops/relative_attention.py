@@ -5,7 +5,16 @@
 The first term is ordinary attention with queries `q + u`. The second one is computed here, for all keys at once.
 """
 
+from typing import NamedTuple
+
 import torch
+
+
+class Biases(NamedTuple):
+    """u and v, each `(heads, head_dim)`, as layers get them."""
+
+    content_bias: torch.Tensor
+    position_bias: torch.Tensor
 
 
 def relative_shift(scores: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.modeling.layers.adaptive_embedding import Projection, TiedTable
 from transformers_xl.modeling.layers.adaptive_softmax import TiedLinear
-from transformers_xl.modeling.layers.positions import RelativeBias
+from transformers_xl.modeling.layers.attention import RelativeBias
 
 
 def test_narrow_models_start_wider():

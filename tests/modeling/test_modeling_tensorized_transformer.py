@@ -11,12 +11,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformers_xl import TensorizedTransformerConfig, TransformerXLConfig
-from transformers_xl.modeling.layers.attention import RelativeAttention
+from transformers_xl.modeling.layers.attention import RelativeAttention, RelativeBias
 from transformers_xl.modeling.layers.multi_linear_attention import (
     MultiLinearAttention,
     NonCausalMultiLinearAttention,
 )
-from transformers_xl.modeling.layers.positions import RelativeBias
 
 CARD = Path(__file__).parents[2] / "model_cards" / "tensorized_transformer.md"
 

@@ -10,8 +10,8 @@ from reference import sinusoid
 from tiny import EXACT, MEM_LEN, memory_of, read, result_of, tiny_config, tiny_model, tokens
 
 from transformers_xl import UniversalTransformerConfig
+from transformers_xl.modeling.layers.attention import RelativeBias
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter
-from transformers_xl.modeling.layers.positions import RelativeBias
 
 FIELDS = {"num_hidden_layers": 5, "halting_threshold": 0.9, "halting_bias": -0.5}
 use_cache = pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])

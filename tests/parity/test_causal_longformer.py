@@ -10,8 +10,8 @@ from contexts import context_of
 from golden import Case
 
 from transformers_xl import CausalLongformerConfig
+from transformers_xl.modeling.layers.attention import RelativePositions
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
-from transformers_xl.modeling.layers.positions import RelativePositions
 from transformers_xl.modeling.ops import band
 
 

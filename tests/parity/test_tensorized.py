@@ -9,8 +9,8 @@ import torch
 from golden import Case
 
 from transformers_xl import TensorizedTransformerConfig
+from transformers_xl.modeling.layers.attention import RelativeBias
 from transformers_xl.modeling.layers.multi_linear_attention import NonCausalMultiLinearAttention
-from transformers_xl.modeling.layers.positions import RelativeBias
 from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm
 
 NAMES = {

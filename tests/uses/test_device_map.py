@@ -12,9 +12,9 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from transformers_xl.modeling.auto import VARIANTS
 from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.layers.positions import Biases
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.ops.relative_attention import Biases
 
 
 def saved(model_type: str, folder: Path, **fields):
