@@ -35,8 +35,7 @@ from triton.runtime.errors import OutOfResources
 import transformers_xl as xl
 from transformers_xl.evaluation.plots import figure, line, save
 from transformers_xl.modeling.ops import triton_attention
-from transformers_xl.modeling.ops.backends import BACKENDS
-from transformers_xl.modeling.ops.relative_attention import position_scores
+from transformers_xl.modeling.ops.relative_attention import BACKENDS, position_scores
 from transformers_xl.modeling.ops.triton_tiles import Tile
 from transformers_xl.modeling.ops.wide_attention import wide_attention
 

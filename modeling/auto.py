@@ -45,7 +45,7 @@ from transformers_xl.modeling import (
 from transformers_xl.modeling.auto_actor_critic import AutoModelForActorCritic
 from transformers_xl.modeling.conversion import transfo_xl
 from transformers_xl.modeling.modeling_memory_encoder_decoder import MemoryForConditionalGeneration, register_part
-from transformers_xl.modeling.ops.backends import register_backend
+from transformers_xl.modeling.ops.relative_attention import register_backend
 from transformers_xl.tokenization.tokenization_bytes import ByteTokenizer
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
 

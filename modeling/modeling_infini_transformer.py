@@ -25,7 +25,7 @@ from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.block_grid import BlockGrid, open_lengths
-from transformers_xl.modeling.ops.sinusoids import sinusoids
+from transformers_xl.modeling.ops.relative_attention import sinusoids
 
 
 class InfiniTransformerLayer(MemoryLayer):

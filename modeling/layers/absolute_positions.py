@@ -10,7 +10,7 @@ from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.memory.segment import Segment
-from transformers_xl.modeling.ops.sinusoids import sinusoids
+from transformers_xl.modeling.ops.relative_attention import sinusoids
 
 
 class SinusoidPositions(nn.Module):

@@ -13,18 +13,22 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
 from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.memory.memory_cache import LayerCache
-from transformers_xl.modeling.ops.backends import relative_backend
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import keep_last
-from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns
 from transformers_xl.modeling.ops.relative_attention import (
     Biases,
+    FarColumns,
     eager_attention_forward,
     position_scores,
     position_scores_at,
+    register_backend,
+    relative_backend,
+    sinusoids,
 )
-from transformers_xl.modeling.ops.sinusoids import sinusoids
+from transformers_xl.modeling.ops.wide_attention import wide_attention
+
+register_backend("wide", wide_attention, "cpu", (torch.float32, torch.float64))
 
 LONG = 4  # from so many windows of keys on, queries are read in pieces
 
@@ -214,7 +218,7 @@ class RelativeAttention(MemoryAttention):
 
     where r = r_proj(R), R the sinusoids of `RelativePositions`.
 
-    With `attn_implementation="sdpa"` a backend of `ops.backends` computes it in one piece, where there is one for the
+    With `attn_implementation="sdpa"` a backend (`register_backend`) computes it in one piece, where there is one for the
     device and type. Elsewhere, and with "eager", the attention function gets the second term as an additive mask.
 
     Differs from the original: tensors are batch first; queries, keys and values have their own projections (`qkv_net`

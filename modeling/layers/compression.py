@@ -17,8 +17,7 @@ from transformers_xl.configuration.configuration_compressive_transformer import 
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.memory.segment import Segment, is_true, noted
 from transformers_xl.modeling.ops.columns import gather_columns, keep_last
-from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.relative_attention import attention_weights
+from transformers_xl.modeling.ops.relative_attention import FarColumns, attention_weights
 
 
 # B batch, T segment, K columns of [memory; segment], N blocks of c positions, S compressed vectors, E hidden size

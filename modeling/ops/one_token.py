@@ -6,7 +6,7 @@ score[j] = ((q + u) . k_j + (q + v) . r_j) / sqrt(d)         Dai et al., 2019, h
 import torch
 
 from transformers_xl.modeling.ops.columns import keep_last
-from transformers_xl.modeling.ops.far_columns import FarColumns
+from transformers_xl.modeling.ops.relative_attention import FarColumns
 
 
 def one_token_attention(

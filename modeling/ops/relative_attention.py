@@ -2,9 +2,13 @@
 
     score[i, j] = ((q_i + u) . k_j + (q_i + v) . r_{i-j}) / sqrt(d)
 
-The first term is ordinary attention with queries `q + u`. The second one is computed here, for all keys at once.
+The first term is ordinary attention with queries `q + u`. The second one is computed here, for all keys at once. A faster
+form of both registers itself here: a backend takes the arguments of `wide_attention.wide_attention` and returns what it
+returns, values and gradients. The tests in `tests/modeling/test_backends.py` run over all of them; those of a backend for
+CUDA are marked `gpu`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,6 +19,36 @@ class Biases(NamedTuple):
 
     content_bias: torch.Tensor
     position_bias: torch.Tensor
+
+
+# B batch, T segment, S far columns, H heads, D head dim
+class FarColumns(NamedTuple):
+    """Columns that are no distances: what a memory holds beside the window.
+
+    Args:
+        key, value: `(B, H, S, D)`.
+        visible: `(B or 1, 1, T, S)` bool, which of them each query sees; None: all.
+        distance: `(B or 1, T, S)` integers, how far each column lies from each query; None: they lie directly before the
+            window of one token, which sees them all.
+        min_distance: no column that is seen lies nearer than this `distance`.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    visible: torch.Tensor | None = None
+    distance: torch.Tensor | None = None
+    min_distance: int = 0
+
+
+def sinusoids(positions: torch.Tensor, hidden_size: int, dtype: torch.dtype, base: float = 10_000.0) -> torch.Tensor:
+    """Integers `(...)` to `(..., hidden_size)` in `dtype`. Sines come first; in the paper they alternate with cosines.
+
+    [sin(p f_0), .., sin(p f_n), cos(p f_0), .., cos(p f_n)]     f_m = base^(-2m / hidden_size)
+    """
+    precision = torch.promote_types(dtype, torch.float32)  # float64 for float64 models, float32 below
+    steps = torch.arange(0, hidden_size, 2, device=positions.device, dtype=precision)
+    angles = positions[..., None] * base ** (-steps / hidden_size)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :hidden_size].to(dtype)
 
 
 def relative_shift(scores: torch.Tensor) -> torch.Tensor:
@@ -108,3 +142,43 @@ def eager_attention_forward(
     weights = attention_weights(query, key, attention_mask, scaling)
     attended = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
     return (attended @ value).transpose(1, 2).contiguous(), weights
+
+
+class Backend(NamedTuple):
+    """A form of relative attention, and the device type and types of numbers that it is for. `takes(head width, dtype, far
+    columns)` says whether it can compute them; None: all."""
+
+    function: Callable[..., torch.Tensor]
+    device_type: str
+    dtypes: tuple[torch.dtype, ...]
+    takes: Callable[[int, torch.dtype, FarColumns | None], bool] | None
+
+
+BACKENDS: dict[str, Backend] = {}
+
+
+def register_backend(
+    name: str,
+    function: Callable[..., torch.Tensor],
+    device_type: str,
+    dtypes: tuple[torch.dtype, ...],
+    takes: Callable[[int, torch.dtype, FarColumns | None], bool] | None = None,
+) -> None:
+    """Use `function` for relative attention on `device_type` in `dtypes`, before those that were registered earlier."""
+    BACKENDS[name] = Backend(function, device_type, dtypes, takes)
+
+
+def relative_backend(
+    attn_implementation: str, query: torch.Tensor, far: FarColumns | None = None
+) -> Callable[..., torch.Tensor] | None:
+    """The newest backend for `query`, or None: then the attention function that the user chose computes the scores' sum."""
+    if attn_implementation != "sdpa":
+        return None
+    device_type = query.device.type
+    in_autocast = torch.is_autocast_enabled(device_type)
+    dtype = torch.get_autocast_dtype(device_type) if in_autocast else query.dtype
+    for backend in reversed(BACKENDS.values()):
+        of_kind = backend.device_type == device_type and dtype in backend.dtypes
+        if of_kind and (backend.takes is None or backend.takes(query.shape[-1], dtype, far)):
+            return backend.function
+    return None

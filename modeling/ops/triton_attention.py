@@ -17,7 +17,7 @@ import torch
 import triton
 
 from transformers_xl.modeling.ops.columns import keep_last
-from transformers_xl.modeling.ops.far_columns import FarColumns
+from transformers_xl.modeling.ops.relative_attention import FarColumns
 from transformers_xl.modeling.ops.triton_backward import grad_of_keys, grad_of_positions, grad_of_queries
 from transformers_xl.modeling.ops.triton_forward import attend_part, attend_tiles, join_parts
 from transformers_xl.modeling.ops.triton_tiles import Inputs, Known, Sizes, Strided, Tile

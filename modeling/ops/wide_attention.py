@@ -47,9 +47,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from transformers_xl.modeling.ops.columns import keep_last
-from transformers_xl.modeling.ops.far_columns import FarColumns
 from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns
-from transformers_xl.modeling.ops.relative_attention import relative_shift, table_rows
+from transformers_xl.modeling.ops.relative_attention import FarColumns, relative_shift, table_rows
 
 Tensors = tuple[torch.Tensor, ...]
 

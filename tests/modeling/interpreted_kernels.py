@@ -27,7 +27,7 @@ from triton.language import float32  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
 from transformers_xl.modeling.ops import triton_attention  # noqa: E402
-from transformers_xl.modeling.ops.far_columns import FarColumns  # noqa: E402
+from transformers_xl.modeling.ops.relative_attention import FarColumns  # noqa: E402
 from transformers_xl.modeling.ops.triton_attention import triton_relative_attention  # noqa: E402
 from transformers_xl.modeling.ops.triton_tiles import Tile  # noqa: E402
 from transformers_xl.modeling.ops.wide_attention import wide_attention  # noqa: E402

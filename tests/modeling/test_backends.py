@@ -10,10 +10,14 @@ from tiny import EXACT, FLOAT32, pairwise, tiny_model, tokens
 from transformers_xl.modeling.auto import register_kernels
 from transformers_xl.modeling.layers import attention
 from transformers_xl.modeling.memory.memory_value import Memory
-from transformers_xl.modeling.ops import backends, wide_attention
-from transformers_xl.modeling.ops.backends import BACKENDS, Backend, register_backend
-from transformers_xl.modeling.ops.far_columns import FarColumns
-from transformers_xl.modeling.ops.relative_attention import position_scores
+from transformers_xl.modeling.ops import relative_attention, wide_attention
+from transformers_xl.modeling.ops.relative_attention import (
+    BACKENDS,
+    Backend,
+    FarColumns,
+    position_scores,
+    register_backend,
+)
 
 EACH_BACKEND = [
     pytest.param(row, dtype, id=f"{name} {dtype}", marks=[pytest.mark.gpu] if row.device_type == "cuda" else [])
@@ -172,7 +176,7 @@ def test_a_backend_registers_itself(monkeypatch):
         calls.append(options)
         return wide_attention.wide_attention(*arguments, **options)
 
-    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+    monkeypatch.setattr(relative_attention, "BACKENDS", dict(BACKENDS))
     register_backend("spy", spy, "cpu", (torch.float64,))
     model = tiny_model("transformer_xl")
     expected = model(tokens(2, 5)).last_hidden_state
@@ -190,16 +194,16 @@ def test_a_backend_registers_itself(monkeypatch):
 def test_under_autocast_a_backend_is_chosen_by_its_type(monkeypatch):
     """On a CPU there is none for bfloat16 until one registers itself."""
     query = torch.randn(1, 2, 3, 4)
-    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+    monkeypatch.setattr(relative_attention, "BACKENDS", dict(BACKENDS))
     with torch.autocast("cpu", torch.bfloat16):
-        assert backends.relative_backend("sdpa", query) is None
+        assert relative_attention.relative_backend("sdpa", query) is None
         register_backend(
             "bf16", torch.add, "cpu", (torch.bfloat16,), lambda width, dtype, far: far is None and width < 5
         )
-        assert backends.relative_backend("sdpa", query) is torch.add
-        assert backends.relative_backend("sdpa", torch.cat([query, query], dim=-1)) is None
-        assert backends.relative_backend("sdpa", query, FarColumns(query, query)) is None
-    assert backends.relative_backend("sdpa", query) is wide_attention.wide_attention
+        assert relative_attention.relative_backend("sdpa", query) is torch.add
+        assert relative_attention.relative_backend("sdpa", torch.cat([query, query], dim=-1)) is None
+        assert relative_attention.relative_backend("sdpa", query, FarColumns(query, query)) is None
+    assert relative_attention.relative_backend("sdpa", query) is wide_attention.wide_attention
 
 
 @pytest.mark.gpu
@@ -245,10 +249,13 @@ def test_recomputing_keeps_no_weights():
 
 
 def test_the_package_registers_the_kernels(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backends, "BACKENDS", {})
+    monkeypatch.setattr(relative_attention, "BACKENDS", {})
     register_kernels()
-    assert [(name, each.device_type) for name, each in backends.BACKENDS.items()] == [("triton", "cuda")]
-    assert backends.BACKENDS["triton"].takes is import_module("transformers_xl.modeling.ops.triton_attention").takes
+    assert [(name, each.device_type) for name, each in relative_attention.BACKENDS.items()] == [("triton", "cuda")]
+    assert (
+        relative_attention.BACKENDS["triton"].takes
+        is import_module("transformers_xl.modeling.ops.triton_attention").takes
+    )
 
 
 def test_without_a_backend_a_long_text_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch):
@@ -260,7 +267,7 @@ def test_without_a_backend_a_long_text_is_read_in_pieces(monkeypatch: pytest.Mon
         made.append(position_scores(*given))
         return made[-1]
 
-    monkeypatch.setattr(backends, "BACKENDS", {})
+    monkeypatch.setattr(relative_attention, "BACKENDS", {})
     monkeypatch.setattr(attention, "position_scores", noted)
     for mask in (None, torch.ones_like(ids)):
         torch.testing.assert_close(model(ids, attention_mask=mask).last_hidden_state, expected, **EXACT)

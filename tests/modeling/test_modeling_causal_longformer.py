@@ -14,7 +14,7 @@ from transformers_xl.modeling.layers.banded_attention import BandedAttention
 from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.segment import Call, Segment
-from transformers_xl.modeling.ops import backends, band
+from transformers_xl.modeling.ops import band, relative_attention
 
 # layers with and without gaps, and heads with several kinds of them
 FIELDS = {"attention_window": [2, 3], "attention_dilation": [[1, 1, 2, 2], [1, 3, 2, 3]], "mem_len": 10}
@@ -63,7 +63,7 @@ def test_attention_is_its_equations(attention, piece_length, heads, lengths, mon
         "causal_longformer", num_hidden_layers=1, attention_window=window, attention_dilation=[dilations], mem_len=40
     )
     if attention == "sdpa without a backend":  # as on devices that have none
-        monkeypatch.setattr(backends, "BACKENDS", {})
+        monkeypatch.setattr(relative_attention, "BACKENDS", {})
     model.set_attn_implementation(attention.split()[0])
     layer, bias, reach = model.layers[0].self_attn, model.positions.bias, window * max(dilations) + 1
     segment = torch.randn(3, length, 32, dtype=torch.float64, requires_grad=True)
