@@ -22,8 +22,7 @@ from transformers_xl import CausalLongformerConfig, TransformerXLConfig
 from transformers_xl.evaluation.plots import figure, save, styled
 from transformers_xl.modeling.layers.attention import RelativeAttention, RelativePositions
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}

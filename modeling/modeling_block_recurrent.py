@@ -18,12 +18,11 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.block_recurrence import BlockPlan, BlockState, StateReadingAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.block_ends import block_ends
 from transformers_xl.modeling.ops.columns import reset_state

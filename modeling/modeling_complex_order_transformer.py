@@ -32,10 +32,9 @@ from transformers_xl.modeling.layers.complex_layers import (
     ComplexLayerNorm,
     modulus,
 )
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryModelOutput
 

@@ -24,11 +24,10 @@ from transformers_xl.modeling.layers.compression import (
     visible_blocks,
     without_learning,
 )
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_cache import MemoryCache, Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import gather_columns

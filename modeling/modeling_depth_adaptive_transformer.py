@@ -33,8 +33,8 @@ from transformers_xl.modeling.layers.depth_halting import (
     read_mean,
 )
 from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatter, skips_halted
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 

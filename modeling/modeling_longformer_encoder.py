@@ -14,10 +14,9 @@ from transformers_xl.modeling.heads import MemoryForSequenceClassification, Memo
 from transformers_xl.modeling.layers.absolute_positions import LearnedPositions, places_without_memory
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.global_attention import GlobalAttention, GlobalTokens, SeenTokens
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput

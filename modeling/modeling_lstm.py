@@ -12,11 +12,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from transformers_xl.configuration.configuration_lstm import LSTMConfig
 from transformers_xl.modeling.heads import MemoryForCausalLM
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chunks
 from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 

@@ -18,13 +18,12 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention, LocalLayer
 from transformers_xl.modeling.layers.retrieval_attention import KeySearch, Lookups, RetrievalAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput
-from transformers_xl.modeling.memory.memory_cache import LayerCache
+from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 

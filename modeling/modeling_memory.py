@@ -25,11 +25,10 @@ from transformers_xl.modeling.checks import (
 from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding, token_embedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention, RelativePositions, is_long
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput, MemoryLayer
-from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_cache import MemoryCache, Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_columns_of, with_count
-from transformers_xl.modeling.memory.segment import Call, Segment, noted
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment, noted
 from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.outputs import MemoryModelOutput
 from transformers_xl.modeling.saved_memory_checks import check_saved_memory

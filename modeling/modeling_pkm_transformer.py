@@ -19,9 +19,9 @@ from transformers_xl.modeling.heads import (
     MemoryForSequenceClassification,
     MemoryForTokenClassification,
 )
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.product_key_memory import KeyUsage, ProductKeyMemory
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 

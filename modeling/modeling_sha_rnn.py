@@ -19,13 +19,13 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.boom import Boom
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.segment_lstm import SegmentLSTM, split_chunks
 from transformers_xl.modeling.layers.single_head_attention import SingleHeadAttention
 from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
+from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 
 

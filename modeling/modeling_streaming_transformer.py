@@ -18,14 +18,14 @@ from transformers_xl.modeling.heads import (
     MemoryForTokenClassification,
 )
 from transformers_xl.modeling.layers.gated_feed_forward import GatedFeedForward
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.ngram_embedding import NgramEmbedding
 from transformers_xl.modeling.layers.rotary_attention import RotaryAttention
 from transformers_xl.modeling.layers.rotary_positions import Rotation
 from transformers_xl.modeling.layers.short_convolution import ShortConvolution
 from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput
+from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryModelOutput
 

@@ -26,8 +26,8 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 

@@ -6,10 +6,9 @@ from torch import nn
 from transformers_xl.configuration.configuration_absolute_positions import AbsolutePositionsConfig
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_value import LayerMemory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import LayerContext, Segment
 from transformers_xl.modeling.ops.relative_attention import sinusoids
 
 

@@ -17,7 +17,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_adaptive_span import AdaptiveSpanConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 

@@ -11,8 +11,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_relative_attention import RelativeAttentionConfig
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.memory.memory_cache import LayerCache
+from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns

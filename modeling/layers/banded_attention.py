@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from transformers_xl.configuration.configuration_causal_longformer import CausalLongformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.band import Band
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.relative_attention import Biases

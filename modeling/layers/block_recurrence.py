@@ -12,9 +12,8 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_block_recurrent import BlockRecurrentConfig
 from transformers_xl.modeling.layers.activations import activation
-from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.local_attention import CosineAttention, HeadScale, LocalAttention, unit_vectors
-from transformers_xl.modeling.memory.memory_cache import LayerCache
+from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
 from transformers_xl.modeling.ops.block_ends import BlockEnds
 from transformers_xl.modeling.ops.columns import gather_columns
 

@@ -9,9 +9,9 @@ import torch
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import LayerContext
 
 
 # B batch, T segment length, K = memory + T, Q queries per row, N positions of the batch that run, F features

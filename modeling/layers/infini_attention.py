@@ -9,7 +9,8 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_infini_transformer import InfiniTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.memory.memory_cache import Tensors
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.block_grid import BlockGrid
 
 

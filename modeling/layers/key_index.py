@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.retrieval_attention import KeySearch, LookupPart
+from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 
 try:

@@ -9,8 +9,9 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_local_attention import LocalAttentionConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.transformer_layer import MemoryLayer, SublayerRMSNorm
+from transformers_xl.modeling.memory.memory_cache import Tensors
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.relative_attention import relative_shift
 
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_memorizing_transformer import MemorizingTransformerConfig
-from transformers_xl.modeling.layers.layer_context import Tensors
 from transformers_xl.modeling.layers.local_attention import LocalAttention
+from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.memory.segment import Call, Segment
 

@@ -6,8 +6,9 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
 from transformers_xl.modeling.layers.rotary_positions import Rotation
+from transformers_xl.modeling.memory.memory_cache import Tensors
+from transformers_xl.modeling.memory.segment import LayerContext
 
 
 # B batch, T segment length, K = columns of the memory + T, H heads, D head dim, E hidden size

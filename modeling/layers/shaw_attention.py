@@ -8,7 +8,7 @@ from transformers import initialization as init
 
 from transformers_xl.configuration.configuration_shaw_transformer import ShawTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.relative_attention import attention_weights
 
 

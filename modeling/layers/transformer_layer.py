@@ -14,8 +14,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.layers.activations import activation
 from transformers_xl.modeling.layers.attention import MemoryAttention, RelativeAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import LayerContext
 
 
 class SublayerNorm(nn.Module):

@@ -9,8 +9,9 @@ from torch import nn
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.pretrained.places import Places
 
 

@@ -8,10 +8,9 @@ from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 
 
 class ModelAroundBase(Protocol):

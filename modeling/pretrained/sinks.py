@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Self, cast
 
 import torch
 
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory
-from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.memory.segment import LayerContext, Segment
 from transformers_xl.modeling.ops.columns import gather_columns
 from transformers_xl.modeling.pretrained.backbone_cache import BackboneLayer
 from transformers_xl.modeling.pretrained.places import Places

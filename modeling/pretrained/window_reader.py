@@ -18,10 +18,9 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import ModelOutput
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig, own_windows
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 from transformers_xl.modeling.pretrained.backbone_cache import (
     BackboneLayer,
     KeyValueShape,

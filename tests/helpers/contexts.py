@@ -2,8 +2,7 @@
 
 import torch
 
-from transformers_xl.modeling.layers.layer_context import LayerContext
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 
 
 def context_of(

@@ -31,9 +31,9 @@ from tiny import (
     tokens,
 )
 
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import LayerContext
 
 CARRYING = models(memory=("exact", "own"))
 WINDOWED = models(memory=("exact",))

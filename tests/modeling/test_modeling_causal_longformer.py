@@ -11,9 +11,8 @@ from tiny import EXACT, pairwise, read, read_row_alone, result_of, tiny_config, 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformers_xl.modeling.layers.banded_attention import BandedAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 from transformers_xl.modeling.ops import band, relative_attention
 
 # layers with and without gaps, and heads with several kinds of them

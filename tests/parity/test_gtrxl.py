@@ -12,7 +12,8 @@ from torch import nn
 
 from transformers_xl import GTrXLConfig, GTrXLModel
 from transformers_xl.modeling.layers.gating import GATES
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
+from transformers_xl.modeling.memory.memory_cache import Tensors
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.modeling_gtrxl import GTrXLLayer
 
 # our gate: its name in the file, and the matrices and biases that make up our parameters

@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoModelForCausalLM
 
 from transformers_xl.modeling.auto import VARIANTS
-from transformers_xl.modeling.layers.layer_context import LayerContext
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 from transformers_xl.modeling.ops.relative_attention import Biases
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.layers.compression import CompressionPlan
-from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.relative_attention import FarColumns
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers_xl.evaluation.attention_maps import AttentionAtlas, DistanceSums, attention_rows
 from transformers_xl.evaluation.reading import read_in_segments
 from transformers_xl.modeling.layers.attention import RelativeAttention, masked_scores
-from transformers_xl.modeling.layers.layer_context import LayerContext
+from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.columns import keep_last
 from transformers_xl.modeling.ops.relative_attention import position_scores
 

@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 
 from transformers_xl.modeling.exporting import ExportableStep, name_in_programs
 from transformers_xl.modeling.layers.attention import RelativeAttention
-from transformers_xl.modeling.layers.layer_context import LayerContext, Tensors
-from transformers_xl.modeling.memory.memory_cache import LayerCache
+from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
-from transformers_xl.modeling.memory.segment import Call, Segment
+from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment
 from transformers_xl.modeling.modeling_memory import MemoryModel, mixed
 
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
-from transformers_xl.modeling.layers.layer_context import check_columns
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.memory.segment import check_columns
 from transformers_xl.serve.sampling import RowSampling, logprobs_of
 from transformers_xl.serve.slots import Slots, own_copy
 from transformers_xl.serve.text_request import FinishReason, Progress, TextRequest, TokenLogprob, Written

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from transformers_xl.modeling.layers.layer_context import Tensors
-from transformers_xl.modeling.memory.memory_cache import LayerCache, MemoryCache
+from transformers_xl.modeling.memory.memory_cache import LayerCache, MemoryCache, Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_count
 from transformers_xl.modeling.ops.columns import keep_last
 
