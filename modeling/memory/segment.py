@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
-from transformers_xl.modeling.ops.columns import gather_columns, inverse, keep_last
+from transformers_xl.modeling.ops.columns import gather_columns, keep_last
 from transformers_xl.modeling.ops.relative_attention import Biases
 
 
@@ -65,7 +65,7 @@ class Call(NamedTuple):
                 document_ids = starts.long().cumsum(1) + (0 if document_ids is None else document_ids)
         if pack is None or is_true((pack[:, 1:] > pack[:, :-1]).all(), when_compiling=False):
             return cls(num_tokens, document_ids, closed=closed)
-        return cls(num_tokens, document_ids, pack, inverse(pack), closed)
+        return cls(num_tokens, document_ids, pack, pack.argsort(dim=1), closed)
 
 
 def document_starts(positions: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -3,12 +3,6 @@
 import torch
 
 
-def inverse(order: torch.Tensor) -> torch.Tensor:
-    """The order (B, K) that undoes `order`."""
-    columns = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(-1, order, columns)
-
-
 def gather_columns(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
     """`rows` with the columns of dimension `dim` in the `order` (B, n) of their batch row."""
     if order is None:
@@ -25,9 +19,9 @@ def keep_last(columns: torch.Tensor, count: int, dim: int = 1) -> torch.Tensor:
     return columns.narrow(dim, length - kept, kept)
 
 
-def reset_state(state: torch.Tensor, reset: torch.Tensor, initial: float = 0) -> torch.Tensor:
-    """`state` (B, ...) with `initial` in the rows of `reset` (B,) bool: what a new row remembers."""
-    return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), initial)
+def reset_state(state: torch.Tensor, reset: torch.Tensor) -> torch.Tensor:
+    """`state` (B, ...) with zeros in the rows of `reset` (B,) bool: what a new row remembers."""
+    return state.masked_fill(reset.view(-1, *[1] * (state.dim() - 1)), 0)
 
 
 def drop_full_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
