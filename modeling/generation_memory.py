@@ -183,7 +183,8 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         rows = batch_size * max(generation_config.num_beams, generation_config.num_return_sequences)
         check_memory(self.model, rows, cache, mems)
         if cache is None:
-            by_step = self._reads_by_step(generation_config, generation_mode, rows)
+            step = None if self.training else self.generation_step
+            by_step = step is not None and step.reads(generation_config, generation_mode, rows)
             static = generation_config.cache_implementation == "static" or by_step
             new = self.model.new_memory(rows, torch.empty(0, dtype=self.dtype, device=self.device), static)
             if mems is not None:
@@ -200,13 +201,6 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
             cache.memory = self.model.forget(cache.memory, reset)
         if generation_config.is_assistant:
             cache.activate_past_recording()
-
-    def _reads_by_step(self, generation_config: GenerationConfig, generation_mode: GenerationMode, rows: int) -> bool:
-        """Whether a compiled step is there for a call that names no cache."""
-        step, modes = self.generation_step, (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
-        is_off = generation_config.disable_compile or generation_config.is_assistant or self.training
-        is_off = is_off or generation_config.cache_implementation is not None
-        return step is not None and step.batch == rows and generation_mode in modes and not is_off
 
     def _sample(
         self, input_ids: torch.LongTensor, *args, stopping_criteria: StoppingCriteriaList, **kwargs

@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
+from transformers.generation import GenerationConfig, GenerationMode
 from transformers.utils import ModelOutput
 
 from transformers_xl.files.atomic_write import atomic_write
@@ -82,6 +83,11 @@ class GenerationStep:
 
     def __reduce__(self) -> tuple:
         return type(None), ()
+
+    def reads(self, config: GenerationConfig, mode: GenerationMode, rows: int) -> bool:
+        """Whether it reads the tokens of a `generate()` of so many rows that names no cache."""
+        is_off = config.disable_compile or config.is_assistant or config.cache_implementation is not None
+        return rows == self.batch and mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH) and not is_off
 
     def fits(self, cache: Any) -> bool:
         """Whether it can read a token into this cache."""
