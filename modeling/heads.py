@@ -318,28 +318,19 @@ class MemoryForSequenceClassification(MemoryHead):
         logits = self.score(self.pool(outputs, mask))
         loss = None
         if labels is not None:
-            loss = self.classification_loss(outputs, logits, labels, mask, kwargs.get("num_items_in_batch"))
+            given, items = (
+                {"logits": logits, "pooled_logits": logits, "labels": labels},
+                kwargs.get("num_items_in_batch"),
+            )
+            loss = self.loss_function(**given, config=self.config, num_items_in_batch=items)
+            targets = (labels != -100).flatten(1).sum(1) if labels.dim() > 1 else labels != -100
+            if items is not None and self.config.problem_type != "single_label_classification":
+                # transformers' loss of numbers, or of several labels, is a mean in any case
+                loss = loss * (targets.sum() / items).to(loss.device)
+            mean_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)  # of each text
+            loss = self.add_auxiliary_loss(loss, outputs, mean_token, items)
         memory = ("mems",) if use_cache is False else ()
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *memory))
-
-    def classification_loss(
-        self,
-        outputs: MemoryModelOutput,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-        mask: torch.Tensor,
-        num_items_in_batch: torch.Tensor | int | None,
-    ) -> torch.Tensor:
-        """The loss of transformers, and the auxiliary loss of each text's mean token; `logits` `(batch, num_labels)`,
-        `labels` `(batch,)`, or `(batch, num_labels)` where a text has several; `mask` `(batch, length)`: real tokens."""
-        arguments = {"logits": logits, "pooled_logits": logits, "labels": labels, "config": self.config}
-        loss = self.loss_function(**arguments, num_items_in_batch=num_items_in_batch)
-        targets = (labels != -100).flatten(1).sum(1) if labels.dim() > 1 else labels != -100
-        if num_items_in_batch is not None and self.config.problem_type != "single_label_classification":
-            # transformers' loss of numbers, or of several labels, is a mean in any case
-            loss = loss * (targets.sum() / num_items_in_batch).to(loss.device)
-        targets_per_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
-        return self.add_auxiliary_loss(loss, outputs, targets_per_token, num_items_in_batch)
 
 
 class MemoryForTokenClassification(MemoryHead):
