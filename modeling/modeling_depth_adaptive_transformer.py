@@ -82,6 +82,10 @@ class DepthAdaptiveTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: DepthAdaptiveTransformerConfig
     _no_split_modules = ["DepthAdaptiveTransformerLayer"]
 
+    @property
+    def _is_stateful(self) -> bool:  # type: ignore[override]  # a class attribute of transformers
+        return cast(Any, self.base_model).layers[0].has_mean  # which cannot be taken back
+
 
 @auto_docstring(
     custom_intro="The Depth-adaptive Transformer without a head: without classifiers, tokens pass all layers."
@@ -91,10 +95,6 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
     output_class: type[DepthAdaptiveTransformerModelOutput] = DepthAdaptiveTransformerModelOutput
     token_outputs = ("last_hidden_state", "exit_layers")
     extra_arguments = ("exit_rule",)
-
-    @property
-    def _is_stateful(self) -> bool:
-        return cast(DepthAdaptiveTransformerLayer, self.layers[0]).has_mean  # which cannot be taken back
 
     def run_layers(
         self,
@@ -168,10 +168,6 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if self.config.halting == "sequence":
             self.halting = HALTING_NETWORKS["sequence"](self.config, size)
             cast(DepthAdaptiveTransformerLayer, self.model.layers[0]).has_mean = False
-
-    @property
-    def _is_stateful(self) -> bool:
-        return self.model._is_stateful
 
     def extra_classifiers(self) -> list[nn.ModuleList]:
         return [] if self.exit_classifiers is None else [self.exit_classifiers]

@@ -93,6 +93,11 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         return [self.reader] * len(self.config.layer_mem_lens)
 
     @property
+    def _is_stateful(self) -> bool:
+        """Whether tokens cannot be taken back: a segment that was written is gone."""
+        return self.config.kind == "tokens"
+
+    @property
     def base_model(self) -> "SegmentMemoryBackbone":
         """The model without a head."""
         return self
@@ -199,11 +204,6 @@ class SegmentMemoryModel(SegmentMemoryBackbone):
 class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  # type: ignore[misc]  # it is its own model
     output_class = MemoryHeadOutput  # type: ignore[assignment]  # with a head of its own
     label_smoothing = 0.0  # of the training loss
-
-    @property
-    def _is_stateful(self) -> bool:
-        """Whether tokens cannot be taken back: a segment that was written is gone."""
-        return self.config.kind == "tokens"
 
     @property
     def base_model(self) -> SegmentMemoryModel:

@@ -275,3 +275,11 @@ def test_more_logits_to_keep_than_tokens(use_cache):
     model, ids = wrapped(), tokens(1, SEGMENT + 2)
     kept = model(ids, use_cache=use_cache, logits_to_keep=99).logits
     torch.testing.assert_close(kept, model(ids).logits, **EXACT)
+
+
+def test_what_was_written_cannot_be_taken_back():
+    """The cache knows it too, where the model without its head fills it: of padded rows few logits are asked for."""
+    mask = torch.tensor([[1] * 6, [0] * 2 + [1] * 4])
+    cache = wrapped()(tokens(2, 6), mask, use_cache=True, logits_to_keep=1).past_key_values
+    with pytest.raises(ValueError, match="no token can be taken back"):
+        cache.crop(-1)
