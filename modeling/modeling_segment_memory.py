@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
 from transformers_xl.modeling.adapters import lora_targets_of
+from transformers_xl.modeling.base_trial import check_reading, refusing
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
@@ -34,7 +35,6 @@ from transformers_xl.modeling.pretrained.base_head import HeadOfBase, head_of_ba
 from transformers_xl.modeling.pretrained.supported_bases import PositionAngles, check_base, check_config
 from transformers_xl.modeling.pretrained.token_bases import measured_start
 from transformers_xl.modeling.pretrained.token_reader import TokenReader
-from transformers_xl.modeling.pretrained.trial import check_reading, refusing
 from transformers_xl.modeling.pretrained.window_reader import WindowReader
 
 READERS = {"window": WindowReader, "tokens": TokenReader}
