@@ -54,7 +54,7 @@ MAY_IMPORT = {
 }
 # inside of `modeling`: the backbone and the variants import the backbone, never a variant; only `auto` knows them all
 BACKBONE = {
-    "actor_critic", "adapters", "checks", "encoder", "evaluating", "generation_memory", "heads",
+    "actor_critic", "adapters", "base_trial", "checks", "encoder", "evaluating", "generation_memory", "heads",
     "modeling_memory", "outputs", "saved_memory_checks", "segment_parts",
 }  # fmt: skip
 # packages of others that benchmarks and examples import

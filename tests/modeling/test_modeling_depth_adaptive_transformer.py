@@ -248,9 +248,8 @@ def test_a_mean_cannot_be_taken_back():
     model, ids = leaving_model("sequence"), tokens(1, 5)
     with pytest.raises(ValueError, match="stateful"):
         greedy(model, ids, prompt_lookup_num_tokens=4)
-    for head in (model, model.model):
-        with pytest.raises(ValueError, match="`tokens_to_remove`=-2: this memory has a state"):
-            head(ids, use_cache=True).past_key_values.crop(-2)
+    with pytest.raises(ValueError, match="`tokens_to_remove`=-2: this memory has a state"):
+        model(ids, use_cache=True).past_key_values.crop(-2)
     static = greedy(model, ids, cache_implementation="static", disable_compile=True)
     assert torch.equal(static, greedy(model, ids))
     mems = model(ids).mems

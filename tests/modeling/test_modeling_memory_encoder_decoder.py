@@ -34,6 +34,7 @@ SIZES = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 64, "dropout": 0.0,
 } | SPECIAL  # fmt: skip
+STAR = StarTransformerConfig(**{name: value for name, value in SIZES.items() if name != "intermediate_size"})
 MASK = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
 DECODERS = [name for name, row in VARIANTS.items() if row.causal_lm_class is not None and name not in REFUSED]
 SOURCE, TARGET = tokens(2, 6), tokens(2, 7, seed=1)
@@ -131,11 +132,7 @@ def test_every_decoder_reads_a_source(decoder: str) -> None:
 
 @pytest.mark.parametrize(
     "encoder",
-    [
-        TransformerXLEncoderConfig(**SIZES),
-        LongformerEncoderConfig(**SIZES),
-        StarTransformerConfig(**{name: value for name, value in SIZES.items() if name != "intermediate_size"}),
-    ],
+    [TransformerXLEncoderConfig(**SIZES), LongformerEncoderConfig(**SIZES), STAR],
     ids=lambda config: config.model_type,
 )
 def test_encoders_and_padding_on_any_side(encoder) -> None:
@@ -342,11 +339,10 @@ def test_padding_of_the_source_is_that_of_the_encoder() -> None:
     )
 
 
-@pytest.mark.parametrize("encoder", [None, StarTransformerConfig], ids=["shaw", "star, which has a mem_len"])
+@pytest.mark.parametrize("encoder", [None, STAR], ids=["shaw", "star, which has a mem_len"])
 @torch.no_grad()
 def test_a_memory_of_what_was_written_is_saved(tmp_path, encoder) -> None:
-    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
-    model = built(encoder=None if encoder is None else encoder(**sizes), source_mem_len=4)
+    model = built(encoder=encoder, source_mem_len=4)
     mems = read(model).mems
     mems.save(tmp_path / "mems", model)
     assert_same_memory(Memory.load(tmp_path / "mems", model)[0], mems)

@@ -92,9 +92,6 @@ def check_arguments(args: TrainingArguments) -> None:
     for name, (required, _) in REQUIRED.items():
         if getattr(args, name) != required:
             _refuse(name, getattr(args, name))
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"`{name}`={getattr(args, name)} must be at least 1.")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError(
             "`accelerator_config.split_batches`=True does not work with a memory that is carried from batch to batch (it "
@@ -124,14 +121,21 @@ def check_arguments(args: TrainingArguments) -> None:
             f"`hub_strategy`={HubStrategy(args.hub_strategy).value!r} would push the optimizer's files, which are pickles: "
             "use 'every_save' or 'end', and keep checkpoints where the training runs."
         )
+    _check_numbers(args)
+    _check_schedule(args)
+    _check_device(args)
+
+
+def _check_numbers(args: TrainingArguments) -> None:
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"`{name}`={getattr(args, name)} must be at least 1.")
     patience = getattr(args, "early_stopping_patience", None)
     if patience is not None and (args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO):
         raise ValueError(
             f"`early_stopping_patience`={patience} needs evaluations that are compared: set `eval_strategy` and "
             "`load_best_model_at_end=True`, or `metric_for_best_model`."
         )
-    _check_schedule(args)
-    _check_device(args)
 
 
 def _check_schedule(args: TrainingArguments) -> None:
