@@ -306,18 +306,13 @@ def _begins(
     if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape) not in shapes):
         return None  # the model refuses what does not fit
     new = memory.tokens_read == 0 if isinstance(memory, Memory) and memory.batch_size == batch else None
-    if reset is None and new is None:
+    given = [each for each in (reset, new) if each is not None]
+    if not given:
         return None
-    device = (new if reset is None else reset).device
-    marks = torch.zeros(batch, steps, dtype=torch.long, device=device)
-    for each in (reset, new):
-        if each is not None:
-            marks += (each if each.dim() == 2 else each[:, None] & (torch.arange(steps, device=device) == 0)).to(
-                device
-            )
-    is_step = (
-        mask.bool() if mask is not None and mask.shape == marks.shape else torch.ones_like(marks, dtype=torch.bool)
-    )
+    first = torch.arange(steps, device=given[0].device) == 0
+    marks = torch.stack([each if each.dim() == 2 else each.to(first.device)[:, None] & first for each in given]).sum(0)
+    has_mask = mask is not None and mask.shape == marks.shape
+    is_step = cast(torch.Tensor, mask).bool() if has_mask else torch.ones_like(marks, dtype=torch.bool)
     episode = marks.cumsum(1)
     before = nn.functional.pad(episode.where(is_step, 0).cummax(1).values, (1, 0))[:, :-1]
     return is_step & (episode > before)

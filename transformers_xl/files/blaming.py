@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """The message in one line of text that any terminal can show."""
     line = " ".join(str(error).split()) or type(error).__name__
     return line.encode("utf-8", "backslashreplace").decode("utf-8")
