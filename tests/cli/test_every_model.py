@@ -75,6 +75,9 @@ class Hub:
     def create_repo(self, repo_id: str, **_) -> SimpleNamespace:
         return SimpleNamespace(repo_id=repo_id)
 
+    def list_repo_files(self, *_, **__) -> list[str]:
+        return []
+
     def create_commit(self, *_, **__) -> SimpleNamespace:
         return SimpleNamespace(pr_url=None, commit_url="https://hub/you/model")
 

@@ -245,6 +245,25 @@ def test_of_many_large_files_only_those_that_were_missing_are_sent(hub, model, t
     assert shards <= set(hub.files(REPO))
 
 
+@pytest.mark.parametrize("sizes", [("1GB", "40KB"), ("40KB", "1GB")], ids=["into shards", "out of shards"])
+def test_weights_and_figures_of_an_earlier_push_are_deleted(hub, tmp_path: Path, sizes: tuple[str, str]):
+    first, second = (tiny_model("transformer_xl", "causal_lm") for _ in sizes)
+    second.lm_head.bias.data += 1.0
+    for name, model, size in zip(("first", "second"), (first, second), sizes, strict=True):
+        model.save_pretrained(tmp_path / name, max_shard_size=size)
+    push_folder(tmp_path / "first", REPO)
+    outdated = dict.fromkeys(("training_metrics.json", "adapter_config.json", "adapter_model.safetensors"), b"{}")
+    others = dict.fromkeys(("notes.txt", "onnx/model.safetensors", "config_of_mine.json"), b"{}")
+    hub.repos[REPO].commit("main", hub.files(REPO) | outdated | others, "by hand")
+    commits = len(hub.messages(REPO))
+    push_folder(tmp_path / "second", REPO)
+    assert len(hub.messages(REPO)) == commits + 1
+    names = {path.name for path in (tmp_path / "second").iterdir()}
+    assert set(hub.files(REPO)) == names | {".gitattributes", *others}
+    loaded = AutoModelForCausalLM.from_pretrained(REPO)
+    torch.testing.assert_close(loaded.state_dict(), second.state_dict(), atol=0, rtol=0)
+
+
 def test_a_commit_whose_answer_is_lost_is_told_to_be_there(hub, folder: Path):
     hub.faults.append(Fault("POST", "/commit/", None, after=True))
     with pytest.raises(PushError, match="Not on the server: nothing") as error:
@@ -280,6 +299,7 @@ def test_the_requests_of_a_push_are_those_of_the_document(hub, folder: Path):
     assert hub.requests == [
         "POST /api/repos/create",
         f"POST /api/models/{REPO}/branch/v1",
+        f"GET /api/models/{REPO}/tree/v1",
         f"POST /api/models/{REPO}/preupload/v1",
         f"POST /{REPO}.git/info/lfs/objects/batch",
         f"PUT {lfs}",

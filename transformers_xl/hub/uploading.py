@@ -1,12 +1,12 @@
 """Push a folder to the Hub in one commit, and say what is there when that fails."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
@@ -14,11 +14,18 @@ from huggingface_hub.utils.sha import git_hash, sha_fileobj
 from transformers_xl.files.json_files import read_json
 from transformers_xl.files.written import RECORD
 from transformers_xl.hub.adapter_folders import ADAPTER, read_adapter
+from transformers_xl.hub.measurements import FILE
+from transformers_xl.hub.translator_card import TRANSLATION_SCORES
 
 # What may go, not what may not: a pickle can have any name, and a checkpoint also holds the memory of its training.
 UPLOADED = (
     "model*.safetensors", "adapter_model*.safetensors", "*.json", "*.py", "*.md", "*.txt", "*.jinja", "*.yaml", "*.model",
     "*.png", "*.svg",
+)  # fmt: skip
+
+# What belongs to one state of the weights: beside the weights of another one it would be loaded, or believed.
+OF_WEIGHTS = (
+    "model*.safetensors", "*.safetensors.index.json", "adapter_model*", ADAPTER, FILE, TRANSLATION_SCORES,
 )  # fmt: skip
 
 REASONS = {
@@ -60,6 +67,8 @@ def push_folder(
 ) -> Pushed:
     """Push the files of a saved model in one commit: all of them are there afterwards, or none has changed.
 
+    The same commit deletes weights and figures of an earlier push that the folder lacks. Other files stay.
+
     The repository, and the branch `revision`, are made if need be. What the server already has is not sent again: after a
     failure, or an interruption, the same call resumes it, since large files are kept by their content.
 
@@ -74,15 +83,26 @@ def push_folder(
     with explained(repo_id, files, revision, token, create_pr):  # with the name of its owner
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
+        outdated = _outdated(api.list_repo_files(repo_id, revision=revision), files)
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
         commit = api.create_commit(
             repo_id,
-            [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()],
+            [*added, *(CommitOperationDelete(path_in_repo=name, is_folder=False) for name in outdated)],
             commit_message=commit_message or "Upload model",
             commit_description=commit_description,
             revision=revision,
             create_pr=create_pr,
         )
     return Pushed(commit, list(files), left_out)
+
+
+def _outdated(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
+    """The weights and figures in a repository that are not those of `files`. What lies in its folders is not looked at."""
+    return [
+        name
+        for name in there
+        if name not in files and "/" not in name and any(fnmatchcase(name, pattern) for pattern in OF_WEIGHTS)
+    ]
 
 
 def files_below(folder: Path) -> dict[str, Path]:
