@@ -1,15 +1,18 @@
 """`train`, `evaluate` and `generate` on pairs of sentences, on 200 pairs that the test makes."""
 
 import json
+import math
 import random
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub.errors import EntryNotFoundError
 from optional_packages import needs
 from programs import run
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from transformers_xl.data.pairs import text_ids
 from transformers_xl.evaluation.translations import score_translations, translate
 from transformers_xl.hub import cards
 from transformers_xl.hub.cards import Choices, card_for_push, write_card
@@ -141,6 +144,34 @@ def test_smoothed_labels_train_on_the_same_targets(pairs: Path) -> None:
         assert result.exit_code == 0, (result.output, result.exception)
         found.append(json.loads(result.stdout)["perplexity"])
     assert found[0] == found[1]
+
+
+def test_every_token_of_a_target_counts_alike(pairs: Path) -> None:
+    """Whatever the batches: perplexity, and the loss that chooses the best model. Some targets are longer than others."""
+    sources = [f"ab{' cd' * (number % 7)}" for number in range(20)]
+    (pairs / "uneven.en").write_text("\n".join(sources) + "\n")
+    (pairs / "uneven.de").write_text("\n".join(sources).upper() + "\n")
+    uneven = ["--data.eval_source", pairs / "uneven.en", "--data.eval_target", pairs / "uneven.de"]
+    given = ["--data.source", pairs / "a.en", "--data.target", pairs / "a.de", *uneven, *SMALL.split()[:8], "--json"]
+    given += ["--training.max_steps", 8, "--training.learning_rate", 0.01, "--training.eval_strategy", "steps"]
+    found, losses = [], []
+    for size in (1, 5, 20):
+        folder = pairs / f"by-{size}"
+        words = ["--training.eval_steps", 8, "--training.save_steps", 8, "--data.eval_batch_size", size, "-o", folder]
+        result = run("train", *given, *words)
+        assert result.exit_code == 0, (result.output, result.exception)
+        found.append(json.loads(result.stdout)["perplexity"])
+        log = json.loads((folder / "checkpoint-8" / "trainer_state.json").read_text())["log_history"]
+        losses.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(pairs / "by-1"), AutoTokenizer.from_pretrained(folder)
+    nats = tokens = 0
+    for source in sources:
+        ids, labels = (torch.tensor([text_ids(tokenizer, text)]) for text in (source, source.upper()))
+        logits = model.eval()(input_ids=ids, labels=labels).logits[0]
+        nats += torch.nn.functional.cross_entropy(logits, labels[0], reduction="sum").item()
+        tokens += labels.numel()
+    assert found == [pytest.approx(math.exp(nats / tokens), abs=2e-3)] * 3
+    assert losses == [pytest.approx(nats / tokens, rel=1e-5)] * 3
 
 
 def test_held_out_json_lines(pairs: Path) -> None:

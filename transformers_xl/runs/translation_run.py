@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -10,13 +9,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    DataCollatorForSeq2Seq,
-    PrinterCallback,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainingArguments
 
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
 from transformers_xl.data.pairs import Pairs, hold_out_pairs, pairs_of_rows, read_pairs, text_ids
@@ -46,6 +39,7 @@ from transformers_xl.runs.run_config import DataSection, RunConfig, config_field
 from transformers_xl.runs.run_model import run_tokenizer
 from transformers_xl.runs.training_run import FINAL, ConfigWriter
 from transformers_xl.training.arguments import MemoryTrainingArguments
+from transformers_xl.training.translation_trainer import TranslationTrainer
 
 # fields of `data` that say what a stream of text does
 OF_TEXTS = (
@@ -109,10 +103,8 @@ class TranslationRun:
             trainer = self._trainer(run.path)
             trainer.train(resume_from_checkpoint=self.resume or None)
             trainer.label_smoother = None  # of the training alone
-            perplexity = math.exp(trainer.evaluate()["eval_loss"])
-            scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {
-                "perplexity": round(perplexity, 3)
-            }
+            perplexity = round(trainer.evaluate()["eval_perplexity"], 3)
+            scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {"perplexity": perplexity}
             trainer.save_model(str(run.path / FINAL))
             (run.path / FINAL / "training_args.bin").unlink(missing_ok=True)  # a pickle
             written = scores | {"weights": weights_digest(run.path / FINAL)}
@@ -130,8 +122,8 @@ class TranslationRun:
             shutil.copyfile(known, final / "README.md")
         write_card(final, self.output.name, choices_of_base(base) if base else Choices())
 
-    def _trainer(self, folder: Path) -> Seq2SeqTrainer:
-        trainer = Seq2SeqTrainer(
+    def _trainer(self, folder: Path) -> TranslationTrainer:
+        trainer = TranslationTrainer(
             self.model,
             _arguments(self.config, folder),
             train_dataset=cast(Any, _rows(self.pairs, self.tokenizer)),

@@ -1,0 +1,52 @@
+"""Training on pairs: transformers' Seq2SeqTrainer, with evaluation figures that no size of a batch changes."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Seq2SeqTrainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from transformers_xl.training.weighed_evaluation import TokenSums
+
+
+class TranslationTrainer(Seq2SeqTrainer):
+    """A `Seq2SeqTrainer` whose `evaluate()` gives every token of a target the same weight: `eval_loss` is in nats per
+    token, with `eval_perplexity` and `eval_tokens`.
+
+    The loss in transformers is the mean over batches: a short target counts more in a batch of its own than beside long
+    ones.
+    """
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
+        tokens = (inputs["labels"] != -100).sum().to(self.args.device).float()
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
+        if self.args.average_tokens_across_devices:  # the losses of all processes are parts of one mean then
+            tokens = self.accelerator.reduce(tokens, "mean")
+        self.token_sums.add(loss, tokens)
+        return loss, logits, labels
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        self.token_sums = TokenSums(self.args.device)
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        weighed = self.token_sums.metrics(self.accelerator, None).items()
+        metrics = (output.metrics or {}) | {f"{metric_key_prefix}_{name}": value for name, value in weighed}
+        return output._replace(metrics=metrics)
+
+
+__all__ = ["TranslationTrainer"]
