@@ -4,8 +4,10 @@ from random import Random
 
 import pytest
 import torch
+from tiny import tiny_model
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from transformers_xl import generate_many
 from transformers_xl.serve.sampling import RowSampling, logprobs_of
 from transformers_xl.serve.text_request import TextRequest
 
@@ -69,6 +71,21 @@ def test_a_row_gets_the_same_beside_any_others(dtype: torch.dtype):
         for row, request in enumerate(requests)
     ]
     assert together.tolist() == torch.cat(alone).tolist()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_the_smallest_temperatures_are_greedy(scale: float):
+    """Logits that are divided by less would be infinite, and stop all rows of the batch."""
+    model = tiny_model("transformer_xl", "causal_lm", torch.float32)
+    model.lm_head.weight.data *= scale
+    least = [{}, {"top_p": 0.5}, {"top_k": 5}, {"top_k": 5, "top_p": 0.5}]
+    settings = [options | {"temperature": value} for options in least for value in (1e-45, 1e-40, 1e-38, 1e-9, 0.0)]
+    requests = [TextRequest([1, 2, 3], max_new_tokens=6, seed=1, stop_token_ids=(), **each) for each in settings]
+    beside = TextRequest([4, 5], max_new_tokens=6, seed=2, stop_token_ids=())
+    (likeliest,) = generate_many(model, [requests[-1]])
+    found = {each.number: each.token_ids for each in generate_many(model, [*requests, beside])}
+    assert [found[number] for number in range(len(requests))] == [likeliest.token_ids] * len(requests)
+    assert len(found[len(requests)]) == 6
 
 
 def test_logprobs_are_those_of_the_model():

@@ -13,6 +13,7 @@ import torch
 from transformers_xl.serve.text_request import TextRequest, TokenLogprob
 
 GREEDY = -1
+MIN_TEMPERATURE = 1e-4  # below it logits that are divided may be infinite: the most likely token alone is left
 
 
 # B rows of a batch, b rows of a group, V words
@@ -94,7 +95,7 @@ class RowSampling:
 
 
 def _width(request: TextRequest, vocab_size: int) -> int:
-    if request.temperature == 0:
+    if request.temperature < MIN_TEMPERATURE:
         return GREEDY
     if 0 < request.top_k < vocab_size:
         return request.top_k

@@ -19,7 +19,6 @@ from transformers_xl.serve.session_store import SessionStore
 from transformers_xl.serve.text_request import TextRequest
 
 DEFAULT_NEW_TOKENS = 1024  # of a chat or a response that does not say
-MIN_TEMPERATURE = 1e-4  # below it logits that are divided are infinite: the most likely token alone is left
 Kind = TypeVar("Kind", bound=Fields)
 
 
@@ -141,9 +140,8 @@ class Service:
     ) -> TextRequest:
         """A text to be written, the choice `number` of those that a request wants of its prompt."""
         seed = self.seeds.getrandbits(63) if body.seed is None else (body.seed + number) % 2**63
-        temperature = body.temperature if body.temperature >= MIN_TEMPERATURE else 0.0
         return TextRequest(
-            ids, memory=memory, max_new_tokens=count, temperature=temperature, top_p=body.top_p, seed=seed,
+            ids, memory=memory, max_new_tokens=count, temperature=body.temperature, top_p=body.top_p, seed=seed,
             stop=getattr(body, "stop", ()), **more,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ class TextRequest:
         memory: what was read before, one row, as `model(ids).mems`, `generate(..)` and the end of another request give it.
             Nothing in it is changed. None: the text begins here.
         max_new_tokens: tokens to write at most. 0: the prompt is read, but for its last token, and nothing is written.
-        temperature: divides the logits; 0: the most likely token.
+        temperature: divides the logits; 0, or less than 1e-4: the most likely token.
         top_p: of the most likely tokens as many as have this probability together, at least one; 1: all.
         top_k: this many of the most likely tokens; 0: all.
         seed: makes sampling repeatable. None: another sample every time.
