@@ -60,6 +60,18 @@ def test_a_turn_continues_an_answer(server: Here):
     assert (again.output_text, again.usage) == (second.output_text, second.usage)
 
 
+def test_an_answer_that_was_cut_keeps_its_last_token(tmp_path: Path):
+    """Where it ends with the line break that the template puts after it."""
+    model = letters_model()
+    model.lm_head.bias.data[ord("\n")] += 100.0
+    with serving(sessions=Sessions(tmp_path / "sessions"), model=model) as server:
+        first = server.client.responses.create(**SETTINGS, input="Who is there?")
+        second = server.client.responses.create(**SETTINGS, input="And now?", previous_response_id=first.id)
+    assert first.output_text == "\n" * 6
+    # that token, which the memory does not hold yet, and the whole new turn
+    assert second.usage.input_tokens == 1 + len("\nuser: And now?\nassistant: ")
+
+
 def test_a_fork_leaves_its_origin_as_it_was(server: Here, folder: Path):
     first = server.client.responses.create(**SETTINGS, input="Who is there?")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}

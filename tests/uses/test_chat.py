@@ -14,6 +14,7 @@ import pytest
 import torch
 from forked import fork_server
 from patience import PATIENCE
+from stand_in_base import base_tokenizer
 from tiny import tensors_of, tiny_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.cli.main import app
 from transformers_xl.data.conversation import Conversation
+from transformers_xl.data.turns import turn_ids
 from transformers_xl.files.output_lock import output_lock
 
 TEMPLATE = (
@@ -90,6 +92,32 @@ def test_the_end_of_an_answer_is_read_once():
     for line in ("Hello.", "Go on"):
         assert conversation.say(line) == "|"
     assert bytes(ids).decode() == "System: short answers.\nuser: Hello.\nassistant: |user: Go on\nassistant: "
+
+
+@pytest.mark.parametrize("stop", [None, ["\n\n"]])
+def test_an_answer_that_was_cut_keeps_its_last_token(stop: list[str] | None):
+    """Where it ends with what the template puts after it, after as many tokens as are allowed or at a stop text."""
+    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+    tokenizer, model = ByteTokenizer(chat_template=template), byte_model()
+    model.lm_head.bias.data[ord("\n")] += 100.0
+    ids, messages = read_by(model), []
+    conversation = Conversation(model, tokenizer, stop=stop, **SETTINGS)
+    for line in ("Hello.", "And then?", "Go on"):
+        whole = tokenizer.apply_chat_template([*messages, {"role": "user", "content": line}], tokenize=False)
+        answer = conversation.say(line)
+        assert answer == "\n" * (6 if stop is None else 2)
+        assert bytes(ids).decode() == whole + answer[:-1]  # its last token waits for the next turn
+        messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
+
+
+def test_a_special_token_of_the_tokenizer_ends_an_answer():
+    """Also where the config of the model does not say so: the template puts it there once."""
+    tokenizer = base_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("'|'", repr(tokenizer.eos_token))
+    message = {"role": "user", "content": "Go on"}
+    ids = turn_ids(tokenizer, [message], tokenizer.encode("a"))
+    assert tokenizer.decode(ids) == "</s>user: Go on\nassistant: "
+    assert turn_ids(tokenizer, [message], [tokenizer.eos_token_id]) == ids[1:]
 
 
 @remembering

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from transformers_xl.data.turns import text_ids, turn_ids
+from transformers_xl.data.turns import end_ids, text_ids, turn_ids
 from transformers_xl.modeling.memory.memory_value import Memory
 
 
@@ -106,7 +106,8 @@ class Conversation:
         if self.tokenizer.chat_template is None:
             return text_ids(self.tokenizer, f"{text}\n", begins=self.mems is None)
         message = {"role": "user", "content": text}
-        return turn_ids(self.tokenizer, [message], None if self.mems is None else self.unread)
+        unread = None if self.mems is None else self.unread
+        return turn_ids(self.tokenizer, [message], unread, ends=end_ids(self.model))
 
     def say(self, text: str, streamer: BaseStreamer | None = None) -> str:
         """Read a turn and answer it; `streamer` hears the answer while it is written. Ctrl-C ends the answer."""

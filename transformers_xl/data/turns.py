@@ -1,10 +1,10 @@
 """What a model reads of the turns of a conversation: text by a chat template, a program of whoever made the tokenizer."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from transformers_xl.data.text_beginning import beginning_of, begun
 from transformers_xl.files.bounded_calls import BoundedCalls, bounded
@@ -24,11 +24,18 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, begins: bool) -> lis
     return begun(ids, beginning_of(tokenizer)) if begins else ids
 
 
+def end_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens that end what a model writes, by its generation config."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+
+
 def turn_ids(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     unread: Sequence[int] | None,
     render: Callable[[Sequence[Message]], str] | None = None,
+    ends: Collection[int] = (),
 ) -> list[int]:
     """The ids that stand between the answer before and the next answer, by the tokenizer's chat template.
 
@@ -40,6 +47,7 @@ def turn_ids(
         messages: a `role` and a `content` each.
         unread: the last token of the answer before, which the memory does not hold yet; None: nothing was read before.
         render: a [`Template`] of the tokenizer; None: one for this call.
+        ends: tokens that end an answer of the model, beside the special tokens of the tokenizer.
 
     Raises:
         TemplateError: the template fails, or takes more time or memory than a template can need.
@@ -49,8 +57,10 @@ def turn_ids(
         return text_ids(tokenizer, render(messages), begins=False)
     before = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}]
     ids = text_ids(tokenizer, render([*before, *messages]).partition(ANSWER)[2], begins=False)
-    # the model may have written the end of its answer itself
-    return ids[1:] if ids[:1] == list(unread) else ids
+    # the model may have written the end of its answer itself; any other token, an unknown word too, is content
+    special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    written = special.union([tokenizer.eos_token_id], ends).intersection(unread)
+    return ids[1:] if ids and ids[0] in written else ids
 
 
 class Template:
@@ -93,4 +103,4 @@ class Template:
         self.calls.end()
 
 
-__all__ = ["ANSWER", "MAX_RENDERED", "Template", "TemplateError", "text_ids", "turn_ids"]
+__all__ = ["ANSWER", "MAX_RENDERED", "Template", "TemplateError", "end_ids", "text_ids", "turn_ids"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from transformers_xl.data.turns import end_ids
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
@@ -111,8 +112,7 @@ class Scheduler:
         self._texts: dict[int, _Text] = {}
         self._cancelled: set[int] = set()
         self._num_added = 0
-        eos = getattr(model.generation_config, "eos_token_id", None)
-        self._eos = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+        self._eos = end_ids(model)
 
     @property
     def num_waiting(self) -> int:

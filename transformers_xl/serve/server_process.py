@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from transformers_xl.data.turns import Template
+from transformers_xl.data.turns import Template, end_ids
 from transformers_xl.serve.app import build_app
 from transformers_xl.serve.bounds import Bounds
 from transformers_xl.serve.engine import Engine
@@ -95,7 +95,7 @@ def make_service(
     engine = Engine(lambda: Scheduler(model, tokenizer, capacity=capacity), bounds.waiting)
     seeds = random.SystemRandom() if seed is None else random.Random(seed)
     vocab_size = model.get_input_embeddings().num_embeddings
-    return Service(name, tokenizer, vocab_size, engine, Metrics(), bounds, store, seeds, template)
+    return Service(name, tokenizer, vocab_size, engine, Metrics(), bounds, store, seeds, template, end_ids(model))
 
 
 def run_server(service: Service, address: Address) -> None:

@@ -36,6 +36,7 @@ class Service:
         store: of the sessions; None: nothing is kept.
         seeds: of requests without a seed.
         template: of chats; None: the tokenizer has none.
+        ends: tokens that end an answer of the model.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Service:
     store: SessionStore | None = None
     seeds: random.Random = field(default_factory=random.SystemRandom)
     template: Template | None = None
+    ends: frozenset[int] = frozenset()
     rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def body(self, request: Request, kind: type[Kind]) -> Kind:
@@ -109,7 +111,7 @@ class Service:
             )
         async with self.rendering:
             try:
-                ids = await asyncio.to_thread(turn_ids, self.tokenizer, messages, unread, self.template)
+                ids = await asyncio.to_thread(turn_ids, self.tokenizer, messages, unread, self.template, self.ends)
             except TemplateError as error:
                 raise RequestError(f"`{field}`: {error}", field) from error
         return self.checked(ids, field)
