@@ -71,7 +71,7 @@ class DataSection:
     Args:
         path: files, or folders of them: text (.txt, or any other ending; also as .gz, .xz, .zst, or in a .zip, whose member
             is named as in `corpus.zip::member.txt`), JSON lines (.jsonl, .json) and .parquet. A folder with files `train.*`
-            gives the held-out text as `valid.*` or `validation.*`.
+            gives the held-out text in files `valid.*`, `validation.*`, `val.*` or `dev.*`.
         eval_path: held-out files.
         eval_fraction: share of the text to hold out at its end (of documents, a random choice), if there is no other
             held-out text.
