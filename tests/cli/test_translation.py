@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,15 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError
 from optional_packages import needs
 from programs import run
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
 from transformers_xl.data.pairs import text_ids
 from transformers_xl.evaluation.translations import score_translations, translate
+from transformers_xl.files.written import RECORD
 from transformers_xl.hub import cards
 from transformers_xl.hub.cards import Choices, card_for_push, write_card
+from transformers_xl.runs.training_run import ConfigWriter
 
 SMALL = (
     "--model.hidden_size 32 --model.num_hidden_layers 1 --model.intermediate_size 64 --model.num_attention_heads 2 "
@@ -202,6 +207,32 @@ def test_another_variant_from_json_lines_and_resumed(pairs: Path) -> None:
     result = run("train", "--resume", "-o", pairs / "macaron", "--training.max_steps", 6)
     assert result.exit_code == 0, (result.output, result.exception)
     assert (pairs / "macaron" / "checkpoint-6").is_dir()
+
+
+@pytest.mark.parametrize("save_strategy", ["steps", "no"])
+def test_a_training_that_is_stopped_is_saved_and_resumes_exactly(
+    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_strategy: str
+) -> None:
+    def ask(self: ConfigWriter, args: object, state: TrainerState, *others: object, **more: object) -> None:
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    words = ["train", "--data.source", pairs / "a.en", "--data.target", pairs / "a.de", *SMALL.split()[:8]]
+    words += ["--training.max_steps", 6, "--training.save_strategy", save_strategy]
+    assert run(*words, "-o", tmp_path / "whole").exit_code == 0
+    folder, handler = tmp_path / "stopped", signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(ConfigWriter, "on_pre_optimizer_step", ask)
+        result = run(*words, "-o", folder)
+    assert result.exit_code == 130, (result.output, result.exception)
+    assert "stopped after step 3" in result.output
+    assert f"train --resume -o {folder}" in result.output
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-3", "run.yaml", RECORD}
+    result = run("train", "--resume", "-o", folder)
+    assert result.exit_code == 0, (result.output, result.exception)
+    ours, whole = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "whole"))
+    torch.testing.assert_close(ours, whole, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(

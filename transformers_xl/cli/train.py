@@ -98,11 +98,7 @@ def train(
     if is_main_process():
         _tell_run(run, as_json)
     scores = run.train()
-    if run.was_stopped:
-        if is_main_process():
-            line = shlex.join(["transformers-xl", "train", "--resume", "-o", str(output)])
-            typer.echo(f"stopped after step {run.step:,}, which is saved; to resume: {line}", err=True)
-        sys.exit(130)
+    _exit_if_stopped(run, output)
     if is_main_process():
         _tell_early_stopping(run)
         header, *rows = score_table(scores)
@@ -122,7 +118,9 @@ def _train_on_pairs(config: Any, output: Path, resume: bool, as_json: bool, as_m
         f"{run.model.num_parameters():,} parameters, {len(run.pairs):,} pairs, {len(run.held_out):,} held out",
         err=as_json,
     )
-    tell_translations(run.train(), "held-out pairs", as_json, as_markdown)
+    scores = run.train()
+    _exit_if_stopped(run, output)
+    tell_translations(scores, "held-out pairs", as_json, as_markdown)
     typer.echo(f"wrote {output}", err=as_json)
 
 
@@ -149,6 +147,16 @@ def _check_output(output: Path, overwrite: bool, resume: bool) -> None:
         )
     check_output(output, overwrite)
     check_new_run(output)
+
+
+def _exit_if_stopped(run: Any, output: Path) -> None:
+    """End the command where `run`, which has trained, was asked to stop; say how to resume it."""
+    if not run.was_stopped:
+        return
+    if is_main_process():
+        line = shlex.join(["transformers-xl", "train", "--resume", "-o", str(output)])
+        typer.echo(f"stopped after step {run.step:,}, which is saved; to resume: {line}", err=True)
+    sys.exit(130)
 
 
 def _tell_early_stopping(run: Any) -> None:

@@ -39,6 +39,7 @@ from transformers_xl.runs.run_config import DataSection, RunConfig, config_field
 from transformers_xl.runs.run_model import run_tokenizer
 from transformers_xl.runs.training_run import FINAL, ConfigWriter
 from transformers_xl.training.arguments import MemoryTrainingArguments
+from transformers_xl.training.callbacks import SavingOnSignal
 from transformers_xl.training.translation_trainer import TranslationTrainer
 
 # fields of `data` that say what a stream of text does
@@ -67,6 +68,10 @@ class TranslationRun:
 
     Raises:
         ValueError: pairs are missing, or the fields do not go together.
+
+    Attributes:
+        step: the step at which the training ended.
+        was_stopped: whether that was because the process was asked to.
     """
 
     def __init__(self, config: RunConfig, output: Path, resume: bool = False, print_log: bool = True):
@@ -80,6 +85,7 @@ class TranslationRun:
         self.model = _base_model(config) if config.model.base else new(model_config(config, self.tokenizer))
         _check_words(self.model.config, self.tokenizer)
         self._check_lengths()
+        self.step, self.was_stopped = 0, False
 
     def _check_lengths(self) -> None:
         """Raise a `ValueError` where the encoder cannot read the longest source."""
@@ -97,11 +103,16 @@ class TranslationRun:
         """Train, score by translating the held-out sources, and save.
 
         Returns:
-            `bleu`, `chrf`, `signature`, `perplexity` per token, and `pairs`, the number that was scored.
+            `bleu`, `chrf`, `signature`, `perplexity` per token, and `pairs`, the number that was scored; none where the
+            training was asked to stop.
         """
+        stopping = SavingOnSignal()
         with run_folder(self.output, self.resume) as run:
-            trainer = self._trainer(run.path)
+            trainer = self._trainer(run.path, stopping)
             trainer.train(resume_from_checkpoint=self.resume or None)
+            self.step, self.was_stopped = trainer.state.global_step, stopping.stopped
+            if self.was_stopped:
+                return {}
             trainer.label_smoother = None  # of the training alone
             perplexity = round(trainer.evaluate()["eval_perplexity"], 3)
             scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {"perplexity": perplexity}
@@ -122,7 +133,7 @@ class TranslationRun:
             shutil.copyfile(known, final / "README.md")
         write_card(final, self.output.name, choices_of_base(base) if base else Choices())
 
-    def _trainer(self, folder: Path) -> TranslationTrainer:
+    def _trainer(self, folder: Path, stopping: SavingOnSignal) -> TranslationTrainer:
         trainer = TranslationTrainer(
             self.model,
             _arguments(self.config, folder),
@@ -130,7 +141,7 @@ class TranslationRun:
             eval_dataset=cast(Any, _rows(self.held_out, self.tokenizer)),
             data_collator=DataCollatorForSeq2Seq(self.tokenizer, self.model),
             processing_class=self.tokenizer,
-            callbacks=[ConfigWriter(self.config, folder)],
+            callbacks=[stopping, ConfigWriter(self.config, folder)],
         )
         if not self.print_log:
             trainer.remove_callback(PrinterCallback)
