@@ -1,6 +1,6 @@
 """Training on pairs: transformers' Seq2SeqTrainer, with evaluation figures that no size of a batch changes."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         if self.args.average_tokens_across_devices:  # the losses of all processes are parts of one mean then
             tokens = self.accelerator.reduce(tokens, "mean")
-        self.token_sums.add(loss, tokens)
+        self.token_sums.add(cast(torch.Tensor, loss), tokens)
         return loss, logits, labels
 
     def evaluation_loop(
