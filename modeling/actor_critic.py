@@ -203,6 +203,8 @@ class MemoryForActorCritic(MemoryHead):
         if self.last_step is None:
             return embeds
         embeds = self.model.embed_tokens(inputs["input_ids"]) if embeds is None else embeds
+        if mask is not None and mask.dim() == 2:  # of the whole history, with a cache
+            mask = mask[:, -embeds.shape[1] :]
         begins = _begins(reset, mask, memory, *embeds.shape[:2])
         return embeds + self.last_step(*last.values(), begins, mask)
 
@@ -251,7 +253,7 @@ class MemoryForActorCritic(MemoryHead):
             With `reads_last_step`, the action before each observation, as the policy draws it.
         last_rewards (`torch.Tensor` of shape `(batch, steps)`, *optional*):
             With `reads_last_step`, the reward that came with each observation. Neither is read where an episode begins:
-            where `reset` says so, and where a row of `mems` has read nothing.
+            where `reset` says so, and where a row of `mems` has read nothing; without `mems` and `reset` the first one is.
         mems ([`Memory`], *optional*):
             The `mems` of the previous call's output.
         reset (`torch.Tensor` of shape `(batch,)` or `(batch, steps)`, *optional*):
@@ -274,7 +276,7 @@ class MemoryForActorCritic(MemoryHead):
         last = {name: of_environment(name, value, device) for name, value in last.items()}
         reset = of_environment("reset", reset, device)
         mask = of_environment("attention_mask", attention_mask, device)
-        memory = mems if past_key_values is None else past_key_values.memory
+        memory = mems if past_key_values is None else getattr(past_key_values, "memory", None)  # else it is refused
         embeds = self.inputs_of(inputs, last, reset, mask, memory)
         outputs = self.model(
             input_ids=inputs["input_ids"] if embeds is None else None,

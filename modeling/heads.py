@@ -318,10 +318,8 @@ class MemoryForSequenceClassification(MemoryHead):
         logits = self.score(self.pool(outputs, mask))
         loss = None
         if labels is not None:
-            given, items = (
-                {"logits": logits, "pooled_logits": logits, "labels": labels},
-                kwargs.get("num_items_in_batch"),
-            )
+            given = {"logits": logits, "pooled_logits": logits, "labels": labels}
+            items = kwargs.get("num_items_in_batch")
             loss = self.loss_function(**given, config=self.config, num_items_in_batch=items)
             targets = (labels != -100).flatten(1).sum(1) if labels.dim() > 1 else labels != -100
             if items is not None and self.config.problem_type != "single_label_classification":

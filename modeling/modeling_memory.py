@@ -108,8 +108,9 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
     def resize_memory(self, mem_len: int) -> None:
         """Remember `mem_len` positions from the next call on, in training or after it; `config.mem_len` is saved.
 
-        `mems` from before may be passed on: what is longer is cut, what is shorter grows; where layers remember unequally
-        much, by as many columns in each call as the row with the fewest tokens has. A model whose windows are its own
+        `mems` from before may be passed on: what is longer is cut, what is shorter grows. Where layers remember different
+        numbers of columns, a window that grows gains in each call as many as the row with the fewest tokens has read, and a
+        row that is reset has zeros (`initial_memory`) only where there are columns. A model whose windows are its own
         (adaptive span, Longformer with given windows, Tensorized Transformer) sees no farther than these, however long the
         memory.
 
@@ -325,11 +326,12 @@ class MemoryModel(MemoryPreTrainedModel):
         records = cache is not None and cache.records_past
         shared: dict[tuple, LayerContext] = {}
         contexts = []
+        least: int | None = None
         for index, (past, keep, window) in enumerate(reaches):
             if past.columns and past.num_columns < min(keep, segment.num_before):
-                keep = min(
-                    keep, past.num_columns + segment.least_tokens
-                )  # it grew: every row has so many real columns
+                # it grew: every row has so many real columns
+                least = segment.least_tokens if least is None else least
+                keep = min(keep, past.num_columns + least)
             key = past.num_columns, keep, window
             if key not in shared:
                 here = segment.seen_by(key[0], keep if records else key[0], window)
@@ -438,7 +440,10 @@ class MemoryModel(MemoryPreTrainedModel):
             # an agent forgets at every step
             return Memory(memory.layers, memory.lengths.masked_fill(rows, 0), tokens_read)
         fresh = self.new_memory(len(rows), memory_like(memory))
-        if memory.num_columns < fresh.num_columns:  # zeros, of a longer memory than it was
+        is_even = (
+            len({each.num_columns for each in memory.layers if each.columns}) == 1
+        )  # else older columns would be lost
+        if memory.num_columns < fresh.num_columns and is_even:  # zeros, of a longer memory than it was
             memory = with_columns_of(memory, fresh)
         layers = zip(self.layers, fresh.layers, memory.layers, strict=False)
         lengths = fresh.lengths.clamp(max=memory.num_columns).where(rows, memory.lengths)

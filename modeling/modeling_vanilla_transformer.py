@@ -154,21 +154,19 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
         if not self.config.every_position_loss:
             known = first != -100
             is_last = known & (known.flip(1).cumsum(1).flip(1) == 1)
-            if items is not None:  # they count all targets
-                items = items * is_last.sum() / known.sum().clamp(min=1)
+            if items is not None and bool(known.any()):  # they count all targets
+                items = items * is_last.sum() / known.sum()
             first, second = first.where(is_last, -100), second.where(is_last, -100)
 
         def loss(classifier: nn.Module, states: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            count = (
-                (target != -100).sum().clamp(min=1) if items is None else items
-            )  # a last token has no second target
+            # a last token has no second target
+            count = (target != -100).sum().clamp(min=1) if items is None else items
             return mean_loss(linear_cross_entropy(classifier, states, target), target, count)
 
         total = mean_loss(self.token_losses(outputs, first, whole_logits(logits, first)), first, items)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
-        auxiliary = cast(
-            AuxiliaryClassifiers, self.auxiliary
-        )  # there, wherever a weight or a second target asks for it
+        # there, wherever a weight or a second target asks for it
+        auxiliary = cast(AuxiliaryClassifiers, self.auxiliary)
         for layer, (weight, states) in enumerate(zip(weights, outputs["hidden_states"][1:], strict=True)):
             if weight == 0.0:
                 continue

@@ -49,11 +49,10 @@ class Remembering(NamedTuple):
             raise ValueError(
                 f"`model` is a {type(model).__name__}, which remembers nothing: give the model that made the memory."
             )
-        # that of the decoder, where an encoder stands beside it: it remembers nothing between calls
+        # that of the decoder, where an encoder stands beside it: the encoder remembers nothing between calls
         own = getattr(parts[0], "model", None)
-        return cls(
-            parts[0], own if own in found else next((part for part in found if part.config.mem_len > 0), found[0])
-        )
+        remembering = next((part for part in found if part.config.mem_len > 0), found[0])
+        return cls(parts[0], own if own in found else remembering)
 
 
 def save_memory(

@@ -175,8 +175,10 @@ class Segment(NamedTuple):
 
     @property
     def least_tokens(self) -> int:
-        """Those of the row with the fewest."""
-        return self.length if self.num_tokens is None else int(self.num_tokens.min())
+        """Those of the row with the fewest; none where a compiled graph cannot ask."""
+        if self.num_tokens is None:
+            return self.length
+        return 0 if torch.compiler.is_compiling() else int(self.num_tokens.min())
 
     @property
     def end(self) -> torch.Tensor:

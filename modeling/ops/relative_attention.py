@@ -41,7 +41,8 @@ class FarColumns(NamedTuple):
 
 
 def sinusoids(positions: torch.Tensor, hidden_size: int, dtype: torch.dtype, base: float = 10_000.0) -> torch.Tensor:
-    """Integers `(...)` to `(..., hidden_size)` in `dtype`. Sines come first; in the paper they alternate with cosines.
+    """Integers `(...)` to `(..., hidden_size)` in `dtype`. Sines come first; in the paper (Vaswani et
+    al., 2017, https://arxiv.org/abs/1706.03762, section 3.5) they alternate with cosines.
 
     [sin(p f_0), .., sin(p f_n), cos(p f_0), .., cos(p f_n)]     f_m = base^(-2m / hidden_size)
     """

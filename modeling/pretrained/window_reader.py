@@ -156,8 +156,8 @@ class WindowReader(MemoryReader):
             return max(LAST_POSITION, 2 * wanted)
         if wanted > table:
             raise ValueError(
-                f"`mem_len`={self.config.mem_len} and this call need {wanted} positions, and the base has the angles of "
-                f"{table}, or scores by distance alone up to there: set a shorter `mem_len`, or make shorter calls."
+                f"`mem_len`={self.config.mem_len} and this call need {wanted} positions, but the base has angles, or "
+                f"scores that depend on distances alone, for only {table}: set a shorter `mem_len`, or make shorter calls."
             )
         return min(LAST_POSITION, table)
 

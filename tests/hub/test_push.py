@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -252,7 +253,8 @@ def test_weights_and_figures_of_an_earlier_push_are_deleted(hub, tmp_path: Path,
     for name, model, size in zip(("first", "second"), (first, second), sizes, strict=True):
         model.save_pretrained(tmp_path / name, max_shard_size=size)
     push_folder(tmp_path / "first", REPO)
-    outdated = dict.fromkeys(("training_metrics.json", "adapter_config.json", "adapter_model.safetensors"), b"{}")
+    figures = ("training_metrics.json", "translation_metrics.json")
+    outdated = dict.fromkeys((*figures, "adapter_config.json", "adapter_model.safetensors"), b"{}")
     others = dict.fromkeys(("notes.txt", "onnx/model.safetensors", "config_of_mine.json"), b"{}")
     hub.repos[REPO].commit("main", hub.files(REPO) | outdated | others, "by hand")
     commits = len(hub.messages(REPO))
@@ -262,6 +264,18 @@ def test_weights_and_figures_of_an_earlier_push_are_deleted(hub, tmp_path: Path,
     assert set(hub.files(REPO)) == names | {".gitattributes", *others}
     loaded = AutoModelForCausalLM.from_pretrained(REPO)
     torch.testing.assert_close(loaded.state_dict(), second.state_dict(), atol=0, rtol=0)
+
+
+def test_an_adapter_leaves_the_model_that_it_adapts(hub, folder: Path, tmp_path: Path):
+    push_folder(folder, REPO)
+    weights = hub.files(REPO)["model.safetensors"]
+    (tmp_path / "adapter").mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": REPO, "r": 2, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    save_file({"base_model.model.a.weight": torch.zeros(2)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    push_folder(tmp_path / "adapter", REPO)
+    assert hub.files(REPO)["model.safetensors"] == weights
+    assert "adapter_model.safetensors" in hub.files(REPO)
 
 
 def test_a_commit_whose_answer_is_lost_is_told_to_be_there(hub, folder: Path):

@@ -107,6 +107,11 @@ def test_the_first_step_of_an_episode_reads_none_before_it_where_padding_stands_
         memory = model(**given, use_cache=use_cache)
         read = model(**padded, attention_mask=mask, reset=reset, **memory_of(memory)).logits[:, 2:]
         torch.testing.assert_close(read, expected, **EXACT)
+    if use_cache:  # with one, a mask may be that of the whole history
+        memory = model(**given, use_cache=use_cache)
+        history = torch.cat([torch.ones(BATCH, STEPS, dtype=torch.long), mask], dim=1)
+        read = model(**padded, attention_mask=history, reset=begins, **memory_of(memory)).logits[:, 2:]
+        torch.testing.assert_close(read, expected, **EXACT)
     closing = {name: torch.cat([value, value[:, :1]], dim=1) for name, value in given.items()}
     mask = (torch.arange(STEPS + 1) < STEPS).expand(BATCH, -1).long()
     reset = begins[:, None] & (torch.arange(STEPS + 1) == STEPS)

@@ -1,4 +1,4 @@
-"""What only a trial shows of a base: masks that ask nobody, keys that cannot be moved, tokens that see what follows."""
+"""What a trial shows of a base: masks that ignore `and_mask_function`, keys that cannot be moved, bidirectional attention."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_queries_that_grow_with_their_position_stay_where_they_do_not():
     with torch.no_grad():
         reads = [read_in(model, ids, size) for size in (20, 7)]
     torch.testing.assert_close(reads[0], reads[1], atol=1e-4, rtol=1e-4)  # the base has angles in float32
-    with pytest.raises(ValueError, match="scores by distance alone up to there"):
+    with pytest.raises(ValueError, match="depend on distances alone"):
         model(tokens(1, 100))
 
 

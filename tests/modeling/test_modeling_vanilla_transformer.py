@@ -187,6 +187,8 @@ def test_the_last_position_of_each_row_is_that_with_a_target():
     }
     torch.testing.assert_close(model(**batch).loss, expected, **EXACT)
     torch.testing.assert_close(model(**batch, num_items_in_batch=8).loss, expected, **EXACT)
+    batch["labels"] = torch.full_like(batch["labels"], -100)  # one of several calls of a step may have none
+    assert model(**batch, num_items_in_batch=8).loss == 0
 
 
 def test_a_text_of_two_tokens_has_no_second_target():

@@ -338,14 +338,14 @@ def test_words_are_the_same_in_every_kind_of_file(tmp_path: Path):
 @pytest.mark.parametrize("name", ["a.tgz", "a.txt", "texts.zip::a.txt"])
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
 def test_compressed_bytes_are_no_text(tmp_path: Path, name: str, compress):
-    """Which kind it is says the name; a name that says nothing is refused."""
+    """The name says which kind it is; a name that says nothing is refused."""
     data = compress(TEXT.encode() * 9)
     if "::" in name:
         with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
             file.writestr("a.txt", data)
     else:
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match="is compressed, or a table, and its name does not end so"):
+    with pytest.raises(ValueError, match="begins like compressed data, or Parquet, but its name"):
         read_data(section(tmp_path / name), ByteTokenizer(), progress=False)
 
 

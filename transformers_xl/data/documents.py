@@ -91,12 +91,11 @@ def _tokenize(rows: dict[str, list], numbers: list[int], tokenizer, column: str,
     end = [tokenizer.eos_token_id] if append_eos else []
     ids = tokenizer(rows[column], add_special_tokens=False)["input_ids"]
     return {
+        # words by the white space of ASCII, as in files
         "input_ids": [np.array([*row, *end], dtype=np.int32) for row in ids],
         "num_bytes": [len(text.encode("utf-8")) for text in rows[column]],
         "num_characters": [len(text) for text in rows[column]],
-        "num_words": [
-            len(text.encode("utf-8").split()) for text in rows[column]
-        ],  # by the white space of ASCII, as in files
+        "num_words": [len(text.encode("utf-8").split()) for text in rows[column]],
     }
 
 

@@ -21,7 +21,7 @@ with suppress(ImportError):  # of the extra `zstd`
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".zip")
 CONTINUATIONS = bytes(range(0x80, 0xC0))  # of UTF-8
 # of gzip, xz, zstd, ZIP and Parquet; bzip2 begins with letters, and has its own test
-MAGIC = (b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"PAR1")
+MAGIC = (b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"PAR1\x15")
 MEMBER = "::"  # corpus.zip::member.txt
 TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # as `datasets` calls them
 
@@ -178,8 +178,8 @@ class TextFile:
             start = b"" if kind_of(str(self)) in TABLES else opened.read(10)
         if start.startswith(MAGIC) or (start[:3] == b"BZh" and start[4:] == b"1AY&SY"):
             raise ValueError(
-                f"`paths`: {str(self)!r} is compressed, or a table, and its name does not end so: unpack it, or give it "
-                f"one of the endings {', '.join((*COMPRESSED, *TABLES))}."
+                f"`paths`: {str(self)!r} begins like compressed data, or Parquet, but its name does not say so: "
+                f"unpack it, or rename it (to {', '.join((*COMPRESSED, *TABLES))})."
             )
 
     def _reader(self, opened: Any, raw: BinaryIO | None = None) -> BinaryIO:

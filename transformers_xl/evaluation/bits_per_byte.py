@@ -170,9 +170,8 @@ def stream_losses(
     with evaluating(model):
         batches = DataLoader(stream, batch_size=stream.lanes)
         for batch in tqdm(batches, desc="evaluating", disable=None if progress else True):
-            length = int(
-                batch["attention_mask"].sum(1).max()
-            )  # a segment may be far longer than what is left of a text
+            # a segment may be far longer than what is left of a text
+            length = int(batch["attention_mask"].sum(1).max())
             ids, targets, mask = (batch[name][:, :length] for name in ("input_ids", "shift_labels", "attention_mask"))
             ids, targets = ids.to(model.device), targets.to(model.device)
             # a mask of ones would cost a gather in every layer

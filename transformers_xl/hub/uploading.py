@@ -24,8 +24,9 @@ UPLOADED = (
 )  # fmt: skip
 
 # What belongs to one state of the weights: beside the weights of another one it would be loaded, or believed.
+OF_ADAPTERS = ("adapter_model.safetensors", FILE, TRANSLATION_SCORES)
 OF_WEIGHTS = (
-    "model*.safetensors", "*.safetensors.index.json", "adapter_model*", ADAPTER, FILE, TRANSLATION_SCORES,
+    "model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json", ADAPTER, *OF_ADAPTERS,
 )  # fmt: skip
 
 REASONS = {
@@ -67,7 +68,8 @@ def push_folder(
 ) -> Pushed:
     """Push the files of a saved model in one commit: all of them are there afterwards, or none has changed.
 
-    The same commit deletes weights and figures of an earlier push that the folder lacks. Other files stay.
+    The same commit deletes weights and figures of an earlier state that the folder lacks. Other files stay, and the weights
+    of a model beside an adapter, which may be its base.
 
     The repository, and the branch `revision`, are made if need be. What the server already has is not sent again: after a
     failure, or an interruption, the same call resumes it, since large files are kept by their content.
@@ -98,10 +100,11 @@ def push_folder(
 
 def _outdated(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
     """The weights and figures in a repository that are not those of `files`. What lies in its folders is not looked at."""
+    patterns = OF_ADAPTERS if ADAPTER in files else OF_WEIGHTS
     return [
         name
         for name in there
-        if name not in files and "/" not in name and any(fnmatchcase(name, pattern) for pattern in OF_WEIGHTS)
+        if name not in files and "/" not in name and any(fnmatchcase(name, pattern) for pattern in patterns)
     ]
 
 
