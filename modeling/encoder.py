@@ -61,8 +61,7 @@ class MemoryForMaskedLM(MemoryForCausalLM):
 
     def build_head(self, config: MemoryConfig) -> None:
         super().build_head(config)
-        # the loss of transformers that takes targets where they stand, as `shift_labels`
-        self.loss_type = "ForCausalLM"
+        self.loss_type = "ForMaskedLM"  # by which transformers' Trainer counts labels: all of them
 
     @can_return_tuple
     @auto_docstring

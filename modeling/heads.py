@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import auto_docstring, can_return_tuple
 
@@ -198,6 +198,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGenerationMixin):
         check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets)
         if targets is None and labels is not None:
             targets = next_tokens(labels, attention_mask)
+            kwargs |= items_predicted(kwargs.get("num_items_in_batch"), labels, targets)
         inputs = ModelInputs(
             input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )
@@ -263,6 +264,15 @@ def next_tokens(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> to
     return targets.masked_fill(~attention_mask[:, -targets.shape[1] :].bool(), -100)
 
 
+def items_predicted(items: torch.Tensor | int | None, labels: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+    """`num_items_in_batch`, where it is given: transformers counts all `labels` but the first of each row, also those of
+    which padding on their left would be the one to predict them."""
+    if items is None:
+        return {}
+    share = (targets != -100).sum() / (labels[:, 1:] != -100).sum().clamp(min=1)
+    return {"num_items_in_batch": items * share.clamp(min=1e-6)}  # of no targets the loss is 0
+
+
 def whole_logits(logits: torch.Tensor | None, targets: torch.Tensor) -> torch.Tensor | None:
     """The logits where they are those of all targets `(batch, length)`, else None."""
     return None if logits is None or logits.shape[1] < targets.shape[1] else logits
@@ -270,7 +280,7 @@ def whole_logits(logits: torch.Tensor | None, targets: torch.Tensor) -> torch.Te
 
 def has_other_loss(model: Any) -> bool:
     """Whether a language model was given its own `loss_function`, which reads logits."""
-    return model.loss_function is not ForCausalLMLoss
+    return model.loss_function not in (ForCausalLMLoss, ForMaskedLMLoss)
 
 
 class MemoryForSequenceClassification(MemoryHead):
@@ -379,6 +389,7 @@ __all__ = [
     "MemoryHead",
     "ModelInputs",
     "has_other_loss",
+    "items_predicted",
     "next_tokens",
     "whole_logits",
 ]

@@ -23,7 +23,7 @@ from transformers_xl.modeling.base_trial import check_reading, refusing
 from transformers_xl.modeling.checks import check_targets
 from transformers_xl.modeling.evaluating import evaluating
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
-from transformers_xl.modeling.heads import ModelInputs, has_other_loss, next_tokens
+from transformers_xl.modeling.heads import ModelInputs, has_other_loss, items_predicted, next_tokens
 from transformers_xl.modeling.layers.adaptive_softmax import mean_loss
 from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
@@ -260,6 +260,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
         check_targets(input_ids, inputs_embeds, labels, targets, 0)
         if targets is None and labels is not None:
             targets = next_tokens(labels, attention_mask)
+            kwargs |= items_predicted(kwargs.get("num_items_in_batch"), labels, targets)
         inputs = ModelInputs(
             input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )

@@ -154,8 +154,8 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
         if not self.config.every_position_loss:
             known = first != -100
             is_last = known & (known.flip(1).cumsum(1).flip(1) == 1)
-            if items is not None and bool(known.any()):  # they count all targets
-                items = items * is_last.sum() / known.sum()
+            if items is not None:  # they count all targets; of none the loss is 0
+                items = items * (is_last.sum() / known.sum().clamp(min=1)).clamp(min=1e-6)
             first, second = first.where(is_last, -100), second.where(is_last, -100)
 
         def loss(classifier: nn.Module, states: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

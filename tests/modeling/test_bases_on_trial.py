@@ -1,4 +1,4 @@
-"""What a trial shows of a base: masks that ignore `and_mask_function`, keys that cannot be moved, bidirectional attention."""
+"""What a trial shows of a base: masks that ignore `and_mask_function`, keys that cannot move, bidirectional attention."""
 
 import pytest
 import torch

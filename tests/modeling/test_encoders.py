@@ -265,3 +265,16 @@ def test_a_masked_language_model_learns(model_type: str, tmp_path):
         with torch.no_grad():
             predicted = model(**inputs).logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
         assert tokenizer.decode(predicted).split() == [animal, animal]
+
+
+def test_masked_tokens_weigh_the_same_in_a_trainer_of_transformers(tmp_path):
+    """The first token of a row too: labels stand where they are predicted, and all are counted."""
+    model = tiny_model("transformer_xl_encoder", "masked_lm", dtype=torch.float32)
+    ids = tokens(8, 6)
+    labels = torch.full_like(ids, -100)
+    labels[:, 0], labels[::2, 3] = ids[:, 0], ids[::2, 3]
+    rows = [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
+    arguments = TrainingArguments(str(tmp_path), per_device_eval_batch_size=8, report_to="none", use_cpu=True)
+    found = Trainer(model, arguments, eval_dataset=rows).evaluate()["eval_loss"]
+    nats = -model(ids).logits.detach().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    assert found == pytest.approx(float(nats[labels != -100].mean()), rel=1e-5)

@@ -65,3 +65,19 @@ def test_parts_of_a_batch_add_up_to_it(name, head):
     expected = gradients_of(model, whole)
     for parameter, gradient in gradients_of(model, parts).items():
         torch.testing.assert_close(gradient, expected[parameter], atol=1e-6, rtol=1e-5, msg=parameter)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("model_type", ["transformer_xl", "vanilla_transformer", "segment_memory"])
+def test_the_items_of_labels_are_those_that_are_predicted(model_type, training):
+    """transformers counts labels without the first of each row: behind padding that one is a text's first, too."""
+    model = tiny_model(model_type, "causal_lm").train(training)
+    ids = tokens(2, 5)
+    expected = model(ids, labels=ids, num_items_in_batch=ids[:, 1:].numel()).loss
+    for left, right in ((0, 3), (3, 0), (2, 1)):
+        labels = torch.nn.functional.pad(ids, (left, right), value=-100)
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (left, right))
+        items = (labels[:, 1:] != -100).sum()
+        padded = {"input_ids": torch.nn.functional.pad(ids, (left, right)), "attention_mask": mask}
+        loss = model(**padded, labels=labels, num_items_in_batch=items).loss
+        torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)

@@ -34,7 +34,7 @@ def check_smoothing(model: nn.Module | None, smoothing: float) -> None:
     """
     if not smoothing or model is None:
         return
-    if getattr(model, "loss_type", None) != "ForCausalLM":
+    if getattr(model, "loss_type", None) not in ("ForCausalLM", "ForMaskedLM"):
         reason = f"{type(model).__name__} is no language model"
     elif getattr(model.config, "cutoffs", None):
         reason = "an adaptive softmax (`cutoffs`) does not form all probabilities"
