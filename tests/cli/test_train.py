@@ -328,6 +328,22 @@ def test_a_resumption_that_is_refused_keeps_the_run(trained: Path, text_file: Pa
     assert "max_steps: 6" in (folder / "run.yaml").read_text()
 
 
+def test_adapters_are_resumed_as_they_were(trained: Path, text_file: Path, tmp_path: Path):
+    needs("peft")
+    adapters = ("--model.base", trained, "--lora.r", 2, "--lora.target_modules", "[q_proj]")
+    words = (*SMALL.split()[-4:], *adapters, "--training.save_steps", 2)
+    folder = train(text_file, "-o", tmp_path / "model", *words)
+    for options, told in [
+        (("--lora.alpha", 400), "`lora.alpha`=400, but the run that is resumed has 4"),
+        (
+            ("--lora.target_modules", "[q_proj, o_proj]"),
+            "but the run that is resumed has ['q_proj']: it cannot be changed",
+        ),
+    ]:
+        assert told in " ".join(refused("--resume", "-o", folder, *options).split())
+    train("--resume", "-o", folder, "--training.max_steps", 6)
+
+
 def test_a_damaged_checkpoint_is_passed_over(text_file: Path, tmp_path: Path):
     saving = ("--training.save_steps", 2, "--training.save_total_limit", 2)
     folder = train(text_file, *SMALL.split(), *saving, "-o", tmp_path / "model")

@@ -125,3 +125,13 @@ def test_another_optimizer_is_refused(tmp_path, caplog):
     ):
         other.train(resume_from_checkpoint=tmp_path / "checkpoint-4")
     assert other.state.global_step == 0
+
+
+def test_a_warmup_is_that_of_the_checkpoint(tmp_path, caplog):
+    """transformers makes a callback anew from what the checkpoint says of it."""
+    before = {"initial_mem_len": 1, "mem_len_warmup_steps": 1000.0}
+    trainer, said = resumed(tmp_path, caplog, before, {"mem_len_warmup_steps": 5.0})
+    assert len(said) == 1
+    assert "`mem_len_warmup_steps`=5.0 differs from 1000.0 in the checkpoint" in said[0]
+    assert "1000.0 applies. To train with 5.0, load the weights" in said[0]
+    assert trainer.state.stateful_callbacks["MemoryLengthWarmup"]["args"]["steps"] == 1000.0

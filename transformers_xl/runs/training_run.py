@@ -5,7 +5,7 @@ import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import PartialState
@@ -199,6 +199,8 @@ class TrainingRun:
                 return
             if found and rank != asked:
                 raise ValueError(f"`lora.r`={asked}, but the run that is resumed has {rank}: it cannot be changed.")
+            if rank and rank == asked:
+                _check_adapters(read_json(adapters), cast(Any, self.model).peft_config["default"])
             if not found or rank:  # sharded by FSDP or DeepSpeed, or adapters
                 return
             weights = {name: list(each.shape) for name, each in self.model.state_dict().items()}
@@ -294,6 +296,18 @@ def _check(config: RunConfig) -> None:
 def _segments_of_call(config: Any) -> int:
     """Segments that a step of training reads: as many as gradients go back through, or memory tokens learn less."""
     return getattr(config, "bptt_segments", None) or 1
+
+
+def _check_adapters(saved: dict[str, Any], ours: Any) -> None:
+    """Refuse to resume `saved` adapters as others: the optimizer's state is that of their weights, in their order."""
+    for option, name in (("alpha", "lora_alpha"), ("target_modules", "target_modules")):
+        before, now = (
+            sorted(value) if isinstance(value, (list, set)) else value for value in (saved[name], getattr(ours, name))
+        )
+        if before != now:
+            raise ValueError(
+                f"`lora.{option}`={now!r}, but the run that is resumed has {before!r}: it cannot be changed."
+            )
 
 
 def _share(name: str, lanes: int, state: PartialState) -> int:

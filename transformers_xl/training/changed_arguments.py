@@ -2,6 +2,7 @@
 
 The optimizer's state holds its settings, so that those of the checkpoint apply. The state of a schedule holds how far it
 has come, and its shape is made of the arguments of the run that resumes; only schedules that follow the loss are all state.
+Warm-ups of the memory and the patience stand in the state of callbacks, as transformers keeps it.
 """
 
 import json
@@ -20,6 +21,13 @@ OF_OPTIMIZER = (
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
+)
+OF_CALLBACKS = (
+    "initial_mem_len",
+    "mem_len_warmup_steps",
+    "initial_bptt_segments",
+    "bptt_warmup_steps",
+    "early_stopping_patience",
 )
 OF_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs")
 FOLLOW_THE_LOSS = ("reduce_lr_on_plateau", "greedy")
@@ -48,8 +56,10 @@ def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
                 f"{str(folder)!r} stopped: resume with that, or load its weights with `from_pretrained` and train without "
                 "resuming."
             )
-    from_checkpoint = (*OF_OPTIMIZER, "lr_scheduler_kwargs") if follows else OF_OPTIMIZER
-    for name in ("optim", *OF_OPTIMIZER, *OF_SCHEDULE):
+    from_checkpoint = {*OF_OPTIMIZER, *OF_CALLBACKS} | ({"lr_scheduler_kwargs"} if follows else set())
+    # a callback that was not there has no state
+    callbacks = [name for name in OF_CALLBACKS if stored.get(name)]
+    for name in ("optim", *OF_OPTIMIZER, *OF_SCHEDULE, *callbacks):
         if name == "num_train_epochs" and ours["max_steps"] > 0:
             continue  # it has no effect
         before, now = stored.get(name), ours.get(name)
