@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from optional_packages import needs
 from tiny import tensors_of
 from torch.nn import functional as F
 from trained import LANES, QUIET, SEGMENT, VOCAB, Pairs, arguments, by_hand, segments, small_model, text
@@ -122,15 +123,19 @@ def test_the_library_trainer_fine_tunes(tmp_path, model_class):
         assert (predictions.argmax(-1) == dataset.classes.numpy()).mean() > 0.9
 
 
-@pytest.mark.parametrize("trainer_class", [MemoryTrainer, Trainer])
-def test_a_model_knows_its_training_progress(tmp_path, trainer_class):
-    """Its loss at each step is the one of that share of the training."""
+def scheduled_model() -> VanillaTransformerForCausalLM:
     set_seed(0)
     config = VanillaTransformerConfig(
         vocab_size=VOCAB, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
         segment_length=SEGMENT, intermediate_losses="linear", dropout=0.0,
     )  # fmt: skip
-    model, stream = VanillaTransformerForCausalLM(config), TextStream(text(300), SEGMENT, LANES)
+    return VanillaTransformerForCausalLM(config)
+
+
+@pytest.mark.parametrize("trainer_class", [MemoryTrainer, Trainer])
+def test_a_model_knows_its_training_progress(tmp_path, trainer_class):
+    """Its loss at each step is the one of that share of the training."""
+    model, stream = scheduled_model(), TextStream(text(300), SEGMENT, LANES)
     seen = []
     model.register_forward_hook(lambda module, arguments, output: seen.append(module.training_progress))
     options = {} if trainer_class is MemoryTrainer else {"callbacks": [TrainingProgress]}
@@ -141,6 +146,15 @@ def test_a_model_knows_its_training_progress(tmp_path, trainer_class):
     assert model.layer_weights() == [0.0, 0.0, 1.0]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert losses[0] > 1.5 * losses[2]
+
+
+def test_a_model_with_adapters_knows_its_training_progress(tmp_path):
+    peft = needs("peft")
+    base, stream, seen = scheduled_model(), TextStream(text(300), SEGMENT, LANES), []
+    base.register_forward_hook(lambda module, arguments, output: seen.append(module.training_progress))
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    MemoryTrainer(adapted, arguments(tmp_path, max_steps=4), train_dataset=stream).train()
+    assert seen == [0.0, 0.25, 0.5, 0.75]
 
 
 @pytest.mark.parametrize("trainer_class", [MemoryTrainer, Trainer])

@@ -10,6 +10,8 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from transformers_xl.modeling.adapters import without_adapters
+
 
 class CheckpointCallback(TrainerCallback):
     """A callback that adds files to a checkpoint.
@@ -29,6 +31,8 @@ class TrainingProgress(TrainerCallback):
     """Tells a model which share of its training is over, where it has a `training_progress`: its losses have a schedule."""
 
     def on_step_begin(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
+        # an attribute of a `PeftModel` would stay on the wrapper
+        model = without_adapters(model)
         if model is not None and hasattr(model, "training_progress"):
             model.training_progress = state.global_step / max(1, state.max_steps)
 
