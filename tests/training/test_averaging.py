@@ -8,7 +8,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from transformers import set_seed
 
-from transformers_xl import MemoryTrainer, PKMTransformerConfig, PKMTransformerModel, TransformerXLConfig
+from transformers_xl import (
+    AdaptiveSpanConfig,
+    AdaptiveSpanForCausalLM,
+    MemoryTrainer,
+    PKMTransformerConfig,
+    PKMTransformerModel,
+    TransformerXLConfig,
+)
 from transformers_xl import TransformerXLForCausalLM as Model
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.training.averaging import FILE, WeightAverage, load_averaged_weights
@@ -159,6 +166,58 @@ def test_the_best_model_is_an_average(tmp_path):
     load_averaged_weights(model, best)
     assert_same(weights_of(model), weights_of(trainer.model))
     assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
+
+
+def model_with_spans() -> AdaptiveSpanForCausalLM:
+    set_seed(0)
+    fields = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "mem_len": 12,
+    }
+    spans = {"span_ramp": 2, "span_loss_coef": 10.0, "initial_span": 0.88}
+    return AdaptiveSpanForCausalLM(AdaptiveSpanConfig(vocab_size=VOCAB, **fields, **spans)).eval()
+
+
+def reaches(model: AdaptiveSpanForCausalLM) -> list[int]:
+    return model.spans().amax(1).tolist()
+
+
+@torch.no_grad()
+def test_layers_keep_what_the_averaged_spans_see(tmp_path):
+    model, average, ids = model_with_spans(), WeightAverage("swa"), torch.from_numpy(IDS[None, :20])
+    average.update(model)
+    model.trim_spans()
+    long = model.config.layer_spans
+    for layer in model.model.layers:
+        layer.self_attn.span_mask.span.zero_()
+    model.trim_spans()
+    short = model.config.layer_spans
+    average.save(tmp_path)
+    with average.swapped_in(model):
+        assert model.config.layer_spans == reaches(model) == long
+        torch.testing.assert_close(model(ids).logits, model_with_spans()(ids).logits)
+    assert model.config.layer_spans == reaches(model) == short != long
+    load_averaged_weights(model, tmp_path)
+    assert model.config.layer_spans == long
+    model.config.layer_spans = None
+    with average.swapped_in(model):
+        assert model.config.layer_spans is None  # who does not trim lets spans grow
+    assert model.config.layer_spans is None
+
+
+@pytest.mark.parametrize("kind", [None, "swa"])
+def test_layers_keep_what_the_best_spans_see(tmp_path, kind: str | None):
+    trainer = trainer_of(
+        tmp_path, model_with_spans(), average_weights=kind, load_best_model_at_end=True, eval_strategy="steps",
+        eval_steps=2, save_strategy="steps", save_steps=2, greater_is_better=True, learning_rate=0.005, max_grad_norm=0.0,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    last = AdaptiveSpanConfig.from_pretrained(tmp_path / "checkpoint-6").layer_spans
+    assert trainer.model.config.layer_spans == reaches(trainer.model) != last
 
 
 def test_what_cannot_be_resumed(tmp_path):

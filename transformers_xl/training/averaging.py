@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from transformers_xl.training.arguments import MemoryTrainingArguments
-from transformers_xl.training.callbacks import CheckpointCallback
+from transformers_xl.training.callbacks import CheckpointCallback, follow_spans
 
 FILE = "weight_average.safetensors"
 KINDS = ("ema", "swa")
@@ -66,6 +66,8 @@ class WeightAverage:
         own = self.averaged_of(model)
         for name, average in self.tensors.items():
             own[name].copy_(average)
+        if self.tensors:
+            follow_spans(model)
 
     @contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
@@ -79,6 +81,8 @@ class WeightAverage:
                 own = self.averaged_of(model)
                 for name, tensor in kept.items():
                     own[name].copy_(tensor)
+            if kept:
+                follow_spans(model)
 
     def save(self, folder: str | Path, write: bool = True) -> None:
         """Write the averages into `folder`. Every process of a sharded model calls it, one of them with `write`."""

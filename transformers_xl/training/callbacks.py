@@ -37,6 +37,14 @@ class TrainingProgress(TrainerCallback):
             model.training_progress = state.global_step / max(1, state.max_steps)
 
 
+def follow_spans(model: nn.Module) -> None:
+    """Trim the layers of a model with adaptive span anew, after its weights were exchanged: `config.layer_spans` belongs to
+    the weights before. A model that was never trimmed stays so: its spans may grow."""
+    base = without_adapters(model)
+    if hasattr(base, "trim_spans") and base.config.layer_spans is not None:
+        base.trim_spans()
+
+
 class SpanTrimming(CheckpointCallback):
     """Lets the layers of a model with adaptive span keep no more than their heads see, after every step."""
 

@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length, rotate_checkpoints
 
 from transformers_xl.modeling.memory.memory_value import Memory
-from transformers_xl.training.callbacks import CheckpointCallback
+from transformers_xl.training.callbacks import CheckpointCallback, follow_spans
 from transformers_xl.training.checkpoints import check_whole, publish, remove_unfinished, unfinished, write_manifest
 from transformers_xl.training.memory_state import load_memory, memory_file, save_memory
 from transformers_xl.training.rows import check_beginnings, check_dataset, stream_of
@@ -79,7 +79,7 @@ class TrainerOverrides(Trainer):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
-        """Why: transformers would load a damaged checkpoint."""
+        """Why: transformers would load a damaged checkpoint, and leaves the config as the last step made it."""
         best = Path(str(self.state.best_model_checkpoint))
         try:
             self.on_writing_processes(lambda: check_whole(best))
@@ -89,6 +89,7 @@ class TrainerOverrides(Trainer):
                 "`load_best_model_at_end=False`."
             ) from error
         super()._load_best_model()
+        follow_spans(cast(nn.Module, self.model))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Why: a checkpoint is written under another name, with every process's memory, and renamed when it is complete."""
