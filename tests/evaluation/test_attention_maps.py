@@ -17,6 +17,7 @@ from transformers_xl.evaluation.attention_maps import (
     by_distance,
     token_maps,
 )
+from transformers_xl.modeling.auto import ENCODERS
 
 LENGTH = 21  # three segments of six, and half a one
 NOT_SHOWN = (
@@ -203,12 +204,14 @@ def test_a_model_of_transformers():
         ("tensorized_transformer", "pair_weights"),
         ("star_transformer", "ring_weights"),
         ("recurrent_memory_transformer", "segment by segment"),
-        ("longformer_encoder", "both sides"),
+        *((name, "both sides") for name in ("longformer_encoder", *ENCODERS)),
     ],
 )
 def test_what_has_no_such_weights_says_so(model_type: str, word: str):
     with pytest.raises(ValueError, match=f"{model_type}.*{word}"):
         attention_atlas(tiny_model(model_type), text())
+    with pytest.raises(ValueError, match=f"{model_type}.*{word}"):
+        token_maps(tiny_model(model_type), text(), [(0, 0)])
 
 
 def test_what_cannot_be_meant():

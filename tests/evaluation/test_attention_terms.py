@@ -82,7 +82,9 @@ def test_an_atlas_of_each_term(model_type: str):
         assert is_even == (term in "cd")
 
 
-@pytest.mark.parametrize("model_type", ["shaw_transformer", "universal_transformer", "causal_longformer"])
+@pytest.mark.parametrize(
+    "model_type", ["shaw_transformer", "universal_transformer", "causal_longformer", "transformer_xl_encoder"]
+)
 def test_other_attentions_have_no_such_terms(model_type: str):
     with pytest.raises(ValueError, match=model_type):
         attention_terms(tiny_model(model_type), tokens(1, 20)[0])

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from transformers_xl.evaluation.reading import read_in_segments
+from transformers_xl.modeling.encoder import MemoryEncoder
 from transformers_xl.modeling.layers.compression import CompressionPlan
 from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.relative_attention import FarColumns
@@ -118,7 +119,7 @@ def attention_rows(model: PreTrainedModel) -> dict[str, nn.Module]:
             f"`model` is a {model_type!r}: its tokens read two neighbours and a relay, not a memory. "
             "`inspection.ring_weights` shows how much of each."
         )
-    if model_type == "longformer_encoder":
+    if isinstance(base, MemoryEncoder) or model_type == "longformer_encoder":
         raise ValueError(
             f"`model` is a {model_type!r}: its tokens look to both sides, a picture shows distances of earlier positions. "
             "A call with `output_attentions=True` and `attn_implementation='eager'` gives the weights of its layers."

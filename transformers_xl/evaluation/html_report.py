@@ -17,7 +17,7 @@ from transformers_xl.evaluation.attention_maps import AttentionAtlas, attention_
 from transformers_xl.evaluation.attention_terms import TERMS, attention_terms
 from transformers_xl.evaluation.plots import png_bytes
 from transformers_xl.evaluation.score_ways import score_table, score_ways
-from transformers_xl.modeling.auto import VARIANTS
+from transformers_xl.modeling.auto import MODEL_TYPES, Variant
 
 SHOWN_TOKENS = 32  # in maps of single tokens
 STYLE = (
@@ -68,10 +68,10 @@ def report_sections(
             attention is shown with them.
 
     Raises:
-        ValueError: the text is too short, or a number cannot be meant.
+        ValueError: the text is too short, a number cannot be meant, or the model has nothing that is shown here.
     """
     model_type = model.config.model_type
-    if VARIANTS[model_type].causal:
+    if _row_of(model_type).causal:
         yield _prediction(model, ids, counts, segment_length, progress, beginning)
     ids = _as_read(model, ids, segment_length or model.config.segment_length, beginning)
     try:
@@ -82,6 +82,22 @@ def report_sections(
         yield from _attention(model, tokenizer, ids, segment_length, progress)
     if model_type in _LEARNED:
         yield _LEARNED[model_type](model, tokenizer, ids, segment_length)
+
+
+def _row_of(model_type: str) -> Variant:
+    row = MODEL_TYPES.get(model_type)
+    if row is None:
+        raise ValueError(
+            f"`model` is a {model_type!r}: give a model of this package, one of {', '.join(MODEL_TYPES)}."
+        )
+    if not row.causal and model_type not in _LEARNED:
+        shown = ", ".join(name for name in _LEARNED if not MODEL_TYPES[name].causal)
+        raise ValueError(
+            f"`model` is a {model_type!r}: it predicts no next token, and its tokens look to both sides, so that a report "
+            f"has nothing to show. Give a language model, or one of the encoders {shown}. A call with "
+            "`output_attentions=True` and `attn_implementation='eager'` gives the weights of its layers."
+        )
+    return row
 
 
 def _as_read(model, ids: np.ndarray, segment_length: int, beginning: Sequence[int]) -> np.ndarray:
@@ -226,7 +242,9 @@ _LEARNED: dict[str, Callable[..., Section]] = {
     "universal_transformer": _halting,
     "depth_adaptive_transformer": _exits,
     "pkm_transformer": _usage,
+    "pkm_transformer_encoder": _usage,
     "gtrxl": _gates,
+    "gtrxl_encoder": _gates,
     "star_transformer": _ring,
     "tensorized_transformer": _pairs,
 }
