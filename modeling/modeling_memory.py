@@ -440,10 +440,9 @@ class MemoryModel(MemoryPreTrainedModel):
             # an agent forgets at every step
             return Memory(memory.layers, memory.lengths.masked_fill(rows, 0), tokens_read)
         fresh = self.new_memory(len(rows), memory_like(memory))
-        is_even = (
-            len({each.num_columns for each in memory.layers if each.columns}) == 1
-        )  # else older columns would be lost
-        if memory.num_columns < fresh.num_columns and is_even:  # zeros, of a longer memory than it was
+        # zeros, of a longer memory than it was; where layers remember unequally much, older columns would be lost
+        is_even = len({each.num_columns for each in memory.layers if each.columns}) == 1
+        if memory.num_columns < fresh.num_columns and is_even:
             memory = with_columns_of(memory, fresh)
         layers = zip(self.layers, fresh.layers, memory.layers, strict=False)
         lengths = fresh.lengths.clamp(max=memory.num_columns).where(rows, memory.lengths)
