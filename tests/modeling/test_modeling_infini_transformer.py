@@ -155,7 +155,7 @@ def test_a_row_that_is_continued_is_told_from_a_fresh_one():
         ({"memory_update": "hebb"}, "`memory_update`='hebb' must be one of"),
         ({"value_head_dim": 0}, "`value_head_dim`=0 must be at least 1"),
         ({"rope_theta": 0}, "`rope_theta`=0 must be above 0"),
-        ({"rope_theta": float("nan")}, "`rope_theta`=nan must be above 0"),
+        ({"rope_theta": float("nan")}, "`rope_theta`=nan must be a number"),
         ({"rope_parameters": {"rope_theta": 5e5}}, "`rope_parameters`=.* set `rope_theta`"),
         ({"hidden_size": 36, "num_attention_heads": 4}, "`head_dim`=9 must be even.*`rope_theta=None`"),
         ({"initial_memory": "zeros"}, "`initial_memory`='zeros' has no meaning"),
