@@ -168,10 +168,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         given = self.without_logits(inputs) if prediction_loss_only else inputs
         loss, logits, labels = super().prediction_step(model, given, prediction_loss_only, ignore_keys)
         if loss is not None and "shift_labels" in inputs:
-            tokens = (inputs["shift_labels"] != -100).sum().float()
-            if self.args.average_tokens_across_devices:  # the losses of all processes are parts of one mean then
-                tokens = self.accelerator.reduce(tokens, "mean")
-            self.token_sums.add(loss, tokens)
+            self.token_sums.add(loss, inputs["shift_labels"])
         return loss, logits, labels
 
     def evaluation_loop(
@@ -183,7 +180,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         self.memory.pop("eval", None)
-        self.token_sums = TokenSums(self.args.device)
+        self.token_sums = TokenSums.of(self)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         average, model = self.weight_average, cast(nn.Module, self.model)
         try:

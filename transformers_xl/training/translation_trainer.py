@@ -27,11 +27,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
-        tokens = (inputs["labels"] != -100).sum().to(self.args.device).float()
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
-        if self.args.average_tokens_across_devices:  # the losses of all processes are parts of one mean then
-            tokens = self.accelerator.reduce(tokens, "mean")
-        self.token_sums.add(cast(torch.Tensor, loss), tokens)
+        self.token_sums.add(cast(torch.Tensor, loss), inputs["labels"])
         return loss, logits, labels
 
     def evaluation_loop(
@@ -42,7 +39,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        self.token_sums = TokenSums(self.args.device)
+        self.token_sums = TokenSums.of(self)
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         weighed = self.token_sums.metrics(self.accelerator, None).items()
         metrics = (output.metrics or {}) | {f"{metric_key_prefix}_{name}": value for name, value in weighed}

@@ -5,22 +5,38 @@ one.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
+from transformers import Trainer
 
 from transformers_xl.data.score_units import bits_per, perplexity
 
 
 class TokenSums:
-    """The nats and tokens of an evaluation."""
+    """The nats and tokens of an evaluation.
 
-    def __init__(self, device: torch.device):
+    Args:
+        device: where they are summed.
+        shared: what counts the tokens of all processes, where their losses are parts of one mean
+            (`average_tokens_across_devices`).
+    """
+
+    def __init__(self, device: torch.device, shared: Accelerator | None = None):
+        self.shared = shared
         self.sums = torch.zeros(2, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
-    def add(self, loss: torch.Tensor, tokens: torch.Tensor) -> None:
-        """The mean `loss` in nats over a number of `tokens`."""
+    @classmethod
+    def of(cls, trainer: Trainer) -> Self:
+        """Those of an evaluation by `trainer`."""
+        return cls(trainer.args.device, trainer.accelerator if trainer.args.average_tokens_across_devices else None)
+
+    def add(self, loss: torch.Tensor, targets: torch.Tensor) -> None:
+        """The mean `loss` in nats over `targets`, of which -100 are none."""
+        tokens = (targets != -100).sum().to(self.sums.device).float()
+        if self.shared is not None:
+            tokens = self.shared.reduce(tokens, "mean")
         if tokens:  # the loss of no token is nan
             self.sums += torch.stack([loss.detach() * tokens, tokens]).to(self.sums)
 
