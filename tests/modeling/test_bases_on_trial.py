@@ -7,6 +7,7 @@ from tiny_bases import GROUPED, ROPE, SIZES, VOCAB_SIZE, tiny_base
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from transformers_xl import SegmentMemoryForCausalLM, add_memory
+from transformers_xl.modeling.pretrained.backbone_cache import written_by
 from transformers_xl.modeling.pretrained.supported_bases import table_of_positions
 
 TOKENS = {"kind": "tokens", "segment_length": 4, "num_memory_tokens": 2}
@@ -64,6 +65,14 @@ def test_rotations_are_measured_where_values_depend_on_rounding(num_sinks):
     model.reader.rotations = None
     for here, wanted in zip(rotations, model.reader.measured(model.backbone), strict=True):
         torch.testing.assert_close(here.keys.angles, wanted.keys.angles)
+
+
+def test_what_a_position_writes_differs_by_its_rotation_alone():
+    """Values of GPT-OSS have no position: bit for bit the same, whatever rounding makes of the scores of a sink."""
+    base = tiny_base("gpt_oss").float()
+    for layer, (_, values) in enumerate(written_by(base, 4, [0, 1, 1023, 4097])):
+        for rows in values.split(4):
+            assert torch.equal(rows, values[:4]), layer
 
 
 @pytest.mark.parametrize(

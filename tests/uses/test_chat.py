@@ -11,12 +11,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from forked import fork_server
 from patience import PATIENCE
 from stand_in_base import base_tokenizer
 from tiny import tensors_of, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from transformers_xl import ByteTokenizer, WordTokenizer
@@ -399,3 +400,19 @@ def test_an_empty_stop_text_is_refused():
     """It would end every answer after a token."""
     with pytest.raises(ValueError, match=r"`stop`=\['', 'END'\] has an empty text"):
         Conversation(byte_model(mem_len=64), ByteTokenizer(), stop=["", "END"])
+
+
+def test_an_unknown_word_that_ends_an_answer_is_content():
+    """Its id is special, and no end: what follows may begin with another unknown word."""
+    vocabulary = {
+        word: number for number, word in enumerate(["[UNK]", "user", "assistant", ":", "</s>", "hello", "."])
+    }
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="[UNK]", eos_token="</s>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }} : {{ m.content }} # {% endfor %}"
+    message = [{"role": "user", "content": "hello"}]
+    assert turn_ids(tokenizer, message, [0])[0] == 0  # the unknown "#" of the template is read
+    assert turn_ids(tokenizer, message, [4])[0] == 0
+    tokenizer.chat_template = tokenizer.chat_template.replace("#", "</s>")
+    assert turn_ids(tokenizer, message, [4])[0] == vocabulary["user"]  # the model has written it
