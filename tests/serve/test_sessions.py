@@ -18,7 +18,10 @@ from tiny import tiny_model
 for name in ("fastapi", "uvicorn", "prometheus_client"):
     needs(name)
 
-from transformers_xl import Memory  # noqa: E402
+from transformers_xl import (
+    ByteTokenizer,
+    Memory,
+)
 from transformers_xl.serve.bounds import Bounds, RequestError  # noqa: E402
 from transformers_xl.serve.server_process import Sessions, make_service  # noqa: E402
 from transformers_xl.serve.session_store import SessionStore, new_id  # noqa: E402
@@ -379,3 +382,10 @@ def test_many_sessions_at_a_time(server: Here):
     for thread in threads:
         thread.join()
     assert texts == {number: greedy(whole(f"I am {number}", "And now?"), 6) for number in range(8)}
+
+
+def test_the_server_knows_which_tokens_end_an_answer():
+    """A turn leaves out an end that the model has written, also one that is no special token of its tokenizer."""
+    model = tiny_model("transformer_xl", "causal_lm", vocab_size=len(ByteTokenizer()))
+    model.generation_config.eos_token_id = [7, 9]
+    assert make_service(model, ByteTokenizer(), NAME).ends == {7, 9}
