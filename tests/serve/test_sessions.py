@@ -18,10 +18,7 @@ from tiny import tiny_model
 for name in ("fastapi", "uvicorn", "prometheus_client"):
     needs(name)
 
-from transformers_xl import (
-    ByteTokenizer,
-    Memory,
-)
+from transformers_xl import ByteTokenizer, Memory  # noqa: E402
 from transformers_xl.serve.bounds import Bounds, RequestError  # noqa: E402
 from transformers_xl.serve.server_process import Sessions, make_service  # noqa: E402
 from transformers_xl.serve.session_store import SessionStore, new_id  # noqa: E402
