@@ -143,12 +143,16 @@ def test_smoothed_labels_train_on_the_same_targets(pairs: Path) -> None:
     given = ["--data.source", pairs / "a.en", "--data.target", pairs / "a.de", "--training.max_steps", 1]
     given += ["--training.learning_rate", 0, "--json", *SMALL.split()[:8]]
     found = []
+    given += ["--training.eval_strategy", "steps", "--training.save_strategy", "steps", "--training.save_steps", 1]
     for smoothing in (0.0, 0.5):
         name = f"smoothed-{smoothing}"
         result = run("train", *given, "--training.label_smoothing_factor", smoothing, "-o", pairs / name)
         assert result.exit_code == 0, (result.output, result.exception)
-        found.append(json.loads(result.stdout)["perplexity"])
+        (state,) = [json.loads(file.read_text()) for file in (pairs / name).rglob("trainer_state.json")]
+        during = [row["eval_loss"] for row in state["log_history"] if "eval_loss" in row]
+        found.append((json.loads(result.stdout)["perplexity"], during))
     assert found[0] == found[1]
+    assert found[0][1]
 
 
 def test_every_token_of_a_target_counts_alike(pairs: Path) -> None:

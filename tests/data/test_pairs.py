@@ -1,5 +1,6 @@
 """Pairs of sentences: from two files, from JSON lines, and held out."""
 
+import gzip
 import json
 
 import pytest
@@ -29,6 +30,10 @@ def test_two_files_and_json_lines_are_the_same(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     assert read_pairs("translation.en", "translation.de", [str(tmp_path / "a.jsonl")]) == PAIRS
     assert pairs_of_rows(rows, "translation.en", "translation.de") == PAIRS
+    for file in ("a.en", "a.de", "a.jsonl"):
+        (tmp_path / f"{file}.gz").write_bytes(gzip.compress((tmp_path / file).read_bytes()))
+    assert read_pairs(f"{source}.gz", f"{target}.gz") == PAIRS
+    assert read_pairs("translation.en", "translation.de", [str(tmp_path / "a.jsonl.gz")]) == PAIRS
     with pytest.raises(ValueError, match="`fr` is no text of row 1, which has id, translation: name one"):
         pairs_of_rows(rows, "translation.en", "fr")
     (tmp_path / "a.de").write_text("eins\nzwei\n")

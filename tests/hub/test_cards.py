@@ -468,3 +468,21 @@ def test_a_resumed_training_counts_its_own_steps(tmp_path: Path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-2"))
     record = resumed.training_record()
     assert (record.first_step, record.steps, record.tokens) == (2, 4, 24)
+    resumed.save_model()
+    known = read_measurements(tmp_path / "run").training
+    over = trainer(tmp_path)
+    over.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
+    over.save_model()
+    assert read_measurements(tmp_path / "run").training == known == record
+
+
+@pytest.mark.parametrize("vary_lengths", [False, True])
+def test_the_tokens_of_a_training_are_those_that_it_read(tmp_path: Path, vary_lengths: bool):
+    """Four segments, three of which make an update: the last update of an epoch has one."""
+    training = trainer(tmp_path, num_train_epochs=2, max_steps=-1, gradient_accumulation_steps=3)
+    ids = np.random.default_rng(0).integers(0, 256, 2 * 6 * 4 + 1)
+    training.train_dataset = TextStream(ids, 6, 2, vary_lengths=vary_lengths)
+    training.train()
+    record = training.training_record()
+    assert record.steps == 4
+    assert record.tokens == 2 * sum(len(segment["input_ids"]) for segment in training.train_dataset)

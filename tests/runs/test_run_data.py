@@ -335,7 +335,14 @@ def test_words_are_the_same_in_every_kind_of_file(tmp_path: Path):
     assert [spelled(each.rows) for each in found] == [[text], [text]]  # without the row of white space
 
 
-@pytest.mark.parametrize("name", ["a.tgz", "a.txt", "texts.zip::a.txt"])
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "A.TAR.XZ"])
+def test_archives_of_files_are_no_text(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(gzip.compress(TEXT.encode()))
+    with pytest.raises(ValueError, match="is a tar archive, which holds files: unpack it"):
+        read_data(section(tmp_path / name), ByteTokenizer(), progress=False)
+
+
+@pytest.mark.parametrize("name", ["a.gzip", "a.txt", "texts.zip::a.txt"])
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
 def test_compressed_bytes_are_no_text(tmp_path: Path, name: str, compress):
     """The name says which kind it is; a name that says nothing is refused."""

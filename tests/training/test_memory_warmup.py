@@ -26,9 +26,9 @@ SIZES = {
 }  # fmt: skip
 
 
-def small_model(mem_len: int = 14) -> TransformerXLForCausalLM:
+def small_model(mem_len: int = 14, **fields) -> TransformerXLForCausalLM:
     set_seed(0)
-    return TransformerXLForCausalLM(TransformerXLConfig(mem_len=mem_len, **SIZES))
+    return TransformerXLForCausalLM(TransformerXLConfig(mem_len=mem_len, **SIZES, **fields))
 
 
 def model_with_memory_tokens() -> RecurrentMemoryTransformerForCausalLM:
@@ -38,14 +38,15 @@ def model_with_memory_tokens() -> RecurrentMemoryTransformerForCausalLM:
     return RecurrentMemoryTransformerForCausalLM(RecurrentMemoryTransformerConfig(**tokens, **SIZES))
 
 
-def trainer_of(tmp_path, model, **fields) -> MemoryTrainer:
+def trainer_of(tmp_path, model, eval_dataset=None, beginning=(), **fields) -> MemoryTrainer:
     defaults = {
         "per_device_train_batch_size": LANES, "max_steps": STEPS, "learning_rate": 0.05, "optim": "sgd",
         "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "report_to": "none", "save_strategy": "no",
         "disable_tqdm": True, "dataloader_pin_memory": False,
     }  # fmt: skip
     args = MemoryTrainingArguments(str(tmp_path), **(defaults | fields))
-    return MemoryTrainer(model, args, train_dataset=TextStream(IDS, SEGMENT, LANES))
+    stream = TextStream(IDS, SEGMENT, LANES, beginning=beginning)
+    return MemoryTrainer(model, args, train_dataset=stream, eval_dataset=eval_dataset)
 
 
 def lengths_of(trainer: MemoryTrainer, field: str = "mem_len", **options) -> list[int]:
@@ -75,6 +76,19 @@ def test_training_equals_a_loop_by_hand(tmp_path, steps: float):
         optimizer.zero_grad()
     for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_texts_that_begin_are_read_before_anything_is_remembered(tmp_path):
+    """A memory of no column for some steps, with evaluations: the stream stays that of a model with memory."""
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": LANES}
+    fields |= {"initial_mem_len": 0, "mem_len_warmup_steps": 6, "beginning": [1]}
+    held_out = TextStream(IDS, SEGMENT, LANES, keep_tail=True, beginning=[1])
+    trainer = trainer_of(tmp_path, small_model(same_length=False), held_out, **fields)
+    trainer.train()
+    assert len([row for row in trainer.state.log_history if "eval_loss" in row]) == STEPS // 2
+    trainer.model.resize_memory(0)
+    with pytest.raises(ValueError, match="made with `memory`=True, but the model has `mem_len`=0"):
+        trainer.evaluate()
 
 
 def test_the_end_of_a_training_is_the_whole_memory(tmp_path, caplog):

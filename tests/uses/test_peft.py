@@ -243,12 +243,12 @@ def test_an_adapter_is_trained_with_memory(tmp_path: Path):
     """As by hand; its checkpoint resumes, and what it saves is the adapter alone, which loads and merges."""
     ids = text(LANES * SEGMENT * 4 + 1)
 
-    def lora():
-        return adapted(small_model(), init_lora_weights=True)
+    def lora(**options):
+        return adapted(small_model(), init_lora_weights=True, **options)
 
-    def trainer(**fields):
+    def trainer(model=None, **fields):
         args = arguments(tmp_path / "run", num_train_epochs=2, learning_rate=2.0, **fields)
-        return MemoryTrainer(lora(), args, train_dataset=TextStream(ids, SEGMENT, LANES))
+        return MemoryTrainer(model or lora(), args, train_dataset=TextStream(ids, SEGMENT, LANES))
 
     whole = trainer(save_strategy="steps", save_steps=4)
     frozen = {name: weight.clone() for name, weight in small_model().named_parameters()}
@@ -262,6 +262,9 @@ def test_an_adapter_is_trained_with_memory(tmp_path: Path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
     for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+    with pytest.raises(ValueError, match="`lora_alpha`=3 of the adapters is"):
+        trainer(lora(lora_alpha=3)).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
 
     whole.save_model(str(tmp_path / "adapter"))
     assert {path.suffix for path in (tmp_path / "adapter").glob("*model*")} == {".safetensors"}

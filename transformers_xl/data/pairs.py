@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from transformers_xl.data.text_files import MEMBER, TextFile
 from transformers_xl.files.json_files import json_lines
-from transformers_xl.files.plain_files import read_text
+from transformers_xl.files.plain_files import check_regular
 
 MAX_BYTES = 1 << 32
 Pairs = list[tuple[str, str]]
@@ -17,8 +18,8 @@ def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
     """Pairs of texts.
 
     Args:
-        source, target: two files, whose lines belong together; or, with `files`, the fields of their rows, also inside of
-            others as in `translation.en`.
+        source, target: two files, also compressed, whose lines belong together; or, with `files`, the fields of their rows,
+            also inside of others as in `translation.en`.
         files: JSON lines.
 
     Raises:
@@ -27,7 +28,7 @@ def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
         OSError: a file cannot be read.
     """
     if files:
-        rows = [row for file in files for row in json_lines(lines_of(read_text(Path(file), MAX_BYTES)), file)]
+        rows = [row for file in files for row in json_lines(lines_of(_text_of(file)), file)]
         return pairs_of_rows(rows, source, target)
     sides = [_lines_of(name, file) for name, file in (("source", source), ("target", target))]
     if len(sides[0]) != len(sides[1]):
@@ -45,9 +46,21 @@ def lines_of(text: str) -> list[str]:
 
 
 def _lines_of(name: str, file: str) -> list[str]:
-    if not Path(file).is_file():
+    if not Path(file.partition(MEMBER)[0]).is_file():
         raise ValueError(f"`{name}`={file!r} is no file: name one whose lines are sentences.")
-    return lines_of(read_text(Path(file), MAX_BYTES))
+    return lines_of(_text_of(file))
+
+
+def _text_of(file: str) -> str:
+    check_regular(Path(file))
+    with TextFile(file).open() as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{file!r} is longer than {MAX_BYTES:,} bytes: this is not such a file.")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file!r} is not UTF-8 ({error}).") from error
 
 
 def pairs_of_rows(rows: Iterable[Any], source: str, target: str) -> Pairs:

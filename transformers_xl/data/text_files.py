@@ -23,6 +23,7 @@ CONTINUATIONS = bytes(range(0x80, 0xC0))  # of UTF-8
 # of gzip, xz, zstd, ZIP and Parquet; bzip2 begins with letters, and has its own test
 MAGIC = (b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"PAR1\x15")
 MEMBER = "::"  # corpus.zip::member.txt
+TARS = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
 TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # as `datasets` calls them
 
 
@@ -127,6 +128,8 @@ class TextFile:
         self.path = Path(name)
         if not self.path.is_file():
             raise ValueError(f"`paths`: {str(path)!r} is not a file that can be read.")
+        if kind_of(name) in TARS:
+            raise ValueError(f"`paths`: {str(path)!r} is a tar archive, which holds files: unpack it, and name those.")
         if suffix_of(self.path) == ".zip":
             self.member = self._only_member() if not self.member else self.member
         elif self.member:

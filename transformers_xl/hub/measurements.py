@@ -132,6 +132,19 @@ class Measurements:
     evaluations: tuple[Evaluation, ...] = ()
     log: tuple[dict[str, Any], ...] = field(default=())
 
+    def with_known(self, known: "Measurements | None") -> "Measurements":
+        """These, with what is `known` of the same weights: their evaluations, and their training where a resumed one had no
+        step left to take."""
+        if known is None or known.weights_sha256 != self.weights_sha256:
+            return self
+        trained_on = self.training is not None and self.training.steps > self.training.first_step
+        return replace(
+            known.with_evaluations(self.evaluations),
+            training=self.training if trained_on else known.training or self.training,
+            versions=self.versions,
+            log=self.log,
+        )
+
     def with_evaluations(self, added: Iterable[Evaluation]) -> "Measurements":
         """These too, in the place of those of the same text read in the same way."""
         kept = {(each.data.sha256, each.lengths, each.memory): each for each in self.evaluations}

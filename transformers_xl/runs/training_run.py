@@ -5,7 +5,7 @@ import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -24,7 +24,7 @@ from transformers_xl.files.output_folder import run_folder
 from transformers_xl.files.written import extend_record
 from transformers_xl.hub.card_choices import Choices, choices_of_base
 from transformers_xl.hub.cards import write_card, written_by_us
-from transformers_xl.hub.measurements import measurements_of, write_measurements
+from transformers_xl.hub.measurements import known_measurements, measurements_of, write_measurements
 from transformers_xl.runs.fitting import prepare_for_inference, processes
 from transformers_xl.runs.loading import load_model, shapes_of
 from transformers_xl.runs.onednn_linear import accelerate_linear_layers
@@ -34,7 +34,7 @@ from transformers_xl.runs.run_data import check_fraction, check_paths, read_data
 from transformers_xl.runs.run_model import run_model, run_tokenizer
 from transformers_xl.training.arguments import MemoryTrainingArguments
 from transformers_xl.training.callbacks import SavingOnSignal
-from transformers_xl.training.changed_arguments import ARGUMENTS
+from transformers_xl.training.changed_arguments import ARGUMENTS, changed_adapters
 from transformers_xl.training.checkpoints import checkpoints_of
 from transformers_xl.training.step_memory import free_memory, measure_step
 from transformers_xl.training.trainer import MemoryTrainer
@@ -199,8 +199,11 @@ class TrainingRun:
                 return
             if found and rank != asked:
                 raise ValueError(f"`lora.r`={asked}, but the run that is resumed has {rank}: it cannot be changed.")
-            if rank and rank == asked:
-                _check_adapters(read_json(adapters), cast(Any, self.model).peft_config["default"])
+            for name, before, now in changed_adapters(checkpoint, self.model):
+                option = f"lora.{name.removeprefix('lora_')}"
+                raise ValueError(
+                    f"`{option}`={now!r}, but the run that is resumed has {before!r}: it cannot be changed."
+                )
             if not found or rank:  # sharded by FSDP or DeepSpeed, or adapters
                 return
             weights = {name: list(each.shape) for name, each in self.model.state_dict().items()}
@@ -261,7 +264,7 @@ class TrainingRun:
         )
         log = tuple(trainer.state.log_history)
         found = measurements_of(model, folder, training=training, evaluations=evaluations, log=log)
-        write_measurements(folder, found)
+        write_measurements(folder, found.with_known(known_measurements(folder.parent)))
 
 
 def _check(config: RunConfig) -> None:
@@ -296,18 +299,6 @@ def _check(config: RunConfig) -> None:
 def _segments_of_call(config: Any) -> int:
     """Segments that a step of training reads: as many as gradients go back through, or memory tokens learn less."""
     return getattr(config, "bptt_segments", None) or 1
-
-
-def _check_adapters(saved: dict[str, Any], ours: Any) -> None:
-    """Refuse to resume `saved` adapters as others: the optimizer's state is that of their weights, in their order."""
-    for option, name in (("alpha", "lora_alpha"), ("target_modules", "target_modules")):
-        before, now = (
-            sorted(value) if isinstance(value, (list, set)) else value for value in (saved[name], getattr(ours, name))
-        )
-        if before != now:
-            raise ValueError(
-                f"`lora.{option}`={now!r}, but the run that is resumed has {before!r}: it cannot be changed."
-            )
 
 
 def _share(name: str, lanes: int, state: PartialState) -> int:

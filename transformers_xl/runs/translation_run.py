@@ -113,7 +113,6 @@ class TranslationRun:
             self.step, self.was_stopped = trainer.state.global_step, stopping.stopped
             if self.was_stopped:
                 return {}
-            trainer.label_smoother = None  # of the training alone
             perplexity = round(trainer.evaluate()["eval_perplexity"], 3)
             scores = score_pairs(self.model.eval(), self.tokenizer, self.held_out) | {"perplexity": perplexity}
             trainer.save_model(str(run.path / FINAL))

@@ -8,10 +8,12 @@ Warm-ups of the memory and the patience stand in the state of callbacks, as tran
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from transformers import TrainingArguments
 
 from transformers_xl.files.atomic_write import write_text
+from transformers_xl.files.json_files import read_json
 
 ARGUMENTS = "training_args.json"
 OF_OPTIMIZER = (
@@ -73,4 +75,18 @@ def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
         yield f"`{name}`={now!r} differs from {before!r} in the checkpoint {str(folder)!r}: {which}."
 
 
-__all__ = ["changed_arguments", "write_arguments"]
+def changed_adapters(folder: Path, model: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The fields of PEFT's config in which the adapters of `model` differ from those in the checkpoint `folder`, whose
+    optimizer has a state for each weight, in their order: name, value of the checkpoint, value of the model."""
+    file, ours = folder / "adapter_config.json", getattr(model, "peft_config", {}).get("default")
+    if ours is None or not file.is_file():
+        return
+    saved = read_json(file)
+    for name in ("peft_type", "r", "lora_alpha", "target_modules"):
+        before, now = saved.get(name), getattr(ours, name, None)
+        before, now = (sorted(value) if isinstance(value, (list, set)) else value for value in (before, now))
+        if before != now:
+            yield name, before, now
+
+
+__all__ = ["changed_adapters", "changed_arguments", "write_arguments"]

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from transformers_xl.files.blaming import blamed
 from transformers_xl.files.json_files import read_json
 from transformers_xl.files.output_lock import LOCK, output_lock
-from transformers_xl.training.changed_arguments import changed_arguments, write_arguments
+from transformers_xl.training.changed_arguments import changed_adapters, changed_arguments, write_arguments
 from transformers_xl.training.checkpoints import check_resumable, check_whole, checkpoints_of, remove_unfinished
 from transformers_xl.training.rows import stream_of
 from transformers_xl.training.trainer_overrides import TrainerOverrides
@@ -74,7 +74,7 @@ class ResumableTrainer(TrainerOverrides):
                 process trains into the same folder.
         """
         self.memory.clear()
-        self.was_stopped, self.epochs_begun, checkpoint = False, 0, None
+        self.was_stopped, self.epochs_begun, self.trained_tokens, checkpoint = False, 0, 0, None
         with ExitStack() as held:
             lock = output_lock(Path(self._get_output_dir(trial)) / LOCK)
             self.on_writing_processes(lambda: held.enter_context(lock))
@@ -114,6 +114,11 @@ class ResumableTrainer(TrainerOverrides):
 
     def _prepare_to_resume(self, folder: Path) -> None:
         check_resumable(folder, stream_of(self.train_dataset, self.args))
+        for name, before, now in changed_adapters(folder, self.model):
+            raise ValueError(
+                f"`{name}`={now!r} of the adapters is {before!r} in the checkpoint {str(folder)!r}: make them as they "
+                "were, or train without resuming."
+            )
         for sentence in changed_arguments(folder, self.args):
             self._warn(sentence)
         state = _trainer_state(folder)

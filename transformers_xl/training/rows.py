@@ -38,9 +38,9 @@ def check_dataset(name: str, dataset: Any, batch_size: int, args: TrainingArgume
         )
 
 
-def check_beginnings(name: str, dataset: Any, model: Any) -> None:
-    """Raise a `ValueError` where texts of a stream would begin where `model` remembers, or not begin where it does not."""
-    beginning, mem_len = getattr(dataset, "beginning", ()), getattr(model.config, "mem_len", None)
+def check_beginnings(name: str, dataset: Any, mem_len: int | None) -> None:
+    """Raise a `ValueError` where texts of a stream would begin where a model remembers, or not begin where it does not."""
+    beginning = getattr(dataset, "beginning", ())
     if len(beginning) and mem_len is not None and dataset.memory != bool(mem_len):
         raise ValueError(
             f"`{name}` was made with `memory`={dataset.memory}, but the model has `mem_len`={mem_len}: give "

@@ -12,7 +12,6 @@ from transformers_xl.data.text_stream import TextStream
 from transformers_xl.hub.card_choices import choices_of_loaded
 from transformers_xl.hub.cards import write_card, written_by_us
 from transformers_xl.hub.measurements import (
-    Evaluation,
     Text,
     Training,
     device_name,
@@ -29,20 +28,21 @@ logger = logging.get_logger(__name__)
 class RunCards(Trainer):
     """A model that is saved after its training has `training_metrics.json` beside it, and a card that is made of it."""
 
+    trained_tokens = 0  # by the last call of `train`, in one process
+
     def training_record(self, **told: Any) -> Training | None:
         """What the last call of `train` measured, None before its end. `told`: fields that the Trainer cannot know."""
         over = [row for row in self.state.log_history if "train_runtime" in row]
         if self.is_in_train or not over:
             return None
         seconds, loss = over[-1]["train_runtime"], over[-1]["train_loss"]
-        accumulated = self.args.gradient_accumulation_steps
         lanes = self.args.train_batch_size * self.args.world_size
         model = cast(PreTrainedModel, self.model)
         steps = self.state.global_step - self._initial_global_step
         length = getattr(self.train_dataset, "segment_length", None)
-        # segments of one text are all full; of other datasets it is not known how much was padding
+        # segments of one text have no padding; of other datasets it is not known how much there was
         full = isinstance(self.train_dataset, TextStream) and not self.train_dataset.keep_tail
-        tokens = steps * accumulated * lanes * length if full else None
+        tokens = self.trained_tokens * self.args.world_size if full else None
         fields: dict[str, Any] = {
             "data": self._data_record(),
             "lengths": lengths_of(model, lanes, length),
@@ -54,7 +54,7 @@ class RunCards(Trainer):
             # of steps, and at least 0 nats: an objective of another kind is no such loss
             "loss": loss if math.isfinite(loss) and loss >= 0 and steps else None,
             "learning_rate": self.args.learning_rate,
-            "gradient_accumulation_steps": accumulated,
+            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "processes": self.args.world_size,
             "seed": self.args.seed,
             "dtype": "bf16"
@@ -83,18 +83,13 @@ class RunCards(Trainer):
         training = self.training_record() if self._is_ours else None
         if training is not None and self.args.should_save and any(folder.glob("model*.safetensors")):
             log = tuple(self.state.log_history)
+            known = known_measurements(folder)  # of the same weights, which are saved once more
             found = measurements_of(cast(PreTrainedModel, self.model), folder, training=training, log=log)
-            write_measurements(folder, found.with_evaluations(self._evaluations_in(folder)))
+            write_measurements(folder, found.with_known(known))
 
     @property
     def _is_ours(self) -> bool:
         return getattr(getattr(self.model, "config", None), "model_type", "") in MODEL_TYPES
-
-    @staticmethod
-    def _evaluations_in(folder: Path) -> tuple[Evaluation, ...]:
-        """Those that were recorded of the same weights, which are saved once more."""
-        known = known_measurements(folder)
-        return known.evaluations if known else ()
 
     def create_model_card(
         self,

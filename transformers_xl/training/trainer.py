@@ -130,6 +130,8 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
     def read(self, model: nn.Module, **inputs: Any) -> Any:
         """The output of `model` for a batch, read with the memory of the batch before, which it replaces."""
         mode = "train" if model.training else "eval"
+        if model.training and "input_ids" in inputs:
+            self.trained_tokens += inputs["input_ids"].numel()
         memory = self.memory.get(mode)
         reset = inputs.pop("reset", None)
         if reset is not None and reset.dim() == 1 and reset.all():

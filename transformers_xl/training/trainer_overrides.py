@@ -20,6 +20,7 @@ from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.training.callbacks import CheckpointCallback, follow_spans
 from transformers_xl.training.checkpoints import check_whole, publish, remove_unfinished, unfinished, write_manifest
 from transformers_xl.training.memory_state import load_memory, memory_file, save_memory
+from transformers_xl.training.memory_warmup import MemoryLengthWarmup
 from transformers_xl.training.rows import check_beginnings, check_dataset, stream_of
 
 
@@ -44,7 +45,7 @@ class TrainerOverrides(Trainer):
         # again: a search may have changed the batch size, and `evaluate` and `predict` bring datasets of their own
         name = "train_dataset" if is_training else "eval_dataset"
         check_dataset(name, dataset, batch_size, self.args, is_training)
-        check_beginnings(name, dataset, self.accelerator.unwrap_model(self.model))
+        check_beginnings(name, dataset, self._lasting_mem_len())
         drop_last = self.args.dataloader_drop_last
         if isinstance(dataset, IterableDataset):
             loader = DataLoader(
@@ -60,6 +61,12 @@ class TrainerOverrides(Trainer):
             return super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, dataloader_key)
         finally:
             self.args.dataloader_drop_last = drop_last
+
+    def _lasting_mem_len(self) -> int | None:
+        """That of the model, or the one that it grows to in this training."""
+        growing = [each.whole for each in self.callback_handler.callbacks if isinstance(each, MemoryLengthWarmup)]
+        now = getattr(self.accelerator.unwrap_model(self.model).config, "mem_len", None)
+        return next((whole for whole in growing if whole is not None and self.is_in_train), now)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Why: only here it is known whether an epoch resumes in its middle, with its memory; callbacks cannot skip one."""

@@ -13,7 +13,7 @@ from transformers_xl.training.weighed_evaluation import TokenSums
 
 class TranslationTrainer(Seq2SeqTrainer):
     """A `Seq2SeqTrainer` whose `evaluate()` gives every token of a target the same weight: `eval_loss` is in nats per
-    token, with `eval_perplexity` and `eval_tokens`.
+    token, with `eval_perplexity` and `eval_tokens`, and without the label smoothing of the training.
 
     The loss in transformers is the mean over batches: a short target counts more in a batch of its own than beside long
     ones.
@@ -40,7 +40,13 @@ class TranslationTrainer(Seq2SeqTrainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         self.token_sums = TokenSums.of(self)
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        smoother, self.label_smoother = self.label_smoother, None
+        try:
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        finally:
+            self.label_smoother = smoother
         weighed = self.token_sums.metrics(self.accelerator, None).items()
         metrics = (output.metrics or {}) | {f"{metric_key_prefix}_{name}": value for name, value in weighed}
         return output._replace(metrics=metrics)
