@@ -18,6 +18,7 @@ from transformers_xl.modeling.layers.observation_encoders import build_encoder
 from transformers_xl.modeling.layers.policies import build_policy
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.ops.columns import is_symbolic
 from transformers_xl.modeling.outputs import MemoryActorCriticOutput
 
 logger = logging.get_logger(__name__)
@@ -84,7 +85,7 @@ class LastStep(nn.Module):
         choices = actions if actions.dim() == 3 else actions[..., None]
         limits = torch.tensor(sizes, device=actions.device)
         # elsewhere it would wait for the device, and in a compiled graph it would end it
-        if actions.device.type == "cpu" and not torch.compiler.is_compiling():
+        if actions.device.type == "cpu" and not is_symbolic(actions):
             wrong = (choices < 0) | (choices >= limits) | (choices != choices.long())
             wrong = wrong & ~unread[..., None]
             if wrong.any():

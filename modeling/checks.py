@@ -8,6 +8,7 @@ from transformers import Cache
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
+from transformers_xl.modeling.ops.columns import is_symbolic
 
 # what transformers passes to every model, and what a forward pass here reads
 KEYWORDS = frozenset({"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict"})
@@ -85,7 +86,7 @@ def wrong_tensor(name: str, given: torch.Tensor, wanted: str) -> ValueError:
 
 def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
     """Check that the ids have an embedding: on the CPU and outside of a compiled graph, where looking costs little."""
-    if input_ids is None or input_ids.device.type != "cpu" or torch.compiler.is_compiling():
+    if input_ids is None or input_ids.device.type != "cpu" or is_symbolic(input_ids):
         return
     if input_ids.is_floating_point():
         raise ValueError(f"`input_ids` has type {input_ids.dtype}: token ids are integers. Is it `inputs_embeds`?")
@@ -126,7 +127,7 @@ def check_starts(reset: torch.Tensor | None, document_ids: torch.Tensor | None) 
         reset: `(B,)` or `(B, T)` bool.
         document_ids: `(B, T)`; None: none begins.
     """
-    begins = document_ids is not None and not torch.compiler.is_compiling()
+    begins = document_ids is not None and not is_symbolic(document_ids)
     if begins or (reset is not None and reset.dim() == 2):
         raise ValueError(
             "`reset` (batch, length), or `position_ids`, begin documents inside a segment, which `initial_memory`='zeros' "
@@ -151,7 +152,7 @@ def check_continued_rows(
     Raises:
         ValueError: such a row is there.
     """
-    if torch.compiler.is_compiling():
+    if is_symbolic(position_ids):
         return
     begins = position_ids == 0 if reset is None else (position_ids == 0) & (reset.long().cumsum(dim=1) == 0)
     mask = torch.ones_like(begins) if mask is None else mask

@@ -5,7 +5,7 @@ An encoder reads a text at once, and remembers nothing. Relative distances are n
 https://arxiv.org/abs/1803.02155).
 """
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers.utils import auto_docstring, can_return_tuple
@@ -90,11 +90,6 @@ class MemoryForMaskedLM(MemoryForCausalLM):
     @classmethod
     def can_generate(cls) -> bool:
         return False
-
-    def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ValueError(
-            f"{type(self).__name__} cannot generate: its tokens see what comes after them. Use the causal model."
-        )
 
 
 class EncoderForSequenceClassification(MemoryForSequenceClassification):

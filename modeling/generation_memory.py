@@ -93,6 +93,10 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: a cache that cannot hold the memory, a `reset` of another shape, or `mems` of another model.
         """
+        if not self.can_generate():  # here: transformers makes a new class of a loaded one that overrides the method
+            raise ValueError(
+                f"{type(self).__name__} cannot generate: its tokens see what comes after them. Use the causal model."
+            )
         configs = [kwargs, vars(generation_config or GenerationConfig()), vars(self.generation_config)]
         self._refuse_caches(configs)
         if kwargs.get("mems") is None:

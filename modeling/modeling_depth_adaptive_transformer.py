@@ -36,6 +36,7 @@ from transformers_xl.modeling.layers.halting import HaltingLayer, gather, scatte
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
+from transformers_xl.modeling.ops.columns import is_symbolic
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
 
 # of layer `number` (0: before the first) and states, the layer after which each leaves; None where they say nothing new
@@ -117,7 +118,7 @@ class DepthAdaptiveTransformerModel(DepthAdaptiveTransformerPreTrainedModel, Mem
             output, remembered = super().run_layers(hidden_states, memory, contexts, **kwargs)
             return self.output_class(last_hidden_state=output.last_hidden_state, exit_layers=exit_layers), remembered
 
-        skip_halted, remembered = skips_halted(self.config, **kwargs), []
+        skip_halted, remembered = skips_halted(self.config, hidden_states, **kwargs), []
         known = exit_rule(0, means)
         exit_layers = exit_layers if known is None else known.where(exit_layers > 0, 0)
         hidden_states = self.captured_states(hidden_states)
@@ -190,7 +191,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         logits = hidden_states.new_zeros(*exit_layers.shape, self.config.vocab_size)
         for number in range(1, self.config.num_hidden_layers + 1):
             here = exit_layers == number
-            if torch.compiler.is_compiling():  # a graph has no shapes that depend on values
+            if is_symbolic(here):  # a graph has no shapes that depend on values
                 logits = torch.where(here[..., None], self.classifier(number)(hidden_states), logits)
             else:
                 here_logits = self.classifier(number)(gather(hidden_states, here))

@@ -163,7 +163,7 @@ class UniversalTransformerModel(UniversalTransformerPreTrainedModel, MemoryModel
         layer, num_steps = cast(UniversalTransformerLayer, self.layers.shared), len(self.layers)
         dtype, remembered = hidden_states.dtype, []
         numbers = torch.arange(1, num_steps + 1, device=hidden_states.device)
-        skip_halted = skips_halted(self.config, **kwargs)
+        skip_halted = skips_halted(self.config, hidden_states, **kwargs)
         running = contexts[0].segment.mask
         if running is None:
             running = torch.ones_like(hidden_states[..., 0], dtype=torch.bool)

@@ -14,7 +14,7 @@ from transformers_xl.configuration.configuration_relative_attention import Relat
 from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
 from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
-from transformers_xl.modeling.ops.columns import keep_last
+from transformers_xl.modeling.ops.columns import computing_dtype, is_symbolic, keep_last
 from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns
 from transformers_xl.modeling.ops.relative_attention import (
     Biases,
@@ -191,7 +191,7 @@ class RelativePositions(nn.Module):
         The last row is never seen: it makes the relative shift a view, see `ops.relative_attention`.
         """
         size = (num_keys, nearest, self.config.hidden_size, self.config.clamp_len, like.dtype, like.device)
-        if torch.compiler.is_compiling():
+        if is_symbolic(like):
             return distance_table(*size)
         # most calls want the table of the call before; a tensor made in inference mode is of no use outside of it
         return kept_distance_table(*size, inference=torch.is_inference_mode_enabled())
@@ -244,13 +244,13 @@ class RelativeAttention(MemoryAttention):
         layer_cache, table = context.layer_cache, context.positions
         if table is None:  # a cache holds what it is projected to
             return cast(torch.Tensor, cast(LayerCache, layer_cache).positions)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or is_symbolic(table):
             return self.split_heads(self.r_proj(table))
         if layer_cache is not None:
             self.kept = None  # they are large
             layer_cache.positions = self.positions_along_rows(table)
             return layer_cache.positions
-        is_cast = torch.is_autocast_enabled(table.device.type)
+        is_cast = computing_dtype(table) != table.dtype
         if self.training or is_cast or not is_known_by_its_weight(self.r_proj):
             return self.positions_along_rows(table)
         weight = self.r_proj.weight

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers_xl.configuration.configuration_compressive_transformer import CompressiveTransformerConfig
 from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.memory.segment import Segment, is_true, noted
-from transformers_xl.modeling.ops.columns import gather_columns, keep_last
+from transformers_xl.modeling.ops.columns import gather_columns, is_symbolic, keep_last
 from transformers_xl.modeling.ops.relative_attention import FarColumns, attention_weights
 
 
@@ -110,7 +110,7 @@ class CompressionPlan(NamedTuple):
         after = (held + done[:, -1] - oldest[:, -1]).expand_as(count).clamp(max=most)
         if segment.is_plain:
             columns, vectors = segment.num_keys - blocks.columns.shape[1], min(held + blocks.count, most)
-        elif config.initial_memory == "zeros" or torch.compiler.is_compiling():
+        elif config.initial_memory == "zeros" or is_symbolic(after):
             columns, vectors = config.layer_mem_lens[0], most
         else:  # so that rows that are alike again are plain again
             columns, vectors = torch.stack([uncompressed(config, segment), after]).amax(1).tolist()

@@ -12,6 +12,7 @@ from transformers_xl.modeling.layers.attention import RelativeAttention
 from transformers_xl.modeling.layers.transformer_layer import LayerOutput, MemoryLayer
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.memory.segment import LayerContext
+from transformers_xl.modeling.ops.columns import is_symbolic
 
 
 # B batch, T segment length, K = memory + T, Q queries per row, N positions of the batch that run, F features
@@ -27,15 +28,17 @@ def scatter(rows: torch.Tensor, mask: torch.Tensor, states: torch.Tensor | None 
     return states.index_put((mask,), rows)
 
 
-def skips_halted(config: MemoryConfig, output_attentions: bool | None = None, **kwargs) -> bool:
-    """Whether a call computes running positions only: in inference.
+def skips_halted(
+    config: MemoryConfig, hidden_states: torch.Tensor, output_attentions: bool | None = None, **kwargs
+) -> bool:
+    """Whether a call that reads `hidden_states` computes running positions only: in inference.
 
     Shapes that depend on values make no graph, and would make training on many devices wait; whole maps of the attention
     (`output_attentions`) need all queries.
     """
     if output_attentions is None:
         output_attentions = config.output_attentions
-    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or output_attentions)
+    return not (torch.is_grad_enabled() or is_symbolic(hidden_states) or output_attentions)
 
 
 class HaltingAttention(RelativeAttention):

@@ -6,6 +6,8 @@ from typing import NamedTuple, Self
 
 import torch
 
+from transformers_xl.modeling.ops.columns import is_symbolic
+
 TURN = 2**32  # parts of a turn in which angles are counted
 
 
@@ -25,7 +27,7 @@ class Rotation(NamedTuple):
         however far they stand in their text.
         """
         size = (head_dim, float(base), places.device)
-        steps = steps_per_position(*size) if torch.compiler.is_compiling() else kept_steps(*size)
+        steps = steps_per_position(*size) if is_symbolic(places) else kept_steps(*size)
         parts = places[:, None, :, None] * steps & TURN - 1
         angles = parts.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / TURN)
         return cls(angles.cos(), angles.sin())

@@ -10,7 +10,7 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory.segment import Segment
-from transformers_xl.modeling.ops.columns import reset_state
+from transformers_xl.modeling.ops.columns import is_symbolic, reset_state
 
 
 class LSTMChunk(NamedTuple):
@@ -37,7 +37,7 @@ def split_chunks(segment: Segment) -> list[LSTMChunk]:
         number = torch.zeros_like(mask, dtype=torch.long)
     mask = torch.ones_like(number, dtype=torch.bool) if mask is None else mask
     begins = number != nn.functional.pad(number, (1, 0))[:, :-1]
-    if torch.compiler.is_compiling():
+    if is_symbolic(begins):
         return [LSTMChunk(slice(i, i + 1), mask[:, i], begins[:, i]) for i in range(length)]
     changes = begins.any(0)
     changes[1:] |= (mask[:, 1:] != mask[:, :-1]).any(0)

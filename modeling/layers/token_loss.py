@@ -13,6 +13,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from transformers_xl.modeling.ops.columns import is_symbolic
+
 # logits that are made at a time, 128 MiB of float32; fewer make a large head slow, since each slice reads all of its matrix
 LOGITS_AT_A_TIME = 2**25
 
@@ -45,7 +47,7 @@ def cross_entropy_in_slices(
     rows, words = states.flatten(0, -2), targets.flatten()
     size = max(1, LOGITS_AT_A_TIME // vocab_size)
     is_graded = torch.is_grad_enabled()
-    if (is_graded and len(rows) <= size) or torch.compiler.is_compiling():
+    if (is_graded and len(rows) <= size) or is_symbolic(rows):
         return losses_of(rows, words).view(targets.shape)
     is_target = words != -100
     is_whole = bool(is_target.all())

@@ -6,7 +6,7 @@ import torch
 from transformers import Cache
 
 from transformers_xl.modeling.memory.memory_value import Memory, cat_memories
-from transformers_xl.modeling.ops.columns import keep_last
+from transformers_xl.modeling.ops.columns import computing_dtype, keep_last
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -153,8 +153,7 @@ class MemoryCache(Cache):
 
     def follow_type(self, like: torch.Tensor) -> None:
         """Drop what layers keep, where a call computes in another type than the one before it: autocast began, or ended."""
-        device = like.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+        dtype = computing_dtype(like)
         if self.computed_in not in (None, dtype):
             self.layer_caches = []
         self.computed_in = dtype

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
-from transformers_xl.modeling.ops.columns import gather_columns, keep_last
+from transformers_xl.modeling.ops.columns import gather_columns, is_symbolic, keep_last
 from transformers_xl.modeling.ops.relative_attention import Biases
 
 
@@ -80,12 +80,12 @@ def document_starts(positions: torch.Tensor, mask: torch.Tensor | None) -> torch
 
 def is_true(condition: torch.Tensor, when_compiling: bool) -> bool:
     """`bool(condition)`; in a compiled graph, which cannot branch on it, `when_compiling`."""
-    return when_compiling if torch.compiler.is_compiling() else bool(condition)
+    return when_compiling if is_symbolic(condition) else bool(condition)
 
 
 def noted(numbers: torch.Tensor, number: int) -> torch.Tensor:
     """`numbers` `(B,)`, all of them `number`, with a note that says so: to compare them, the CPU would wait for a GPU."""
-    if not torch.compiler.is_compiling():
+    if not is_symbolic(numbers):
         cast(Any, numbers).of_all_rows = number, _writes(numbers)
     return numbers
 
@@ -97,7 +97,7 @@ def _writes(tensor: torch.Tensor) -> int:
 
 def are_all(numbers: torch.Tensor, number: int) -> bool:
     """Whether all `numbers` `(B,)` are this one; False in a compiled graph, which cannot ask."""
-    if torch.compiler.is_compiling():
+    if is_symbolic(numbers):
         return False
     known, writes = getattr(numbers, "of_all_rows", (0, -1))
     return known == number if writes == _writes(numbers) else bool((numbers == number).all())
@@ -178,7 +178,7 @@ class Segment(NamedTuple):
         """Those of the row with the fewest; none where a compiled graph cannot ask."""
         if self.num_tokens is None:
             return self.length
-        return 0 if torch.compiler.is_compiling() else int(self.num_tokens.min())
+        return 0 if is_symbolic(self.num_tokens) else int(self.num_tokens.min())
 
     @property
     def end(self) -> torch.Tensor:
@@ -253,7 +253,7 @@ class Segment(NamedTuple):
         count = min(count, columns.shape[-2])
         if self.num_tokens is None:
             return columns.narrow(-2, columns.shape[-2] - count, count)
-        if columns.device.type == "cpu" and not torch.compiler.is_compiling():  # a gather would read number by number
+        if columns.device.type == "cpu" and not is_symbolic(columns):  # a gather would read number by number
             return torch.stack([_newest(row, end, count) for row, end in zip(columns, self.end.tolist(), strict=True)])
         order = self.end[:, None] - count + torch.arange(count, device=columns.device)
         return gather_columns(columns, order.clamp(min=0), dim=-2)

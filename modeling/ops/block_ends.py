@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from transformers_xl.modeling.memory.segment import Segment
-from transformers_xl.modeling.ops.columns import drop_full_mask
+from transformers_xl.modeling.ops.columns import drop_full_mask, is_symbolic
 
 
 class BlockEnd(NamedTuple):
@@ -49,7 +49,7 @@ def block_ends(segment: Segment, block_length: int, window: int) -> BlockEnds:
     """The ends of blocks of `block_length` tokens in a call; the update of a state also reads the `window` columns before
     its block."""
     length, position = segment.length, segment.tokens_read % block_length
-    can_look = segment.num_tokens is None and segment.document_ids is None and not torch.compiler.is_compiling()
+    can_look = segment.num_tokens is None and segment.document_ids is None and not is_symbolic(position)
     if can_look and int(position.max()) + length < block_length:  # most generated tokens
         return BlockEnds()
     is_one = can_look and bool((position == position[0]).all())
@@ -61,7 +61,7 @@ def block_ends(segment: Segment, block_length: int, window: int) -> BlockEnds:
     changes = F.pad(begins, (0, 1)) | F.pad(ends, (1, 0))  # before token t; the last one: after all tokens
     number = changes.cumsum(1)
     of_tokens = number[:, :-1].where(mask, 0)
-    if not torch.compiler.is_compiling():
+    if not is_symbolic(number):
         count, num_read = int(number[:, -1].max()), int(of_tokens.max()) + 1
     elif segment.document_ids is None:  # a compiled graph serves any position in a block
         count, num_read = length // block_length + 1, (length + block_length - 2) // block_length + 1

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from transformers_xl.modeling.memory.segment import Segment, is_true, noted
-from transformers_xl.modeling.ops.columns import gather_columns
+from transformers_xl.modeling.ops.columns import gather_columns, is_symbolic
 
 
 class BlockGrid(NamedTuple):
@@ -54,7 +54,7 @@ class BlockGrid(NamedTuple):
         number = (((place == 0) & is_real).cumsum(1) - 1).clamp(min=0)
         count = -(-num_keys // size)  # of one text; a compiled graph cannot depend on the number of documents
         if segment.document_ids is not None:
-            count = num_keys if torch.compiler.is_compiling() else int(number.max()) + 1
+            count = num_keys if is_symbolic(number) else int(number.max()) + 1
 
         def have(which: torch.Tensor) -> torch.Tensor:
             """The blocks, `(B or 1, G)` bool, that hold one of the columns in `which` `(B or 1, K)`."""
@@ -92,7 +92,7 @@ def columns_to_keep(segment: Segment, size: int) -> int:
     """How many columns the open blocks have after a call, of the row that has most."""
     if segment.is_plain:
         return segment.num_keys % size
-    if torch.compiler.is_compiling():
+    if is_symbolic(segment.lengths):
         return min(segment.num_keys, size - 1)
     return int(open_lengths(segment, size).max())
 

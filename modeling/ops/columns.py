@@ -1,6 +1,21 @@
-"""Columns of rows: in another order, the last ones, of rows that begin again."""
+"""Columns of rows: in another order, the last ones, of rows that begin again; and what may be asked of a tensor."""
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def is_symbolic(tensor: torch.Tensor) -> bool:
+    """Whether nobody can ask for its numbers: in a compiled graph, on the meta device, or where shapes alone are computed
+    (`FakeTensorMode`)."""
+    return torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def computing_dtype(like: torch.Tensor) -> torch.dtype:
+    """The type in which products with `like` are computed: autocast's, or its own."""
+    device_type = like.device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return like.dtype
 
 
 def gather_columns(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
@@ -26,6 +41,6 @@ def reset_state(state: torch.Tensor, reset: torch.Tensor) -> torch.Tensor:
 
 def drop_full_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     """None for a mask that hides nothing, so that unpadded batches take the plain path. A compiled graph cannot ask."""
-    if mask is None or torch.compiler.is_compiling():
+    if mask is None or is_symbolic(mask):
         return mask
     return None if bool(mask.all()) else mask

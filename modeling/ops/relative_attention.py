@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from transformers_xl.modeling.ops.columns import computing_dtype
+
 
 class Biases(NamedTuple):
     """u and v, each `(heads, head_dim)`, as layers get them."""
@@ -175,9 +177,7 @@ def relative_backend(
     """The newest backend for `query`, or None: then the attention function that the user chose computes the scores' sum."""
     if attn_implementation != "sdpa":
         return None
-    device_type = query.device.type
-    in_autocast = torch.is_autocast_enabled(device_type)
-    dtype = torch.get_autocast_dtype(device_type) if in_autocast else query.dtype
+    device_type, dtype = query.device.type, computing_dtype(query)
     for backend in reversed(BACKENDS.values()):
         of_kind = backend.device_type == device_type and dtype in backend.dtypes
         if of_kind and (backend.takes is None or backend.takes(query.shape[-1], dtype, far)):

@@ -19,6 +19,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.models.auto.auto_factory import add_generation_mixin_to_remote_model
 
 import transformers_xl
 from transformers_xl.modeling.auto import ENCODERS, VARIANTS, Variant, encoder_of
@@ -210,6 +211,8 @@ def test_what_an_encoder_refuses(model_type: str):
     head = tiny_model(model_type, "masked_lm")
     with pytest.raises(ValueError, match="cannot generate: its tokens see what comes after them"):
         head.generate(TEXTS[0])
+    # else code of a folder would be another class each time that it is loaded, which nothing could pickle
+    assert add_generation_mixin_to_remote_model(type(head)) is type(head)
     with pytest.raises(ValueError, match="`shift_labels` was given, but .* predicts each token where it stands"):
         head(TEXTS[0], shift_labels=TEXTS[0])
 
