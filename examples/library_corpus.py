@@ -103,6 +103,10 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="a folder to write; with --one-text, a file")
     parser.add_argument("--one-text", action="store_true", help="one file of all modules, tables too, without a split")
     args = parser.parse_args()
+    if not args.output.absolute().parent.is_dir():
+        parser.error(f"output: there is no folder {str(args.output.parent)!r}")
+    if args.output.exists() and args.output.is_dir() == args.one_text:
+        parser.error(f"output: {str(args.output)!r} is {'a folder' if args.one_text else 'a file'}: give another name")
     (write_one_text if args.one_text else write_parts)(args.output)
     print(f"of Python {sys.version.split()[0]}")
 

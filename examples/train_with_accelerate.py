@@ -116,7 +116,8 @@ def train(
     scheduler = get_cosine_schedule_with_warmup(optimizer, steps // 10 * processes, steps * processes)
     model, optimizer, scheduler, loader, test_loader = accelerator.prepare(model, optimizer, scheduler, *loaders)
     set_seed(0, device_specific=True)  # every process has its own dropout
-    memory, identity = CarriedMemory(), stream.identity | {"processes": processes}
+    chosen = {"base": base or "", "hidden_size": hidden_size, "dropout": dropout, "accumulation": accumulation}
+    memory, identity = CarriedMemory(), stream.identity | {"processes": processes} | chosen
     accelerator.register_save_state_pre_hook(memory.save)
     accelerator.register_load_state_pre_hook(memory.load)
     if saved:

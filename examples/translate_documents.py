@@ -15,6 +15,7 @@ import html
 import json
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -46,7 +47,9 @@ def download(folder: Path) -> None:
         if not (folder / name).is_dir():
             subprocess.run(["apt-get", "download", name], cwd=folder, check=True, capture_output=True)
             (file,) = folder.glob(f"{name}_*.deb")
-            subprocess.run(["dpkg-deb", "-x", str(file), str(folder / name)], check=True)
+            with tempfile.TemporaryDirectory(dir=folder) as unpacked:  # it gets its name when all of it is there
+                subprocess.run(["dpkg-deb", "-x", str(file), f"{unpacked}/{name}"], check=True)
+                Path(unpacked, name).rename(folder / name)
 
 
 def paragraphs(page: Path) -> dict[str, str]:
@@ -159,7 +162,7 @@ def train(model: MemoryForConditionalGeneration, pages: list[Page], args: argpar
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.98), weight_decay=0.0)
     warm = max(1, args.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm, max(0.02, (args.steps - step) / (args.steps - warm)))
+        optimizer, lambda step: min((step + 1) / warm, max(0.02, (args.steps - step) / max(1, args.steps - warm)))
     )
     order, carried = torch.randperm(len(pages)).tolist(), Carried(args.carry)
     model.train()
@@ -203,7 +206,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--pages", type=int, help="held-out pages to score; all when not given")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    least = min(args.steps, args.rows, args.words, args.width, 1 if args.pages is None else args.pages)
+    if least < 1:
+        parser.error("--steps, --rows, --words, --width and --pages must be at least 1")
+    return args
 
 
 @cache

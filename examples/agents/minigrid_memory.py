@@ -8,6 +8,7 @@ MiniGrid shows a dict: an image whose three channels are numbers of things (kind
 """
 
 import argparse
+from pathlib import Path
 
 import gymnasium as gym
 import minigrid  # noqa: F401  # registers its environments
@@ -51,6 +52,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400_000, help="of all environments together")
     parser.add_argument("--environments", type=int, default=64)
     args = parser.parse_args()
+    if Path(args.output).is_file():
+        parser.error(f"--output {args.output} is a file: give the name of a folder")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     environments = ppo.vector(make, args.environments)

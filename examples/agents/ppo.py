@@ -19,6 +19,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -243,6 +244,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mem-len", type=int, default=64, help="steps that a layer remembers")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if Path(args.output).is_file():
+        parser.error(f"--output {args.output} is a file: give the name of a folder")
     if min(args.steps, args.environments, args.mem_len) < 1:
         parser.error("--steps, --environments and --mem-len must be at least 1")
     if args.steps < (least := args.environments * Settings.window):

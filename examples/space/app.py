@@ -36,6 +36,8 @@ PICTURE = """### What it reads of its memory
 Each row is an attention head, each column a distance: at the left the token itself, at the right the oldest memory.
 **Dark** means much attention, **yellow** little. Right of a dashed line the memory is longer than it was in training. The
 picture is drawn anew after every press, and when the memory changes."""
+# what they remember depends on more of the text than a number of tokens before: so do the states of recurrent variants
+NOT_OF_A_WINDOW = ("absolute_transformer_xl", "complex_order_transformer", "compressive_transformer")
 SCROLL = "() => { const box = document.querySelector('#text textarea'); box.scrollTop = box.scrollHeight; }"
 
 
@@ -68,12 +70,24 @@ class Writer:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         self.model, self.tokenizer = model.eval(), tokenizer
         self.trained = model.config.mem_len
+        self.longest = 4 * self.trained if self.has_length(4 * self.trained) else self.trained
+        self.shortest = next((each for each in range(1, self.trained) if self.has_length(each)), self.trained)
+        has_states = VARIANTS[model.config.model_type].recurrent or getattr(model.config, "kind", None) == "tokens"
+        self.is_window = not has_states and model.config.model_type not in NOT_OF_A_WINDOW
         self.first = beginning_of(tokenizer)  # what a model that has read nothing expects
         try:
             attention_rows(model)
             self.no_picture = ""
         except ValueError as error:  # the paper's attention has no weights to show
             self.no_picture = str(error)
+
+    def has_length(self, mem_len: int) -> bool:
+        """Whether the model runs with so long a memory."""
+        try:
+            self.model.config.with_mem_len(mem_len)
+        except ValueError:
+            return False
+        return True
 
     @classmethod
     def load(cls, name: str) -> "Writer":
@@ -99,15 +113,18 @@ class Writer:
         return Story(ids, len(ids))
 
     def remember(self, story: Story, mem_len: int) -> Story:
-        """The story with a memory of `mem_len` positions. One of another length is made anew from the tokens it can know.
+        """The story with a memory of `mem_len` positions, or of the nearest number that the model can have: a token sees
+        itself at least.
 
-        A token sees itself at least: 0 is taken for 1.
+        One of another length is made anew from the tokens it can know. That of a model which also remembers states,
+        compressed vectors or places in the text goes on: it is cut, or grows with what is written.
         """
-        mem_len = max(1, mem_len)
+        mem_len = min(max(self.shortest, mem_len), self.longest)
         self.model.resize_memory(mem_len)
-        if story.memory is not None and story.mem_len == mem_len:
-            return story
-        past = torch.tensor([begun(story.ids[-1 - self.reach(mem_len) : -1], self.first)], device=self.model.device)
+        if story.memory is not None and (story.mem_len == mem_len or not self.is_window):
+            return replace(story, mem_len=mem_len)
+        known = story.ids[-1 - self.reach(mem_len) : -1] if self.is_window else story.ids[:-1]
+        past = torch.tensor([begun(known, self.first)], device=self.model.device)
         memory = None
         with torch.no_grad():
             for segment in past.split(self.model.config.segment_length, dim=1) if past.numel() else ():
@@ -115,18 +132,19 @@ class Writer:
         return replace(story, memory=memory, mem_len=mem_len)
 
     def reach(self, mem_len: int) -> int:
-        """Positions that a memory can depend on: `mem_len` more with every layer, what its two convolutions read of tokens
-        before, and what the longest n-gram does."""
+        """Positions that a window can depend on: `mem_len` more with every layer, what its two convolutions or its local
+        RNNs read of tokens before, and what the longest n-gram does."""
         config = self.model.config
-        convolutions = 2 * (getattr(config, "conv_kernel_size", 1) - 1)
+        before = 2 * (getattr(config, "conv_kernel_size", 1) - 1)
+        before += getattr(config, "num_local_rnns", 0) * (getattr(config, "local_window", 1) - 1)
         ngram = max(getattr(config, "ngram_orders", None) or [1]) - 1
-        return (mem_len + convolutions) * config.num_hidden_layers + ngram
+        return (mem_len + before) * config.num_hidden_layers + ngram
 
     def go_on(self, story: Story, mem_len: int, tokens: int, temperature: float) -> Iterator[Story]:
         """The story after every few of the next `tokens`."""
         story = self.remember(story, mem_len)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        kept = max(SHOWN, self.reach(4 * self.trained) + 1)
+        kept = max(SHOWN, self.reach(self.longest) + 1)
         first, seconds = story.pace, 0.0
         for done in range(0, tokens, PIECE):
             count = min(PIECE, tokens - done)
@@ -166,7 +184,7 @@ class Writer:
 
     def picture(self, story: Story) -> Figure | None:
         """Mean attention of every head by distance, over the last tokens that a full memory stands behind."""
-        mem_len = max(1, story.mem_len)
+        mem_len = max(self.shortest, story.mem_len)
         ids = torch.tensor(story.ids[-mem_len - max(mem_len, 64) :])
         if self.no_picture or len(ids) < 2:
             return None
@@ -219,8 +237,9 @@ def page(writer: Writer, name: str) -> gr.Blocks:
                 figures = gr.Markdown("Nothing written yet.", elem_id="figures")
             with gr.Column(scale=6):
                 mem_len = gr.Slider(
-                    0, 4 * writer.trained, writer.trained, step=1, elem_id="memory", label="Length of the memory (tokens)",
-                    info=f"{writer.trained} in training; longer works too; at 0 it sees little more than the last token",
+                    writer.shortest, max(writer.longest, writer.shortest + 1), writer.trained, step=1, elem_id="memory",
+                    label="Length of the memory (tokens)", interactive=writer.shortest < writer.longest,
+                    info=f"{writer.trained} in training; longer works too; at 1 it sees little more than the last token",
                 )  # fmt: skip
                 with gr.Row():
                     tokens = gr.Slider(PIECE, 1000, 200, step=PIECE, elem_id="tokens", label="Tokens per press")

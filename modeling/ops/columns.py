@@ -1,7 +1,7 @@
 """Columns of rows: in another order, the last ones, of rows that begin again; and what may be asked of a tensor."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses import FakeTensor  # public torch has no name for it
 
 
 def is_symbolic(tensor: torch.Tensor) -> bool:

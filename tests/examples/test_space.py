@@ -15,6 +15,7 @@ import torch
 from optional_packages import needs
 from patience import PATIENCE
 from programs import BROWSER, DRIVER
+from tiny import tiny_model
 
 from transformers_xl import ByteTokenizer, StreamingTransformerConfig, StreamingTransformerForCausalLM
 from transformers_xl.evaluation.attention_maps import attention_atlas
@@ -90,6 +91,29 @@ def test_a_memory_of_another_length_is_that_of_the_text(writer, mem_len: int):
         expected = writer.model(ids).logits[:, -1]
     assert writer.model.config.mem_len == max(1, mem_len)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["r_transformer", "sha_rnn", "compressive_transformer", "segment_memory/tokens"]
+)
+def test_every_model_takes_the_lengths_that_the_page_offers(model_type: str):
+    """It writes with each; a window is made anew, and what remembers more than tokens goes on from there."""
+    model = tiny_model(model_type, "causal_lm", torch.float32, vocab_size=259)
+    writer, trained = demo().Writer(model, ByteTokenizer()), model.config.mem_len
+    assert writer.is_window is (model_type == "r_transformer")
+    story = last(writer.go_on(writer.begin("It was"), trained, 60, temperature=1.0))
+    for mem_len in (writer.shortest, writer.longest):
+        told = torch.tensor([story.ids])
+        with torch.no_grad():
+            model.resize_memory(min(mem_len, writer.longest))
+            expected = model(told).logits[:, -1]
+            remembered = writer.remember(story, mem_len)
+            found = model(told[:, -1:], mems=remembered.memory).logits[:, -1]
+        if writer.is_window or mem_len == trained:
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        assert last(writer.go_on(remembered, mem_len, 20, temperature=1.0)).written == story.written + 20
+    if model_type == "segment_memory/tokens":
+        assert (writer.shortest, writer.longest) == (trained, trained)
 
 
 def test_a_session_stays_small(writer, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from killed import killed_at_each_write
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.output_folder import RunFolder, check_replaceable, output_folder, run_folder, run_to_resume
 from transformers_xl.files.output_lock import LOCK
-from transformers_xl.files.written import RECORD, extend_record, not_written
+from transformers_xl.files.written import RECORD, extend_record, not_written, write_record
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ class Run:
 @pytest.mark.parametrize("first", ["nothing", "a model", "a finished run"])
 def test_a_run_that_is_killed_at_any_write_loses_nothing(tmp_path: Path, caplog, first: str):
     path, resume, states = tmp_path / "all" / "model", first == "a finished run", []
-    run, old = Run(path, NEW), dict.fromkeys(NEW, "old")
+    run, old, refused = Run(path, NEW), dict.fromkeys(NEW, "old"), 0
 
     def prepare() -> None:
         shutil.rmtree(tmp_path / "all", ignore_errors=True)
@@ -137,8 +137,11 @@ def test_a_run_that_is_killed_at_any_write_loses_nothing(tmp_path: Path, caplog,
         assert run.model in (old, NEW, None)
         assert not_written(path) is None  # nothing that `--overwrite` would refuse
         release(path)
-        resumable = run_to_resume(path)
-        goes_on = any(resumable.glob("checkpoint-*"))
+        goes_on = False
+        with suppress(ValueError):  # of a run that ended before its first checkpoint
+            goes_on = any(run_to_resume(path).glob("checkpoint-*"))
+            refused -= 1
+        refused += 1
         if run.model is None and first != "nothing":
             assert goes_on  # `--resume` puts the new one in place, as the error of a command that reads says
         run(resume=goes_on)
@@ -146,6 +149,7 @@ def test_a_run_that_is_killed_at_any_write_loses_nothing(tmp_path: Path, caplog,
         assert os.listdir(path.parent) == ["model"]
         assert not_written(path) is None
     assert [states[0], states[-1]] == [None if first == "nothing" else old, NEW]
+    assert (refused > 0) == (first == "a model")
 
 
 def test_a_run_that_stops_or_fails_leaves_the_old_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -155,6 +159,13 @@ def test_a_run_that_stops_or_fails_leaves_the_old_model(tmp_path: Path, caplog: 
     with pytest.raises(ValueError):
         run(fails=True)
     assert (os.listdir(tmp_path), content(path)) == (["model"], OLD)
+    (tmp_path / "model.new").mkdir()  # of a process that was killed
+    write_record(tmp_path / "model.new", [], "model")
+    with pytest.raises(
+        ValueError, match=r"model\.new' holds a run that ended before its first checkpoint: begin it again"
+    ):
+        run(resume=True)
+    shutil.rmtree(tmp_path / "model.new")
     run(stops=True)
     assert content(path) == OLD
     assert "takes the place of" in caplog.text

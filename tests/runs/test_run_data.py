@@ -356,6 +356,18 @@ def test_compressed_bytes_are_no_text(tmp_path: Path, name: str, compress):
         read_data(section(tmp_path / name), ByteTokenizer(), progress=False)
 
 
+def test_a_name_with_colons_is_that_of_a_file(tmp_path: Path):
+    (tmp_path / "a::b.txt").write_text(TEXT)
+    read = read_data(section(tmp_path / "a::b.txt", eval_fraction=0.5), ByteTokenizer(), progress=False)
+    assert "".join(spelled([*read.rows, *read.held_out.rows])) == TEXT
+
+
+def test_an_empty_table_is_refused(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text("\n \n")
+    with pytest.raises(ValueError, match="begins with nothing: give rows with text in them"):
+        read_data(section(tmp_path / "rows.jsonl"), ByteTokenizer(), progress=False)
+
+
 def test_endings_in_capitals(tmp_path: Path):
     (tmp_path / "A.GZ").write_bytes(gzip.compress(TEXT.encode()))
     read = read_data(section(tmp_path / "A.GZ", eval_fraction=0.5), ByteTokenizer(), progress=False)

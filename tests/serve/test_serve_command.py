@@ -76,7 +76,7 @@ def test_options_reach_the_server(tmp_path: Path, started: list, monkeypatch: py
     result = run("serve", model, *(word for name, value in options.items() for word in (f"--{name}", value)))
     assert result.exit_code == 0, result.output
     service, address = started
-    assert tuple(service.bounds) == (10, 20, 2, 9, 1000)
+    assert tuple(service.bounds) == (10, 20, 2, 9, 1000, 60.0)
     assert tuple(address) == ("0.0.0.0", 81, "sesame")
     assert (service.store.most, service.store.seconds, service.store.folder) == (7, 172_800, tmp_path / "sessions")
     scheduler = service.engine.make_scheduler()

@@ -53,6 +53,19 @@ def test_text_is_that_of_all_tokens_up_to_the_first_stop(name: str, stop: tuple[
         assert count == (needed[0] if needed else len(ids)) - start
 
 
+@pytest.mark.parametrize("decoder", [None, WholeDecoder])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_what_ends_a_prompt_is_not_said_again(name: str, decoder):
+    """A replacement character that stands in the prompt, and bytes of a character that never ends."""
+    tokenizer = TOKENIZERS[name]
+    new = tokenizer("s \u20aca")["input_ids"]
+    for prompt in (tokenizer("x\ufffd\ufffd")["input_ids"], tokenizer("x\u20ac")["input_ids"][:-1]):
+        written = WrittenText(tokenizer, prompt, ())
+        if decoder is not None:
+            written.decoder = decoder(tokenizer, prompt)
+        assert shown(written, new)[0] == "s \u20aca"
+
+
 def pieces() -> PreTrainedTokenizerFast:
     """As those of Llama 2: the space before a word is a part of it, and that of a text's first word is dropped."""
     words = ["<unk>", "\u2581Hello", "\u2581world", "x", "\u2581", "<0xE2>", "<0x82>", "<0xAC>"]

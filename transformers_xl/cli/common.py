@@ -44,10 +44,10 @@ AsMarkdown = Annotated[bool, Option("--markdown", help="Print the table as Markd
 
 def check_texts(paths: list[Path] | None) -> list[Path] | None:
     """Refuse files that do not exist; a member of an archive is looked for where it is read."""
-    from transformers_xl.data.text_files import MEMBER
+    from transformers_xl.data.text_files import parted
 
     for path in paths or ():
-        if not Path(str(path).partition(MEMBER)[0]).exists():
+        if not Path(parted(path)[0]).exists():
             raise typer.BadParameter(f"File {str(path)!r} does not exist.")
     return paths
 

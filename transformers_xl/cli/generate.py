@@ -49,7 +49,7 @@ def generate(
     no_repeat_ngram_size: NoRepeatNgramSize = None,
     greedy: Greedy = False,
     num_beams: Annotated[int | None, Option(min=1, max=MAX_BEAMS, help="Number of beams of beam search.")] = None,
-    seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Seed of sampling.")] = 0,
     stream: Annotated[
         bool | None,
         Option("--stream/--no-stream", help="Print tokens as they are generated.", show_default="one text"),

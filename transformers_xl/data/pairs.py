@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transformers_xl.data.text_files import MEMBER, TextFile
+from transformers_xl.data.text_files import TextFile, parted
 from transformers_xl.files.json_files import json_lines
 from transformers_xl.files.plain_files import check_regular
 
@@ -46,7 +46,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def _lines_of(name: str, file: str) -> list[str]:
-    if not Path(file.partition(MEMBER)[0]).is_file():
+    if not Path(parted(file)[0]).is_file():
         raise ValueError(f"`{name}`={file!r} is no file: name one whose lines are sentences.")
     return lines_of(_text_of(file))
 

@@ -38,6 +38,12 @@ def kind_of(path: str) -> str:
     return suffix_of(Path(path).with_suffix("") if suffix_of(path) in COMPRESSED else path)
 
 
+def parted(path: str | PathLike) -> tuple[str, str]:
+    """A file, and the member of it that is meant, empty where it is the file itself: its name may hold colons."""
+    name, _, member = (str(path), "", "") if os.path.exists(path) else str(path).partition(MEMBER)
+    return name, member
+
+
 def refuse_table(path: str) -> None:
     """Raise a `ValueError` where a text is asked for, and the file has rows with texts in a field."""
     if kind_of(path) in TABLES:
@@ -49,8 +55,8 @@ def refuse_table(path: str) -> None:
 
 def name_of(path: str) -> str:
     """A file or folder of this machine, or a member of an archive, without where it lies; other words as they are."""
-    file, separator, member = path.partition(MEMBER)
-    return Path(file).name + separator + member if os.path.exists(file) else path
+    file, member = parted(path)
+    return Path(file).name + (MEMBER + member if member else "") if os.path.exists(file) else path
 
 
 class BlamedReader(RawIOBase):
@@ -124,7 +130,7 @@ class TextFile:
     """
 
     def __init__(self, path: str | PathLike):
-        name, _, self.member = str(path).partition(MEMBER)
+        name, self.member = parted(path)
         self.path = Path(name)
         if not self.path.is_file():
             raise ValueError(f"`paths`: {str(path)!r} is not a file that can be read.")
@@ -244,6 +250,7 @@ __all__ = [
     "count_text",
     "kind_of",
     "name_of",
+    "parted",
     "refuse_table",
     "suffix_of",
 ]

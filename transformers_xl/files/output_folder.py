@@ -60,9 +60,20 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 
 def run_to_resume(path: Path) -> Path:
-    """Where the run lies that `--resume` continues: beside `path`, where one is to take its place that has not ended."""
+    """Where the run lies that `--resume` continues: beside `path`, where one is to take its place that has not ended.
+
+    Raises:
+        ValueError: that one has no checkpoint.
+    """
     new = _unfinished(path)
-    return new if _is_run(new, _real(path)) and _has_checkpoint(new) else path
+    if not _is_run(new, _real(path)):
+        return path
+    if not _has_checkpoint(new):
+        raise ValueError(
+            f"{str(new)!r} holds a run that ended before its first checkpoint: begin it again with `--overwrite`, or "
+            f"delete it to resume the run in {str(path)!r}."
+        )
+    return new
 
 
 def check_new_run(path: Path) -> None:

@@ -22,7 +22,7 @@ from transformers_xl.data.files import (
 )
 from transformers_xl.data.streaming_text import StreamingText
 from transformers_xl.data.text_beginning import beginning_of
-from transformers_xl.data.text_files import MEMBER, TABLES, TextCounts, TextFile, kind_of, name_of, suffix_of
+from transformers_xl.data.text_files import TABLES, TextCounts, TextFile, kind_of, name_of, parted, suffix_of
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.files.blaming import blamed
 from transformers_xl.files.bounded_reading import check_parquet
@@ -158,7 +158,7 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
 def check_paths(section: DataSection) -> None:
     """Raise a `ValueError` where a file or folder that the section names is not there."""
     for name, paths in (("path", section.path), ("eval_path", section.eval_path)):
-        missing = [path for path in paths if not path or not Path(path.partition(MEMBER)[0]).exists()]
+        missing = [path for path in paths if not path or not Path(parted(path)[0]).exists()]
         if missing:
             raise ValueError(
                 f"`data.{name}`: there is no {missing[0]!r} here: give text files, or a folder of them (`transformers-xl "
@@ -330,7 +330,7 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
     if len(kinds) > 1:
         raise ValueError(f"`data.path` mixes files of {' and '.join(sorted(kinds))}: give files of one kind.")
     for path in paths:
-        if suffix_of(path.partition(MEMBER)[0]) == ".zip":
+        if suffix_of(parted(path)[0]) == ".zip":
             raise ValueError(f"`data.path`: {path!r} is in an archive, where tables are not read: unpack it.")
         if suffix_of(path) == ".zst":  # datasets reads what is there of one that was cut off
             TextFile(path).check()
@@ -341,6 +341,9 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
 def _check_table(file: TextFile, is_parquet: bool) -> None:
     """Refuse what would end this process, or fill its memory, while it is read."""
     if not is_parquet:
+        with file.open() as stream:
+            if not stream.read(1 << 16).strip():
+                raise ValueError(f"`data.path`: {str(file)!r} begins with nothing: give rows with text in them.")
         with blamed(file.path), file.open() as stream:
             check_stream(stream, str(file))
     elif not file.is_compressed:
@@ -386,7 +389,7 @@ def input_files(run: RunConfig) -> list[Path]:
     of_pairs = [] if run.data.path or run.data.dataset else [each for each in sides if each is not None]
     texts = [file for path in (*run.data.path, *run.data.eval_path, *of_pairs) for file in _files_of(path)]
     named = [name for name in (run.tokenizer.path, run.model.base) if name is not None]
-    return [Path(text.partition(MEMBER)[0]) for text in texts] + [Path(name) for name in named]
+    return [Path(parted(text)[0]) for text in texts] + [Path(name) for name in named]
 
 
 def _files_of(path: str, field: str = "path") -> list[str]:

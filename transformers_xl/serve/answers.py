@@ -4,11 +4,12 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from transformers_xl.modeling.memory.memory_value import Memory
@@ -89,18 +90,29 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, Any], close: C
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; `close` is called at the end, or when the client leaves."""
+    """Server-sent events; `close` is called at the end, or when the client leaves, or reads nothing for `seconds`."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[dict[str, Any] | str], close: Callable[[], None], named: bool = False):
+    def __init__(
+        self,
+        events: AsyncIterator[dict[str, Any] | str],
+        close: Callable[[], None],
+        seconds: float,
+        named: bool = False,
+    ):
         super().__init__(written(events, named), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self.close = close
+        self.close, self.seconds = close, seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_in_time(message: Any) -> None:
+            async with asyncio.timeout(self.seconds):  # the buffer of a client that does not read is full
+                await send(message)
+
         try:
             async with aclosing(self.body_iterator):  # type: ignore[type-var]  # a generator, from `written`
-                await super().__call__(scope, receive, send)
+                with suppress(TimeoutError, ClientDisconnect):
+                    await super().__call__(scope, receive, send_in_time)
         finally:
             self.close()
 

@@ -12,6 +12,7 @@ class Bounds(NamedTuple):
         choices: texts that a request has written.
         waiting: texts of all requests together, being written or waiting.
         body: bytes of a request.
+        seconds: that a client may take to send its request, and to read a part of its answer.
     """
 
     prompt: int = 16_384
@@ -19,6 +20,7 @@ class Bounds(NamedTuple):
     choices: int = 16
     waiting: int = 256
     body: int = 2**20
+    seconds: float = 60.0
 
 
 class RequestError(ValueError):

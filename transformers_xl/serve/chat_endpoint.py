@@ -33,7 +33,7 @@ class ChatCompletions:
         job = await self.service.engine.submit(wanted)
         answer = Answer(self.service, body, len(ids))
         if body.stream:
-            return EventStream(answer.events(job), job.close)
+            return EventStream(answer.events(job), job.close, self.service.bounds.seconds)
         choices = await unless_left(request, collected(job), job.close)
         return JSONResponse(answer.whole(choices))
 

@@ -39,7 +39,7 @@ class Completions:
         job = await self.service.engine.submit(wanted)
         answer = Answer(self.service, body, [ids for ids in prompts for _ in range(body.n)])
         if body.stream:
-            return EventStream(answer.events(job), job.close)
+            return EventStream(answer.events(job), job.close, self.service.bounds.seconds)
         choices = await unless_left(request, collected(job), job.close)
         return JSONResponse(answer.whole(choices))
 

@@ -51,10 +51,10 @@ class Responses:
         with ExitStack() as stack:
             turn = await self.begin(body, stack)
             closing = stack.pop_all()
-        events = ResponseEvents(self.service, turn)
+        events = ResponseEvents(self.service, turn, closing.close)
         if body.stream:
-            return EventStream(events.all(), closing.close, named=True)
-        return JSONResponse(await unless_left(request, events.last(), closing.close))
+            return EventStream(events.all(), events.close, self.service.bounds.seconds, named=True)
+        return JSONResponse(await unless_left(request, events.last(), events.close))
 
     async def retrieve(self, response_id: str) -> Response:
         store = self.service.sessions("id")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from transformers_xl.serve.answers import Choice
@@ -16,10 +16,12 @@ class ResponseEvents:
     Args:
         service: where it is written.
         turn: what is written ([`~transformers_xl.serve.response_endpoint.Turn`]).
+        when_over: called by `close`, at the earliest when the answer is kept: till then nothing else continues it.
     """
 
-    def __init__(self, service: Service, turn: Any):
-        self.service, self.turn = service, turn
+    def __init__(self, service: Service, turn: Any, when_over: Callable[[], None]):
+        self.service, self.turn, self.when_over = service, turn, when_over
+        self.saving: asyncio.Future | None = None
         self.input_tokens = turn.response["usage"]["input_tokens"]
         self.response = turn.response | {"usage": None}
         self.item_id, self.count = new_id("msg"), 0
@@ -52,8 +54,15 @@ class ResponseEvents:
         whole = self.whole(choice)
         self.service.metrics.count([choice], self.input_tokens)
         if self.turn.keep is not None:
-            await asyncio.to_thread(self.turn.keep, whole, choice)
+            self.saving = asyncio.ensure_future(asyncio.to_thread(self.turn.keep, whole, choice))
+            await asyncio.shield(self.saving)  # a thread goes on where its client leaves
         return whole
+
+    def close(self) -> None:
+        if self.saving is None or self.saving.done():
+            self.when_over()
+        else:
+            self.saving.add_done_callback(lambda _: self.when_over())
 
     def whole(self, choice: Choice) -> dict[str, Any]:
         status = "completed" if choice.finish_reason == "stop" else "incomplete"

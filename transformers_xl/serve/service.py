@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from transformers_xl.data.turns import Template, TemplateError, text_ids, turn_ids
 from transformers_xl.modeling.memory.memory_value import Memory
@@ -18,6 +19,7 @@ from transformers_xl.serve.server_metrics import Metrics
 from transformers_xl.serve.session_store import SessionStore
 from transformers_xl.serve.text_request import TextRequest
 
+LOOK = 0.25  # seconds after which a server that is told to end lets go of what it reads
 DEFAULT_NEW_TOKENS = 1024  # of a chat or a response that does not say
 Kind = TypeVar("Kind", bound=Fields)
 
@@ -55,19 +57,39 @@ class Service:
         """What a request says.
 
         Raises:
-            RequestError: it is too long, no JSON, asks for another model, or an argument is wrong or not honoured.
+            RequestError: it is too long or too slow, no JSON, asks for another model, or an argument is wrong or not
+                honoured.
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RequestError("The header `Content-Type` of a request must be application/json.", "Content-Type")
+        body = parsed(kind, await self.sent(request))
+        if isinstance(body, Sampling):
+            self.check(body)
+        return body
+
+    async def sent(self, request: Request) -> bytes:
+        """What a client sends, unless it is too much or too slow, or the server or the client ends before."""
+        reading, times = asyncio.ensure_future(self.read(request)), int(self.bounds.seconds / LOOK)
+        try:
+            for _ in range(times):
+                await asyncio.wait([reading], timeout=LOOK)
+                if reading.done():
+                    return reading.result()
+                if self.engine.is_ending:
+                    raise RequestError("The server is ending: ask another one.", status=503)
+            raise RequestError(f"The request did not arrive within {self.bounds.seconds:g} seconds.", status=408)
+        except ClientDisconnect as error:
+            raise RequestError("The client has left.", status=499) from error
+        finally:
+            reading.cancel()
+
+    async def read(self, request: Request) -> bytes:
         data = bytearray()
         async for part in request.stream():
             data += part
             if len(data) > self.bounds.body:
                 raise RequestError(f"The request is longer than {self.bounds.body:,} bytes.", status=413)
-        body = parsed(kind, bytes(data))
-        if isinstance(body, Sampling):
-            self.check(body)
-        return body
+        return bytes(data)
 
     def check(self, body: Sampling) -> None:
         if body.model not in (None, self.name):

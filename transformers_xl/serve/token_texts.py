@@ -32,6 +32,16 @@ def bytes_of(tokenizer: Any, token_id: int, text: str) -> list[int]:
     return [] if INCOMPLETE in text else list(text.encode())
 
 
+def key_of(tokenizer: Any, token_id: int) -> str:
+    """The text of a token, another for each: parts of characters as OpenAI's API spells them, by their bytes if these are
+    known, else by the number of the token."""
+    text = text_of(tokenizer, token_id)
+    if INCOMPLETE not in text:
+        return text
+    spelled = "".join(f"\\x{byte:02x}" for byte in bytes_of(tokenizer, token_id, text))
+    return f"bytes:{spelled}" if spelled else f"token_id:{token_id}"
+
+
 class Offsets:
     """Where tokens begin in a text: the number of characters before each."""
 
@@ -61,7 +71,7 @@ def lists(
         "tokens": [text_of(tokenizer, each) for each in ids],
         "token_logprobs": [None if each is None else each.logprob for each in logprobs],
         "top_logprobs": [
-            None if each is None else {text_of(tokenizer, one): value for one, value in each.top} for each in logprobs
+            None if each is None else {key_of(tokenizer, one): value for one, value in each.top} for each in logprobs
         ],
         "text_offset": [offsets.of(each) for each in ids],
     }

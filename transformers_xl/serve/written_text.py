@@ -15,21 +15,27 @@ class PieceDecoder:
     def __init__(self, tokenizer: Any, context: Sequence[int]):
         self.decode = tokenizer.backend_tokenizer.decode
         self.before, self.pending = list(context), list[int]()
-        self.shown = self.decode(self.before).rstrip(INCOMPLETE)
+        self.shown = self.decode(self.before)
+
+    def length_of_shown(self, text: str) -> int:
+        """How much of `text` was there before: without the end of a prompt that new tokens have made a character of."""
+        return len(self.shown if text.startswith(self.shown) else self.shown.rstrip(INCOMPLETE))
 
     def add(self, token_id: int) -> str:
         """New text, without a character whose end is missing."""
         self.pending.append(token_id)
         text = self.decode(self.before + self.pending)
-        if text.endswith(INCOMPLETE) or not text.startswith(self.shown) or len(text) == len(self.shown):
+        start = self.length_of_shown(text)
+        if text.endswith(INCOMPLETE) or not text.startswith(self.shown[:start]) or len(text) == start:
             return ""  # after a token without a text, too, the next one is joined to the text before
-        new, self.before, self.pending = text[len(self.shown) :], self.pending, []
+        new, self.before, self.pending = text[start:], self.pending, []
         self.shown = self.decode(self.before)
         return new
 
     def unsettled(self) -> str:
         """What the tokens say that `add` has held back."""
-        return self.decode(self.before + self.pending)[len(self.shown) :] if self.pending else ""
+        text = self.decode(self.before + self.pending)
+        return text[self.length_of_shown(text) :] if self.pending else ""
 
 
 class WholeDecoder:
@@ -38,7 +44,7 @@ class WholeDecoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, context: Sequence[int]):
         self.tokenizer, self.ids = tokenizer, list(context)
-        self.text = self._decoded()
+        self.text = self.prompt = self._decoded()
         self.settled = self.text.rstrip(INCOMPLETE)
 
     def _decoded(self) -> str:
@@ -49,6 +55,9 @@ class WholeDecoder:
             self.ids.append(token_id)
         before, self.text = self.text, self._decoded()
         settled = same_beginning(before, self.text).rstrip(INCOMPLETE)
+        if self.text.startswith(self.prompt) and len(self.settled) < len(self.prompt) < len(self.text):
+            self.settled = self.prompt  # its end was no part of a character
+            settled = max(settled, self.prompt, key=len)
         if not settled.startswith(self.settled):
             return ""
         new, self.settled = settled[len(self.settled) :], settled
