@@ -162,7 +162,7 @@ def test_a_run_that_stops_or_fails_leaves_the_old_model(tmp_path: Path, caplog: 
     (tmp_path / "model.new").mkdir()  # of a process that was killed
     write_record(tmp_path / "model.new", [], "model")
     with pytest.raises(
-        ValueError, match=r"model\.new' holds a run that ended before its first checkpoint: begin it again"
+        ValueError, match=r"model\.new' holds a run without a checkpoint: where it has ended, begin it again"
     ):
         run(resume=True)
     shutil.rmtree(tmp_path / "model.new")

@@ -362,10 +362,12 @@ def test_a_name_with_colons_is_that_of_a_file(tmp_path: Path):
     assert "".join(spelled([*read.rows, *read.held_out.rows])) == TEXT
 
 
-def test_an_empty_table_is_refused(tmp_path: Path):
-    (tmp_path / "rows.jsonl").write_text("\n \n")
-    with pytest.raises(ValueError, match="begins with nothing: give rows with text in them"):
-        read_data(section(tmp_path / "rows.jsonl"), ByteTokenizer(), progress=False)
+def test_tables_are_not_all_empty(tmp_path: Path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="are empty: give rows with text in them"):
+        read_data(section(tmp_path / "empty.jsonl"), ByteTokenizer(), progress=False)
+    both = section(tables(tmp_path, "jsonl"), tmp_path / "empty.jsonl")
+    assert spelled(read_data(both, ByteTokenizer(), progress=False).held_out.rows) == [ROWS[3]]
 
 
 def test_endings_in_capitals(tmp_path: Path):

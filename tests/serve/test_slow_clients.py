@@ -1,4 +1,4 @@
-"""Clients that are slow, or leave in the middle: nothing is held for them, and a turn ends when it has been kept."""
+"""Clients that are slow, or leave in the middle: nothing is written for them, and a turn ends when it has been kept."""
 
 import asyncio
 import threading
@@ -69,7 +69,8 @@ def test_a_request_that_does_not_arrive():
 def test_every_likely_token_has_a_key_of_its_own():
     """Of bytes, many of which are no text alone; and of a tokenizer that cannot tell them."""
     likely = tuple((token_id, -float(token_id)) for token_id in (65, 128, 129, 255))
-    found = lists(ByteTokenizer(), [65], [TokenLogprob(65, -65.0, likely)], Offsets(ByteTokenizer()))
+    found = lists(ByteTokenizer(), [129], [TokenLogprob(129, -129.0, likely)], Offsets(ByteTokenizer()))
+    assert found["tokens"] == ["bytes:\\x81"]
     keys = ["A", "bytes:\\x80", "bytes:\\x81", "bytes:\\xff"]
     assert found["top_logprobs"] == [dict(zip(keys, (-65.0, -128.0, -129.0, -255.0), strict=True))]
     others: Any = SimpleNamespace(decode=lambda ids: "\ufffd")

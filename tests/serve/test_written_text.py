@@ -66,6 +66,11 @@ def test_what_ends_a_prompt_is_not_said_again(name: str, decoder):
         assert shown(written, new)[0] == "s \u20aca"
 
 
+def test_of_several_bytes_of_a_prompt_the_last_become_a_character():
+    written = WrittenText(TOKENIZERS["bytes"], [97, 0x82, 0xE2], ())
+    assert [written.add(each) for each in (0x82, 0xAC, 98)] == ["", "\u20ac", "b"]
+
+
 def pieces() -> PreTrainedTokenizerFast:
     """As those of Llama 2: the space before a word is a part of it, and that of a text's first word is dropped."""
     words = ["<unk>", "\u2581Hello", "\u2581world", "x", "\u2581", "<0xE2>", "<0x82>", "<0xAC>"]

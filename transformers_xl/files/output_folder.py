@@ -70,7 +70,7 @@ def run_to_resume(path: Path) -> Path:
         return path
     if not _has_checkpoint(new):
         raise ValueError(
-            f"{str(new)!r} holds a run that ended before its first checkpoint: begin it again with `--overwrite`, or "
+            f"{str(new)!r} holds a run without a checkpoint: where it has ended, begin it again with `--overwrite`, or "
             f"delete it to resume the run in {str(path)!r}."
         )
     return new

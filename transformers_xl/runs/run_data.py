@@ -335,15 +335,19 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
         if suffix_of(path) == ".zst":  # datasets reads what is there of one that was cut off
             TextFile(path).check()
         _check_table(TextFile(path), kinds == {"parquet"})
+    if kinds == {"json"} and all(map(_is_empty, paths)):  # some of many may be
+        raise ValueError(f"`data.path`: {', '.join(paths)} are empty: give rows with text in them.")
     return _load(kinds.pop(), "train", streaming, data_files=paths)
+
+
+def _is_empty(path: str) -> bool:
+    with TextFile(path).open() as stream:
+        return not stream.read(1 << 20).strip()
 
 
 def _check_table(file: TextFile, is_parquet: bool) -> None:
     """Refuse what would end this process, or fill its memory, while it is read."""
     if not is_parquet:
-        with file.open() as stream:
-            if not stream.read(1 << 16).strip():
-                raise ValueError(f"`data.path`: {str(file)!r} begins with nothing: give rows with text in them.")
         with blamed(file.path), file.open() as stream:
             check_stream(stream, str(file))
     elif not file.is_compressed:

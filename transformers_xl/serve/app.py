@@ -82,6 +82,7 @@ def add_refusals(app: FastAPI) -> None:
     async def refuse(_: Request, error: ValueError) -> Response:
         said = error if isinstance(error, RequestError) else RequestError(str(error))
         headers = {"Retry-After": "1"} if said.status == 503 else None
+        headers = {"Connection": "close"} if said.status in (408, 413) else headers  # else it is sent to its end
         return JSONResponse(said.body(), said.status, headers)
 
     @app.exception_handler(HTTPException)

@@ -33,8 +33,8 @@ def bytes_of(tokenizer: Any, token_id: int, text: str) -> list[int]:
 
 
 def key_of(tokenizer: Any, token_id: int) -> str:
-    """The text of a token, another for each: parts of characters as OpenAI's API spells them, by their bytes if these are
-    known, else by the number of the token."""
+    """The text of a token: parts of characters as OpenAI's API spells them, by their bytes if these are known, else by the
+    number of the token."""
     text = text_of(tokenizer, token_id)
     if INCOMPLETE not in text:
         return text
@@ -68,7 +68,7 @@ def lists(
 ) -> dict[str, list]:
     """As completions have them: lists side by side. The first token of a text has no probability."""
     return {
-        "tokens": [text_of(tokenizer, each) for each in ids],
+        "tokens": [key_of(tokenizer, each) for each in ids],
         "token_logprobs": [None if each is None else each.logprob for each in logprobs],
         "top_logprobs": [
             None if each is None else {key_of(tokenizer, one): value for one, value in each.top} for each in logprobs

@@ -19,7 +19,7 @@ class PieceDecoder:
 
     def length_of_shown(self, text: str) -> int:
         """How much of `text` was there before: without the end of a prompt that new tokens have made a character of."""
-        return len(self.shown if text.startswith(self.shown) else self.shown.rstrip(INCOMPLETE))
+        return max(len(self.shown.rstrip(INCOMPLETE)), len(same_beginning(text, self.shown)))
 
     def add(self, token_id: int) -> str:
         """New text, without a character whose end is missing."""

@@ -32,6 +32,19 @@ OF_CALLBACKS = (
     "early_stopping_patience",
 )
 OF_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs")
+OF_ADAPTERS = (
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "modules_to_save",
+    "layers_to_transform",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "use_dora",
+    "bias",
+)
 FOLLOW_THE_LOSS = ("reduce_lr_on_plateau", "greedy")
 SAME_STATE = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused")  # one optimizer
 
@@ -82,10 +95,10 @@ def changed_adapters(folder: Path, model: Any) -> Iterator[tuple[str, Any, Any]]
     if ours is None or not file.is_file():
         return
     saved = read_json(file)
-    for name in ("peft_type", "r", "lora_alpha", "target_modules"):
+    for name in OF_ADAPTERS:
         before, now = saved.get(name), getattr(ours, name, None)
-        before, now = (sorted(value) if isinstance(value, (list, set)) else value for value in (before, now))
-        if before != now:
+        before, now = (sorted(value) if isinstance(value, (list, set, tuple)) else value for value in (before, now))
+        if before != now and (before or now):
             yield name, before, now
 
 

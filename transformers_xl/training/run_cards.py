@@ -28,7 +28,7 @@ logger = logging.get_logger(__name__)
 class RunCards(Trainer):
     """A model that is saved after its training has `training_metrics.json` beside it, and a card that is made of it."""
 
-    trained_tokens = 0  # by the last call of `train`, in one process
+    trained_tokens: int  # by the last call of `train`, in one process
 
     def training_record(self, **told: Any) -> Training | None:
         """What the last call of `train` measured, None before its end. `told`: fields that the Trainer cannot know."""

@@ -30,6 +30,7 @@ class TrainerOverrides(Trainer):
     memory: dict[str, Memory]
     was_stopped = False  # early, before the checkpoint that this training resumes from
     epochs_begun = 0
+    trained_tokens = 0  # by the last call of `train`, in one process
     last_checkpoint: Path | None = None
 
     def _get_dataloader(
@@ -75,6 +76,8 @@ class TrainerOverrides(Trainer):
             return
         self.epochs_begun += 1
         is_first = kwargs["epoch"] == kwargs["epochs_trained"]
+        if is_first:  # also of another attempt, with smaller batches
+            self.trained_tokens = 0
         if not (is_first and kwargs["steps_trained_in_current_epoch"] > 0):
             self.memory.pop("train", None)  # whether the dataset says `reset` or not
         super()._run_epoch(*args, **kwargs)
