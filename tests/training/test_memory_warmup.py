@@ -81,7 +81,7 @@ def test_training_equals_a_loop_by_hand(tmp_path, steps: float):
 def test_texts_that_begin_are_read_before_anything_is_remembered(tmp_path):
     """A memory of no column for some steps, with evaluations: the stream stays that of a model with memory."""
     fields = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": LANES}
-    fields |= {"initial_mem_len": 0, "mem_len_warmup_steps": 6, "beginning": [1]}
+    fields |= {"initial_mem_len": 0, "mem_len_warmup_steps": 60, "beginning": [1]}
     held_out = TextStream(IDS, SEGMENT, LANES, keep_tail=True, beginning=[1])
     trainer = trainer_of(tmp_path, small_model(same_length=False), held_out, **fields)
     trainer.train()
