@@ -242,6 +242,7 @@ generate {0} --prompt-file /dev/zero                                | is a pipe 
 generate {0} -p It --temperature inf                                | `temperature`=inf must be a finite
 generate {0} -p It --temperature 1e-300                             | `temperature`=1e-300 must be 0
 generate {0} -p It --repetition-penalty nan                         | `repetition_penalty`=nan must be a finite
+generate {0} -p It --repetition-penalty 0                           | `repetition_penalty`=0.0 must be above 0
 evaluate {0} --text {2}                                             | is not a file
 evaluate {0} --text {1} --mem-len 99999999999999999999              | `mem_len`=99999999999999999999 must be
 evaluate {0} --text {1} --segment-length 0                          | segment_length

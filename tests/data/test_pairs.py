@@ -23,11 +23,11 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
 
 def test_two_files_and_json_lines_are_the_same(tmp_path):
     for side, name in enumerate(("a.en", "a.de")):
-        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8-sig")
     source, target = str(tmp_path / "a.en"), str(tmp_path / "a.de")
     assert read_pairs(source, target) == PAIRS
     rows = [{"id": 0, "translation": {"en": a, "de": b}} for a, b in PAIRS]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
     assert read_pairs("translation.en", "translation.de", [str(tmp_path / "a.jsonl")]) == PAIRS
     assert pairs_of_rows(rows, "translation.en", "translation.de") == PAIRS
     for file in ("a.en", "a.de", "a.jsonl"):

@@ -53,6 +53,19 @@ def test_texts_are_decompressed(tmp_path: Path, ending: str):
     assert read.held_out.counts == TextCounts(len(data) - 1, len(TEXT) - 1, 6)
 
 
+@pytest.mark.parametrize("ending", [".txt", ".gz", ".zip"])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, ending: str):
+    """Notepad writes one, and nothing in the text begins with it."""
+    data, path = TEXT.encode("utf-8-sig"), tmp_path / f"text{ending}"
+    if ending == ".zip":
+        path = archive(tmp_path, only="\ufeff" + TEXT)
+    else:
+        path.write_bytes(gzip.compress(data) if ending == ".gz" else data)
+    read = read_data(section(path, eval_path=[str(path)]), ByteTokenizer(), progress=False)
+    assert spelled(read.rows) == [TEXT]
+    assert read.held_out.counts.bytes == len(TEXT.encode()) - 1
+
+
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".zst", ".zip"])
 def test_a_damaged_text_is_not_read_in_part(tmp_path: Path, ending: str):
     """Cut off anywhere, or with a byte that is another: with the name of the file."""

@@ -102,6 +102,8 @@ def generation_options(temperature: float, top_k: int, **others: float | None) -
         ValueError: an option of sampling is given, which would have no effect at a temperature of 0.
     """
     given = {name: value for name, value in others.items() if value is not None}
+    if (penalty := given.get("repetition_penalty", 1.0)) <= 0:
+        raise ValueError(f"`repetition_penalty`={penalty} must be above 0; 1 is none.")
     if 0 < temperature < MIN_TEMPERATURE:
         raise ValueError(
             f"`temperature`={temperature} must be 0 (the most likely token) or at least {MIN_TEMPERATURE}."

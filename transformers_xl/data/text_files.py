@@ -22,6 +22,7 @@ COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".zip")
 CONTINUATIONS = bytes(range(0x80, 0xC0))  # of UTF-8
 # of gzip, xz, zstd, ZIP and Parquet; bzip2 begins with letters, and has its own test
 MAGIC = (b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"PAR1\x15")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that editors of Windows write before a text in UTF-8, and which is no part of it
 MEMBER = "::"  # corpus.zip::member.txt
 TARS = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
 TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # as `datasets` calls them
@@ -149,11 +150,18 @@ class TextFile:
         return suffix_of(self.path) in COMPRESSED
 
     def open(self) -> BinaryIO:
-        """The bytes of the text. To read them raises a `ValueError` where the file is damaged, or was cut off.
+        """The bytes of the text, without a byte order mark. To read them raises a `ValueError` where the file is damaged, or
+        was cut off.
 
         Raises:
             ValueError: there is no such member, or no package for this kind of compression.
         """
+        stream = self._opened()
+        if stream.peek(len(BYTE_ORDER_MARK)).startswith(BYTE_ORDER_MARK):
+            stream.read(len(BYTE_ORDER_MARK))
+        return stream
+
+    def _opened(self) -> BufferedReader:
         if self.member:
             with blamed(self.path), zipfile.ZipFile(self.path) as archive:
                 if self.member not in archive.namelist():
@@ -191,7 +199,7 @@ class TextFile:
                 f"unpack it, or rename it (to {', '.join((*COMPRESSED, *TABLES))})."
             )
 
-    def _reader(self, opened: Any, raw: BinaryIO | None = None) -> BinaryIO:
+    def _reader(self, opened: Any, raw: BinaryIO | None = None) -> BufferedReader:
         return BufferedReader(BlamedReader(opened, self.path, raw), 1 << 16)  # not all readers know lines
 
     def _only_member(self) -> str:

@@ -39,14 +39,14 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The text of a regular file in UTF-8.
+    """The text of a regular file in UTF-8, without a byte order mark.
 
     Raises:
         ValueError: it is none, or longer than `max_bytes`.
         OSError: it cannot be read.
     """
     try:
-        return read_plain(path, max_bytes).decode("utf-8")
+        return read_plain(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} is not UTF-8 ({error}).") from error
 
