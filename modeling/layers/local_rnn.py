@@ -7,6 +7,7 @@ from transformers_xl.configuration.configuration_r_transformer import RTransform
 from transformers_xl.modeling.layers.transformer_layer import Dropout, SublayerLayerNorm
 from transformers_xl.modeling.layers.weight_dropout import call_with_weight_dropout
 from transformers_xl.modeling.memory.segment import Segment
+from transformers_xl.modeling.ops.columns import computing_dtype
 
 RNNS = {"gru": nn.GRU, "lstm": nn.LSTM, "tanh": nn.RNN}
 
@@ -46,6 +47,8 @@ class LocalRNN(nn.Module):
             first = torch.arange(length, device=windows.device)  # column of each window's first input
             columns = first[:, None] + torch.arange(self.window, device=windows.device)
             windows = windows * (columns >= segment.first[..., None])[..., None]
+        if isinstance(self.rnn, nn.LSTM):  # under autocast it takes no other type on processors without AVX-512
+            windows = windows.to(computing_dtype(windows))
         outputs, _ = call_with_weight_dropout(self.rnn, self.weight_dropout, windows.flatten(0, 1))
         local = self.dropout(outputs[:, -1].unflatten(0, (batch, length)))
 

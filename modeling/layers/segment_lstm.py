@@ -10,7 +10,7 @@ from torch import nn
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.modeling.memory.segment import Segment
-from transformers_xl.modeling.ops.columns import is_symbolic, reset_state
+from transformers_xl.modeling.ops.columns import computing_dtype, is_symbolic, reset_state
 
 
 class LSTMChunk(NamedTuple):
@@ -89,14 +89,14 @@ class SegmentLSTM(nn.LSTM):
         Returns:
             The states h of all positions, `(B, T, E)`, and h and c after the segment.
         """
-        outputs = []
+        # under autocast torch's LSTM takes no others on processors without AVX-512
+        inputs = inputs.to(computing_dtype(inputs))
+        hidden, cell, outputs = hidden.to(inputs), cell.to(inputs), []
         for columns, reads, begins in chunks:
             if begins is not None:
                 hidden, cell = reset_state(hidden, begins), reset_state(cell, begins)
             with self.weights_of_call():
-                output, (new_hidden, new_cell) = super().forward(
-                    inputs[:, columns], (hidden[None].to(inputs), cell[None].to(inputs))
-                )
+                output, (new_hidden, new_cell) = super().forward(inputs[:, columns], (hidden[None], cell[None]))
             outputs.append(output)
             if reads is None:
                 hidden, cell = new_hidden[0], new_cell[0]
