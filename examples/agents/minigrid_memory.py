@@ -52,8 +52,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400_000, help="of all environments together")
     parser.add_argument("--environments", type=int, default=64)
     args = parser.parse_args()
-    if Path(args.output).is_file():
-        parser.error(f"--output {args.output} is a file: give the name of a folder")
+    try:
+        Path(args.output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--output {args.output} cannot be a folder: {error}")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     environments = ppo.vector(make, args.environments)

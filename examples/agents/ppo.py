@@ -244,14 +244,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mem-len", type=int, default=64, help="steps that a layer remembers")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if Path(args.output).is_file():
-        parser.error(f"--output {args.output} is a file: give the name of a folder")
     if min(args.steps, args.environments, args.mem_len) < 1:
         parser.error("--steps, --environments and --mem-len must be at least 1")
     if args.steps < (least := args.environments * Settings.window):
         parser.error(
             f"--steps {args.steps} is less than one update: at least {least} for {args.environments} environments"
         )
+    try:
+        Path(args.output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--output {args.output} cannot be a folder: {error}")
     return args
 
 

@@ -211,6 +211,10 @@ def test_another_variant_from_json_lines_and_resumed(pairs: Path) -> None:
     result = run("train", "--resume", "-o", pairs / "macaron", "--training.max_steps", 6)
     assert result.exit_code == 0, (result.output, result.exception)
     assert (pairs / "macaron" / "checkpoint-6").is_dir()
+    weights = (pairs / "macaron" / "model.safetensors").read_bytes()
+    result = run("train", "--resume", "-o", pairs / "macaron", "--training.max_steps", 3)
+    assert result.exit_code == 2 and "is above the 3 steps of this training" in result.output
+    assert (pairs / "macaron" / "model.safetensors").read_bytes() == weights
 
 
 @pytest.mark.parametrize("save_strategy", ["steps", "no"])

@@ -10,6 +10,7 @@ from transformers import set_seed
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.evaluation.bits_per_byte import bits_per_byte, score_moving_window, score_text
+from transformers_xl.evaluation.score_ways import score_ways
 
 VOCAB, SEGMENT = 23, 6
 
@@ -54,6 +55,15 @@ def test_equals_a_loop_by_hand(model, memory: bool, length: int):
     for position in range(min(SEGMENT, length - 1)):
         at_position = expected[position::SEGMENT].mean().item() / math.log(2)
         assert score.bits_per_byte_by_position[position] == pytest.approx(at_position, rel=1e-5)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_segment_that_is_longer_than_the_text(model, lanes: int):
+    """It takes no more than one as long as the text."""
+    ids = text(41)
+    for name, score in score_ways(model, ids, 10**13, lanes).items():
+        assert score.nats == pytest.approx(score_text(model, ids, 41, lanes, name == "with memory").nats)
+        assert len(score.losses_by_position) == 41
 
 
 def test_lanes_are_texts_of_their_own(model):

@@ -375,12 +375,20 @@ def test_a_name_with_colons_is_that_of_a_file(tmp_path: Path):
     assert "".join(spelled([*read.rows, *read.held_out.rows])) == TEXT
 
 
-def test_tables_are_not_all_empty(tmp_path: Path):
-    (tmp_path / "empty.jsonl").write_text("\n")
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tables_are_not_all_empty(tmp_path: Path, kind: str):
+    empty = tmp_path / f"empty.{kind}"
+    if kind == "parquet":
+        datasets = needs("datasets")
+        datasets.Dataset.from_dict({"text": []}, features=datasets.Features(text=datasets.Value("string"))).to_parquet(
+            empty
+        )
+    else:
+        empty.write_text("\n")
     with pytest.raises(ValueError, match="are empty: give rows with text in them"):
-        read_data(section(tmp_path / "empty.jsonl"), ByteTokenizer(), progress=False)
-    both = section(tables(tmp_path, "jsonl"), tmp_path / "empty.jsonl")
-    assert spelled(read_data(both, ByteTokenizer(), progress=False).held_out.rows) == [ROWS[3]]
+        read_data(section(empty), ByteTokenizer(), progress=False)
+    for paths in ([tables(tmp_path, kind), empty], [empty, tables(tmp_path, kind)]):
+        assert spelled(read_data(section(*paths), ByteTokenizer(), progress=False).held_out.rows) == [ROWS[3]]
 
 
 def test_endings_in_capitals(tmp_path: Path):

@@ -182,6 +182,9 @@ def check_output(folder: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> 
     """Raise a `ValueError` where `folder` cannot be written, or holds one of the `inputs`, or what no command wrote."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output`={str(folder)!r} is a file: give the name of a folder.")
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise ValueError(f"`output`={str(folder)!r} cannot be written: {str(there)!r} is no folder, or is read-only.")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ValueError(f"`output`={str(folder)!r} is not empty: choose another folder, or add --overwrite.")
     check_inputs("output", folder, inputs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transformers_xl.data.text_files import TextFile, parted
+from transformers_xl.data.text_files import TextFile, kind_of, parted
 from transformers_xl.files.json_files import json_lines
 from transformers_xl.files.plain_files import check_regular
 
@@ -27,6 +27,9 @@ def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
             missing.
         OSError: a file cannot be read.
     """
+    for file in files:
+        if kind_of(file) == ".parquet":
+            raise ValueError(f"{file!r} is Parquet: pairs are read of JSON lines, of two files of lines, or of a dataset.")
     if files:
         rows = [row for file in files for row in json_lines(lines_of(_text_of(file)), file)]
         return pairs_of_rows(rows, source, target)

@@ -150,8 +150,8 @@ class TextFile:
         return suffix_of(self.path) in COMPRESSED
 
     def open(self) -> BinaryIO:
-        """The bytes of the text, without a byte order mark. To read them raises a `ValueError` where the file is damaged, or
-        was cut off.
+        """The bytes of the text, without a byte order mark. To read them raises a `ValueError` where the file is damaged,
+        or was cut off.
 
         Raises:
             ValueError: there is no such member, or no package for this kind of compression.

@@ -36,6 +36,8 @@ def score_ways(
             "with `mem_len=0` and `same_length=False` (--mem-len 0 --no-same-length)."
         )
     segment_length = model.config.segment_length if segment_length is None else segment_length
+    # a segment is filled up, and no text fills a longer one than this
+    segment_length = min(segment_length, max(1, len(ids) + len(beginning) + overlap))
     remembers = bool(model.config.mem_len)
     stream = TextStream(
         ids, segment_length, lanes, keep_tail=True, overlap=overlap, beginning=beginning, memory=remembers

@@ -335,14 +335,24 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
         if suffix_of(path) == ".zst":  # datasets reads what is there of one that was cut off
             TextFile(path).check()
         _check_table(TextFile(path), kinds == {"parquet"})
-    if kinds == {"json"} and all(map(_is_empty, paths)):  # some of many may be
+    filled = [path for path in paths if not _is_empty(path)]  # some of many may be
+    if not filled:
         raise ValueError(f"`data.path`: {', '.join(paths)} are empty: give rows with text in them.")
-    return _load(kinds.pop(), "train", streaming, data_files=paths)
+    return _load(kinds.pop(), "train", streaming, data_files=filled)
 
 
 def _is_empty(path: str) -> bool:
+    if kind_of(path) == ".parquet":
+        return not TextFile(path).is_compressed and _metadata(Path(path)).num_rows == 0
     with TextFile(path).open() as stream:
-        return not stream.read(1 << 20).strip()
+        return all(not chunk.strip() for chunk in iter(lambda: stream.read(1 << 20), b""))
+
+
+def _metadata(path: Path) -> Any:
+    from pyarrow import parquet
+
+    with blamed(path):
+        return parquet.read_metadata(path)
 
 
 def _check_table(file: TextFile, is_parquet: bool) -> None:
@@ -351,11 +361,7 @@ def _check_table(file: TextFile, is_parquet: bool) -> None:
         with blamed(file.path), file.open() as stream:
             check_stream(stream, str(file))
     elif not file.is_compressed:
-        from pyarrow import parquet
-
-        with blamed(file.path):
-            metadata = parquet.read_metadata(file.path)
-        check_parquet(metadata, file.path.stat().st_size, str(file))
+        check_parquet(_metadata(file.path), file.path.stat().st_size, str(file))
 
 
 def _in_memory(stream: Any) -> Any:

@@ -32,7 +32,7 @@ from transformers_xl.runs.recording import check_claims, evaluation_of, text_of_
 from transformers_xl.runs.run_config import CONFIG_FILE, LoraSection, RunConfig
 from transformers_xl.runs.run_data import check_fraction, check_paths, read_data
 from transformers_xl.runs.run_model import run_model, run_tokenizer
-from transformers_xl.training.arguments import MemoryTrainingArguments
+from transformers_xl.training.arguments import MemoryTrainingArguments, check_length
 from transformers_xl.training.callbacks import SavingOnSignal
 from transformers_xl.training.changed_arguments import ARGUMENTS, changed_adapters
 from transformers_xl.training.checkpoints import checkpoints_of
@@ -101,9 +101,11 @@ class TrainingRun:
         self.model = run_model(config, self.tokenizer, trust_remote_code)
         length = self.model.config.segment_length
         tokens = length * _segments_of_call(self.model.config)
+        remembers = bool(self.model.config.mem_len)
+        if not (section.streaming or section.documents):  # one that is too short is refused before a step is measured
+            self.data.stream(tokens, self.state.num_processes, remembers)
         self.need = self._fit_rows(tokens)
         lanes = self.args.per_device_train_batch_size * self.state.num_processes
-        remembers = bool(self.model.config.mem_len)
         self.stream = self.data.stream(tokens, lanes, remembers)
         if section.overlap and self.model.config.mem_len:
             raise ValueError(
@@ -271,9 +273,9 @@ def _check(config: RunConfig) -> None:
     check_paths(config.data)
     args = config.training
     check_fraction(config.data)
-    for name in ("learning_rate", "num_train_epochs"):
-        if getattr(args, name) <= 0:
-            raise ValueError(f"`training.{name}`={getattr(args, name)} must be above 0.")
+    check_length(args, "training.")
+    if args.learning_rate <= 0:
+        raise ValueError(f"`training.learning_rate`={args.learning_rate} must be above 0.")
     for callback in get_reporting_integration_callbacks(args.report_to):
         try:
             callback()
@@ -303,7 +305,9 @@ def _segments_of_call(config: Any) -> int:
 
 def _share(name: str, lanes: int, state: PartialState) -> int:
     """The rows of each process."""
-    if lanes < 1 or lanes % state.num_processes:
+    if lanes < 1:
+        raise ValueError(f"`data.{name}`={lanes} must be at least 1.")
+    if lanes % state.num_processes:
         raise ValueError(
             f"`data.{name}`={lanes} rows cannot be divided among {state.num_processes} processes: make it a multiple of "
             f"{state.num_processes}."

@@ -38,8 +38,9 @@ from transformers_xl.runs.loading import (
 from transformers_xl.runs.run_config import DataSection, RunConfig, config_fields
 from transformers_xl.runs.run_model import run_tokenizer
 from transformers_xl.runs.training_run import FINAL, ConfigWriter
-from transformers_xl.training.arguments import MemoryTrainingArguments
+from transformers_xl.training.arguments import MemoryTrainingArguments, check_length
 from transformers_xl.training.callbacks import SavingOnSignal
+from transformers_xl.training.resuming import CheckingSteps
 from transformers_xl.training.translation_trainer import TranslationTrainer
 
 # fields of `data` that say what a stream of text does
@@ -142,6 +143,8 @@ class TranslationRun:
             processing_class=self.tokenizer,
             callbacks=[stopping, ConfigWriter(self.config, folder)],
         )
+        if self.resume:
+            trainer.add_callback(CheckingSteps(folder))
         if not self.print_log:
             trainer.remove_callback(PrinterCallback)
         return trainer
@@ -294,6 +297,7 @@ def _check(config: RunConfig) -> None:
         if (value := getattr(section, name)) != getattr(default, name):
             raise ValueError(f"`data.{name}`={value!r} has no meaning for pairs of sentences: leave it out.")
     _check_held_out(section)
+    check_length(config.training, "training.")
     library = {each.name for each in dataclasses.fields(Seq2SeqTrainingArguments)}
     for each in dataclasses.fields(MemoryTrainingArguments):
         value = getattr(config.training, each.name)

@@ -126,7 +126,16 @@ def check_arguments(args: TrainingArguments) -> None:
     _check_device(args)
 
 
+def check_length(args: TrainingArguments, section: str = "") -> None:
+    """Raise a `ValueError` where a training would have no length; its fields are named with their `section`."""
+    if args.num_train_epochs <= 0:
+        raise ValueError(f"`{section}num_train_epochs`={args.num_train_epochs} must be above 0.")
+    if args.max_steps == 0:
+        raise ValueError(f"`{section}max_steps`=0 trains nothing: give at least 1, or -1 for `num_train_epochs`.")
+
+
 def _check_numbers(args: TrainingArguments) -> None:
+    check_length(args)
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
         if getattr(args, name) < 1:
             raise ValueError(f"`{name}`={getattr(args, name)} must be at least 1.")
@@ -180,4 +189,4 @@ def _refuse(name: str, value: object) -> None:
     )
 
 
-__all__ = ["MemoryTrainingArguments", "check_arguments"]
+__all__ = ["MemoryTrainingArguments", "check_arguments", "check_length"]
