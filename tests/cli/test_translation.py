@@ -213,7 +213,8 @@ def test_another_variant_from_json_lines_and_resumed(pairs: Path) -> None:
     assert (pairs / "macaron" / "checkpoint-6").is_dir()
     weights = (pairs / "macaron" / "model.safetensors").read_bytes()
     result = run("train", "--resume", "-o", pairs / "macaron", "--training.max_steps", 3)
-    assert result.exit_code == 2 and "is above the 3 steps of this training" in result.output
+    assert result.exit_code == 2
+    assert "is above the 3 steps of this training" in result.output
     assert (pairs / "macaron" / "model.safetensors").read_bytes() == weights
 
 

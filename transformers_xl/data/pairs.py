@@ -29,7 +29,9 @@ def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
     """
     for file in files:
         if kind_of(file) == ".parquet":
-            raise ValueError(f"{file!r} is Parquet: pairs are read of JSON lines, of two files of lines, or of a dataset.")
+            raise ValueError(
+                f"{file!r} is Parquet: pairs are read of JSON lines, of two files of lines, or of a dataset."
+            )
     if files:
         rows = [row for file in files for row in json_lines(lines_of(_text_of(file)), file)]
         return pairs_of_rows(rows, source, target)
