@@ -24,10 +24,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="a folder with train.jsonl")
     parser.add_argument("--vocabulary", type=int, default=8192, help="so many tokens")
+    parser.add_argument("--name", default="tokenizer", help="the folder in that of the corpus that is written")
     args = parser.parse_args()
     with (args.corpus / "train.jsonl").open(encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines]
-    tokenizer_of(texts, args.vocabulary).save_pretrained(args.corpus / "tokenizer")
+    tokenizer_of(texts, args.vocabulary).save_pretrained(args.corpus / args.name)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from huggingface_hub.dataclasses import strict
 from transformers_xl.configuration.configuration_adaptive_softmax import AdaptiveSoftmaxConfig
 from transformers_xl.configuration.derived_fields import NOT_GIVEN, Derived
 
-CHARACTERS = 1024  # tokens of a vocabulary of bytes or characters, at most: a larger one has words
+BYTES = 384  # tokens of a vocabulary of bytes, at most (ByT5 has so many): a larger one has parts of words
 MAX_NGRAM = 8  # longer ones hardly ever come back, and each is a row more to add up
 
 
@@ -19,8 +19,8 @@ class StreamingTransformerConfig(AdaptiveSoftmaxConfig):
         conv_kernel_size (`int`, *optional*, defaults to 4):
             Tokens that a convolution reads, the token itself included; 1 leaves a gain for each feature.
         ngram_orders (`list[int]`, *optional*):
-            Lengths of the n-grams that have an embedding, in tokens; none with `[]`. When not given, `[2, 3]` for bytes or
-            characters (a vocabulary of at most 1,024 tokens), and `[]` for words, where they cost bits.
+            Lengths of the n-grams that have an embedding, in tokens; none with `[]`. When not given, `[2, 3]` for bytes (a
+            vocabulary of at most 384 tokens), and `[]` for words and parts of words, where they cost bits.
         ngram_table_size (`int`, *optional*, defaults to 2048):
             Vectors of each length, which its n-grams share by a hash.
         rotary_base (`float`, *optional*, defaults to 1000.0):
@@ -54,7 +54,7 @@ class StreamingTransformerConfig(AdaptiveSoftmaxConfig):
     def validate_architecture(self) -> None:
         super().validate_architecture()
         if self.ngram_orders is None:
-            self.ngram_orders = (2, 3) if self.vocab_size <= CHARACTERS else ()
+            self.ngram_orders = (2, 3) if self.vocab_size <= BYTES else ()
         orders = self.ngram_orders = list(self.ngram_orders)
         for name in ("conv_kernel_size", "ngram_table_size"):
             if getattr(self, name) < 1:

@@ -255,7 +255,7 @@ def test_what_cannot_run_is_refused(fields, remedy):
         tiny_config(STREAMING, **fields)
 
 
-@pytest.mark.parametrize(("vocab_size", "orders"), [(259, [2, 3]), (1024, [2, 3]), (1025, []), (8192, [])])
+@pytest.mark.parametrize(("vocab_size", "orders"), [(259, [2, 3]), (384, [2, 3]), (385, []), (8192, [])])
 def test_ngrams_are_of_bytes_and_characters_unless_they_are_given(vocab_size, orders):
     assert StreamingTransformerConfig(vocab_size=vocab_size).ngram_orders == orders
     assert StreamingTransformerConfig(n_token=vocab_size).ngram_orders == orders
