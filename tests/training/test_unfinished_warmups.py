@@ -16,7 +16,6 @@ GROWING = {"lr_scheduler_type": "constant", "initial_bptt_segments": 1}
         ({"warmup_steps": 10}, ["warmup_steps"]),
         ({"warmup_steps": 10, "lr_scheduler_type": "constant"}, []),  # it has no warm-up
         ({**GROWING, "bptt_warmup_steps": 0.5}, []),
-        ({"warmup_steps": 0}, []),
         ({**GROWING, "bptt_warmup_steps": 11}, ["bptt_warmup_steps"]),
         (
             {"warmup_steps": 30, "initial_mem_len": 4, "mem_len_warmup_steps": 20},

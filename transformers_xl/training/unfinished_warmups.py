@@ -36,7 +36,7 @@ def unfinished_warmups(args: TrainingArguments, max_steps: int) -> Iterator[str]
     if args.lr_scheduler_type not in WITHOUT_WARMUP:
         asked.append(("warmup_steps", args.warmup_steps, "learning_rate"))
     for name, steps, field in asked:
-        if 0 < steps >= max_steps:
+        if steps >= max_steps:
             yield (
                 f"`{name}`={steps:g}, but the training ends after {max_steps} steps, before `{field}` has its full value: "
                 f"set `{name}` below {max_steps}, or to a share of the training, such as 0.1."
