@@ -243,7 +243,8 @@ def test_absurd_arguments(text_file: Path, tmp_path: Path, folders: dict):
         result = run("train", text_file, "-o", tmp_path / "out", option, value, "--data.batch_size", 1)
         assert result.exit_code == 2, (option, result.output, result.exception)
         assert not (tmp_path / "out").exists()
-    assert_one_sentence(run("evaluate", folders["bytes"], "--text", text_file, "--segment-length", 10**13), "memory")
+    # no text fills such a segment
+    assert run("evaluate", folders["bytes"], "--text", text_file, "--segment-length", 10**13).exit_code == 0
 
 
 def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
