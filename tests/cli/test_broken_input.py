@@ -14,7 +14,7 @@ from click.testing import Result
 from programs import run
 from safetensors.torch import load_file, save_file
 
-from transformers_xl.cli.errors import GRACE
+from transformers_xl.cli.errors import GRACE, caused_by_input
 
 ROOT = Path(__file__).parents[2]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -245,6 +245,13 @@ def test_absurd_arguments(text_file: Path, tmp_path: Path, folders: dict):
         assert not (tmp_path / "out").exists()
     # no text fills such a segment
     assert run("evaluate", folders["bytes"], "--text", text_file, "--segment-length", 10**13).exit_code == 0
+
+
+@pytest.mark.parametrize("size", [10**15, 2**62])
+def test_memory_that_there_is_not_is_no_bug_of_ours(size: int):
+    with pytest.raises(RuntimeError) as raised:
+        torch.zeros(size)
+    assert caused_by_input(raised.value)
 
 
 def test_a_model_larger_than_the_memory(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
