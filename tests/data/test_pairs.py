@@ -34,6 +34,8 @@ def test_two_files_and_json_lines_are_the_same(tmp_path):
         (tmp_path / f"{file}.gz").write_bytes(gzip.compress((tmp_path / file).read_bytes()))
     assert read_pairs(f"{source}.gz", f"{target}.gz") == PAIRS
     assert read_pairs("translation.en", "translation.de", [str(tmp_path / "a.jsonl.gz")]) == PAIRS
+    with pytest.raises(ValueError, match=r"'a.parquet' is Parquet: pairs are read of JSON lines"):
+        read_pairs("translation.en", "translation.de", ["a.parquet"])
     with pytest.raises(ValueError, match="`fr` is no text of row 1, which has id, translation: name one"):
         pairs_of_rows(rows, "translation.en", "fr")
     (tmp_path / "a.de").write_text("eins\nzwei\n")
