@@ -267,6 +267,7 @@ train {1} -o {3} --model.initializer_range .inf                     | `model.ini
 train {1} -o {3} --training.max_steps 0                             | `training.max_steps`=0 trains nothing
 train {1} -o {3} --data.batch_size 0                                | `data.batch_size`=0 must be at least 1
 train {1} -o {3} --model.segment_length 1000000000000               | too short for
+train {1} -o {3} --data.batch_size 1000000000                       | too short for `data.batch_size`=1000000000 of
 train {1} -o {1}/out                                                | /out' cannot be written
 train {1} -o {3} --training.lr_scheduler_kwargs x                   | `training.lr_scheduler_kwargs`='x' must be
 """

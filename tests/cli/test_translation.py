@@ -183,7 +183,7 @@ def test_every_token_of_a_target_counts_alike(pairs: Path) -> None:
     assert losses == [pytest.approx(nats / tokens, rel=1e-5)] * 3
 
 
-def test_held_out_json_lines(pairs: Path) -> None:
+def test_held_out_json_lines_by_name_and_of_a_folder(pairs: Path) -> None:
     rows = (pairs / "rows.jsonl").read_text().splitlines()
     (pairs / "known.jsonl").write_text("\n".join(rows[:180]))
     (pairs / "unseen.jsonl").write_text("\n".join(rows[180:]))
@@ -192,6 +192,16 @@ def test_held_out_json_lines(pairs: Path) -> None:
     result = run("train", pairs / "known.jsonl", *fields, "-o", pairs / "held-out")
     assert result.exit_code == 0, (result.output, result.exception)
     assert json.loads(result.stdout)["pairs"] == 20
+    folder = pairs / "splits"
+    folder.mkdir()
+    (pairs / "known.jsonl").rename(folder / "train.jsonl")
+    (pairs / "unseen.jsonl").rename(folder / "valid.jsonl")
+    of_folder = [*fields[:5], *SMALL.split()[:8], "--training.max_steps", 1, "-o", pairs / "of-folder"]
+    result = run("train", folder, *of_folder)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.loads(result.stdout)["pairs"] == 20
+    weights, others = (load_file(pairs / name / "model.safetensors") for name in ("of-folder", "held-out"))
+    assert all(torch.equal(weights[name], others[name]) for name in others)
 
 
 def test_lines_stand_where_they_stood(pairs: Path, trained: tuple[Path, dict]) -> None:

@@ -1,8 +1,9 @@
-"""Pairs of sentences: from two files, from JSON lines, and held out."""
+"""Pairs of sentences: from two files, from JSON lines and Parquet, and held out."""
 
 import gzip
 import json
 
+import datasets
 import pytest
 
 from transformers_xl import ByteTokenizer
@@ -34,8 +35,6 @@ def test_two_files_and_json_lines_are_the_same(tmp_path):
         (tmp_path / f"{file}.gz").write_bytes(gzip.compress((tmp_path / file).read_bytes()))
     assert read_pairs(f"{source}.gz", f"{target}.gz") == PAIRS
     assert read_pairs("translation.en", "translation.de", [str(tmp_path / "a.jsonl.gz")]) == PAIRS
-    with pytest.raises(ValueError, match=r"'a.parquet' is Parquet: pairs are read of JSON lines"):
-        read_pairs("translation.en", "translation.de", ["a.parquet"])
     with pytest.raises(ValueError, match="`fr` is no text of row 1, which has id, translation: name one"):
         pairs_of_rows(rows, "translation.en", "fr")
     (tmp_path / "a.de").write_text("eins\nzwei\n")
@@ -47,6 +46,29 @@ def test_two_files_and_json_lines_are_the_same(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}\nno\n")
     with pytest.raises(ValueError, match="line 2, is no JSON"):
         read_pairs("a", "b", [str(tmp_path / "a.jsonl")])
+
+
+def test_parquet_as_datasets_writes_it(tmp_path, monkeypatch):
+    rows = [{"id": "0", "translation": {"en": a, "de": b}} for a, b in PAIRS]
+    features = datasets.Features(id=datasets.Value("string"), translation=datasets.Translation(["en", "de"]))
+    table, files = datasets.Dataset.from_list(rows, features), []
+    for name, part in (("one", [0, 1]), ("none", []), ("two", [2])):
+        files.append(str(tmp_path / f"{name}.parquet"))
+        table.select(part).to_parquet(files[-1])
+    assert read_pairs("translation.en", "translation.de", files) == PAIRS
+    with pytest.raises(ValueError, match="`fr` is no text of row 1, which has id, translation: name one"):
+        read_pairs("fr", "de", files)
+    with pytest.raises(ValueError, match="'no.parquet' is not a file"):
+        read_pairs("en", "de", ["no.parquet"])
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "one.parquet").read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"a.parquet' cannot be read"):
+        read_pairs("en", "de", [str(tmp_path / "a.parquet")])
+    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress((tmp_path / "one.parquet").read_bytes()))
+    with pytest.raises(ValueError, match=r"is Parquet that was compressed once more: unpack it"):
+        read_pairs("en", "de", [str(tmp_path / "a.parquet.gz")])
+    monkeypatch.setattr("transformers_xl.files.parquet_files.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs the package pyarrow"):
+        read_pairs("translation.en", "translation.de", files)
 
 
 def test_what_is_held_out_is_not_trained_on():

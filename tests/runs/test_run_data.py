@@ -287,7 +287,7 @@ def test_documents_and_what_is_streamed_are_not_cut_so(cut: dict, fields: dict):
         ({"path": ["{table}"], "text_field": "body"}, "its columns are"),
         ({"path": ["{zip}"]}, "rows.jsonl' is a table, whose texts are a field"),
         ({"path": ["{zip}::rows.jsonl"]}, "rows.jsonl' is in an archive, where tables are not read"),
-        ({"path": ["{null}"]}, "`column`='text' of row 1 is None: it must be a text"),
+        ({"path": ["{null}"]}, "`data.text_field`='text' of row 1 is None: it must be a text"),
         ({"path": ["{text}"], "eval_path": ["{byte}"]}, "`data.eval_path`: of byte.txt no token is predicted"),
         ({"path": ["{ab}"], "eval_fraction": 0.5}, "`data.eval_fraction`: of ab.txt no token is predicted"),
         (
@@ -296,7 +296,7 @@ def test_documents_and_what_is_streamed_are_not_cut_so(cut: dict, fields: dict):
         ),
         ({"path": ["{text}"], "eval_source": "a.en"}, "`data.eval_source`='a.en' is of pairs"),
         ({"path": ["{one}"]}, "`data.eval_fraction`=0.1 holds out whole rows, and one.jsonl has 1 with a text"),
-        ({"path": ["{latin}"]}, "`column`='text' has a text that is not UTF-8"),
+        ({"path": ["{latin}"]}, "`data.text_field`='text' has a text that is not UTF-8"),
         ({"path": ["{twice}"]}, r"twice.jsonl' cannot be read: .*specified twice"),
         ({"path": ["{text}"], "eval_path": ["{folder}"]}, "`data.eval_path`: the folder .* has no file that ends in"),
     ],

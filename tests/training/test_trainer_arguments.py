@@ -323,3 +323,14 @@ def test_half_precision_on_a_gpu(tmp_path):
     trainer = trained(tmp_path, use_cpu=False, fp16=True)
     assert weights(trainer).isfinite().all()
     assert trainer.accelerator.scaler is not None
+
+
+def test_steps_say_how_long_a_training_is(tmp_path):
+    """`max_steps` above 0 counts alone, as in transformers: epochs may be any number then."""
+    check_arguments(MemoryTrainingArguments(str(tmp_path), max_steps=1, num_train_epochs=0))
+    for fields, said in (
+        ({"num_train_epochs": 0}, "`num_train_epochs`=0 must be above 0"),
+        ({"max_steps": 0}, "=0 trains"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_arguments(MemoryTrainingArguments(str(tmp_path), **fields))

@@ -8,6 +8,7 @@ import numpy as np
 
 from transformers_xl.data.text_files import TextFile, kind_of, parted
 from transformers_xl.files.json_files import json_lines
+from transformers_xl.files.parquet_files import parquet_rows
 from transformers_xl.files.plain_files import check_regular
 
 MAX_BYTES = 1 << 32
@@ -20,21 +21,15 @@ def read_pairs(source: str, target: str, files: Sequence[str] = ()) -> Pairs:
     Args:
         source, target: two files, also compressed, whose lines belong together; or, with `files`, the fields of their rows,
             also inside of others as in `translation.en`.
-        files: JSON lines.
+        files: JSON lines, or Parquet (`pip install '.[datasets]'`).
 
     Raises:
         ValueError: a file is missing, the files have different numbers of lines, a line is empty on one side, or a field is
             missing.
         OSError: a file cannot be read.
     """
-    for file in files:
-        if kind_of(file) == ".parquet":
-            raise ValueError(
-                f"{file!r} is Parquet: pairs are read of JSON lines, of two files of lines, or of a dataset."
-            )
     if files:
-        rows = [row for file in files for row in json_lines(lines_of(_text_of(file)), file)]
-        return pairs_of_rows(rows, source, target)
+        return pairs_of_rows([row for file in files for row in _rows_of(file)], source, target)
     sides = [_lines_of(name, file) for name, file in (("source", source), ("target", target))]
     if len(sides[0]) != len(sides[1]):
         raise ValueError(
@@ -54,6 +49,16 @@ def _lines_of(name: str, file: str) -> list[str]:
     if not Path(parted(file)[0]).is_file():
         raise ValueError(f"`{name}`={file!r} is no file: name one whose lines are sentences.")
     return lines_of(_text_of(file))
+
+
+def _rows_of(file: str) -> Iterable[Any]:
+    if kind_of(file) != ".parquet":
+        return json_lines(lines_of(_text_of(file)), file)
+    opened = TextFile(file)
+    if opened.is_compressed:
+        raise ValueError(f"{file!r} is Parquet that was compressed once more: unpack it.")
+    check_regular(opened.path)
+    return parquet_rows(opened.path)
 
 
 def _text_of(file: str) -> str:
@@ -109,7 +114,7 @@ def _field(row: Any, name: str, number: int) -> str:
     for part in [name] if isinstance(row, dict) and name in row else name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     if not isinstance(value, str):
-        known = ", ".join(row) if isinstance(row, dict) else "no fields"
+        known = ", ".join(row if isinstance(row, dict) else ()) or "no fields"
         raise ValueError(
             f"`{name}` is no text of row {number}, which has {known}: name one, as `translation.en`, or take it out."
         )

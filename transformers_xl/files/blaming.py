@@ -27,4 +27,18 @@ def blamed(path: Path) -> Iterator[None]:
         raise ValueError(f"{str(path)!r} cannot be read: {kind}{textwrap.shorten(said, 300)}") from error
 
 
-__all__ = ["blamed", "sentence"]
+@contextmanager
+def renamed(fields: dict[str, str]) -> Iterator[None]:
+    """Let a `ValueError` in the body name the `fields` of a run where it names arguments of the library."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        for argument, name in fields.items():
+            said = said.replace(f"`{argument}`", f"`{name}`")
+        if said == str(error):
+            raise
+        raise ValueError(said) from error
+
+
+__all__ = ["blamed", "renamed", "sentence"]

@@ -24,14 +24,16 @@ from transformers_xl.data.streaming_text import StreamingText
 from transformers_xl.data.text_beginning import beginning_of
 from transformers_xl.data.text_files import TABLES, TextCounts, TextFile, kind_of, name_of, parted, suffix_of
 from transformers_xl.data.text_stream import TextStream
-from transformers_xl.files.blaming import blamed
-from transformers_xl.files.bounded_reading import check_parquet
+from transformers_xl.files.blaming import blamed, renamed
 from transformers_xl.files.json_files import check_stream
+from transformers_xl.files.parquet_files import checked_metadata
 from transformers_xl.hub.installing import pip_install
 from transformers_xl.runs.run_config import DataSection, RunConfig
 
 IN_FOLDERS = {".txt", *TABLES} - {".json"}  # of models and tokenizers, which lie beside texts
 logger = logging.get_logger(__name__)
+# what the library calls these fields
+FIELDS = {"column": "data.text_field", "fraction": "data.eval_fraction", "lanes": "data.batch_size"}
 VOCABULARIES = ("vocab.txt", "merges.txt")
 HELD_OUT_NAMES = ("valid", "validation", "val", "dev")
 
@@ -92,6 +94,7 @@ class RunData:
         """How many there are to learn from; None where that is not known before they are read."""
         return None if self.section.streaming else sum(map(len, self.rows))
 
+    @renamed(FIELDS)
     def stream(self, segment_length: int, lanes: int, memory: bool = True) -> Dataset:
         """The segments to train on. `memory`: whether the model remembers.
 
@@ -116,6 +119,7 @@ class RunData:
         )
 
 
+@renamed(FIELDS)
 def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> RunData:
     """The texts that a `data` section names.
 
@@ -124,8 +128,8 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
     """
     if not section.path and section.dataset is None:
         raise ValueError("`data.path` is empty: give text files, or `data.dataset`, the name of a dataset on the Hub.")
-    paths, found = _paths(section)
-    eval_paths = [file for path in section.eval_path for file in _files_of(path, "eval_path")]
+    paths, found = files_to_read(section)
+    eval_paths = [file for path in section.eval_path for file in files_of(path, "eval_path")]
     section = replace(section, path=paths, eval_path=eval_paths or found)
     is_text = {kind_of(path) not in TABLES for path in (*section.path, *section.eval_path)}
     if len(is_text) > 1:
@@ -168,7 +172,7 @@ def check_paths(section: DataSection) -> None:
 
 def check_fraction(section: DataSection) -> None:
     """Raise a `ValueError` where nothing, or nothing else, would be held out of the files of a section, which are there."""
-    is_held_out = section.eval_path or section.eval_split or _paths(section)[1]
+    is_held_out = section.eval_path or section.eval_split or files_to_read(section)[1]
     if not is_held_out and not 0 < section.eval_fraction < 1:
         raise ValueError(
             f"`data.eval_fraction`={section.eval_fraction} must lie between 0 and 1, for example 0.1: what is trained is "
@@ -343,16 +347,9 @@ def _load_files(paths: list[str] | str, streaming: bool) -> Any:
 
 def _is_empty(path: str) -> bool:
     if kind_of(path) == ".parquet":
-        return not TextFile(path).is_compressed and _metadata(Path(path)).num_rows == 0
+        return not TextFile(path).is_compressed and checked_metadata(Path(path)).num_rows == 0
     with TextFile(path).open() as stream:
         return all(not chunk.strip() for chunk in iter(lambda: stream.read(1 << 20), b""))
-
-
-def _metadata(path: Path) -> Any:
-    from pyarrow import parquet
-
-    with blamed(path):
-        return parquet.read_metadata(path)
 
 
 def _check_table(file: TextFile, is_parquet: bool) -> None:
@@ -361,7 +358,7 @@ def _check_table(file: TextFile, is_parquet: bool) -> None:
         with blamed(file.path), file.open() as stream:
             check_stream(stream, str(file))
     elif not file.is_compressed:
-        check_parquet(_metadata(file.path), file.path.stat().st_size, str(file))
+        checked_metadata(file.path)
 
 
 def _in_memory(stream: Any) -> Any:
@@ -374,11 +371,11 @@ def _names(paths: Iterable[str]) -> str:
     return ", ".join(map(name_of, paths))
 
 
-def _paths(section: DataSection) -> tuple[list[str], list[str]]:
+def files_to_read(section: DataSection) -> tuple[list[str], list[str]]:
     """The files of `data.path`, and those of a folder that are held out by their name."""
     read, held_out = [], []
     for path in section.path:
-        files = _files_of(path)
+        files = files_of(path)
         parts = {split: [file for file in files if _split(file) == split] for split in map(_split, files)}
         if not Path(path).is_dir() or "train" not in parts:
             read += files
@@ -397,12 +394,12 @@ def input_files(run: RunConfig) -> list[Path]:
     """The files and folders on this machine that a run reads: texts, tokenizer and base."""
     sides = (run.data.source, run.data.target, run.data.eval_source, run.data.eval_target)
     of_pairs = [] if run.data.path or run.data.dataset else [each for each in sides if each is not None]
-    texts = [file for path in (*run.data.path, *run.data.eval_path, *of_pairs) for file in _files_of(path)]
+    texts = [file for path in (*run.data.path, *run.data.eval_path, *of_pairs) for file in files_of(path)]
     named = [name for name in (run.tokenizer.path, run.model.base) if name is not None]
     return [Path(parted(text)[0]) for text in texts] + [Path(name) for name in named]
 
 
-def _files_of(path: str, field: str = "path") -> list[str]:
+def files_of(path: str, field: str = "path") -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
         return [path]
@@ -425,4 +422,4 @@ def _split(file: str) -> str:
     return re.split(r"[-_.]", Path(file).name)[0]
 
 
-__all__ = ["HeldOut", "RunData", "check_fraction", "check_paths", "input_files", "read_data", "text_folder"]
+__all__ = ["HeldOut", "RunData", "check_fraction", "check_paths", "files_of", "files_to_read", "input_files", "read_data", "text_folder"]

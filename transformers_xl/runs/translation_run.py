@@ -36,6 +36,7 @@ from transformers_xl.runs.loading import (
     load_tokenizer,
 )
 from transformers_xl.runs.run_config import DataSection, RunConfig, config_fields
+from transformers_xl.runs.run_data import files_of, files_to_read
 from transformers_xl.runs.run_model import run_tokenizer
 from transformers_xl.runs.training_run import FINAL, ConfigWriter
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_length
@@ -252,11 +253,14 @@ def _pairs(section: DataSection) -> tuple[Pairs, Pairs]:
     source, target = cast(str, section.source), cast(str, section.target)
     if section.dataset is not None and not section.path:
         return _of_dataset(section, source, target)
-    pairs = read_pairs(source, target, cast(list[str], section.path))
+    files, held_out = files_to_read(section)
+    pairs = read_pairs(source, target, files)
     if section.eval_source is not None:
         return pairs, read_pairs(section.eval_source, cast(str, section.eval_target))
     if section.eval_path:
-        return pairs, read_pairs(source, target, section.eval_path)
+        held_out = [file for path in section.eval_path for file in files_of(path, "eval_path")]
+    if held_out:
+        return pairs, read_pairs(source, target, held_out)
     return hold_out_pairs(pairs, section.eval_fraction)
 
 
@@ -319,7 +323,7 @@ def _check_held_out(section: DataSection) -> None:
         where, remedy = f"`data.dataset`={section.dataset!r}", "name its held-out rows with `data.eval_split`"
     elif section.path:
         others = ["dataset", "eval_source", *OF_DATASETS]
-        where, remedy = f"`data.path`={section.path!r}", "name held-out JSON lines with `data.eval_path`"
+        where, remedy = f"`data.path`={section.path!r}", "name held-out files with `data.eval_path`"
     else:
         others = ["eval_path", *OF_DATASETS]
         where, remedy = f"`data.source`={section.source!r}", "name held-out files with `data.eval_source`"

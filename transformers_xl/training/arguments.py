@@ -128,7 +128,7 @@ def check_arguments(args: TrainingArguments) -> None:
 
 def check_length(args: TrainingArguments, section: str = "") -> None:
     """Raise a `ValueError` where a training would have no length; its fields are named with their `section`."""
-    if args.num_train_epochs <= 0:
+    if args.num_train_epochs <= 0 and args.max_steps <= 0:
         raise ValueError(f"`{section}num_train_epochs`={args.num_train_epochs} must be above 0.")
     if args.max_steps == 0:
         raise ValueError(f"`{section}max_steps`=0 trains nothing: give at least 1, or -1 for `num_train_epochs`.")
