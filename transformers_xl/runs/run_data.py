@@ -422,4 +422,14 @@ def _split(file: str) -> str:
     return re.split(r"[-_.]", Path(file).name)[0]
 
 
-__all__ = ["HeldOut", "RunData", "check_fraction", "check_paths", "files_of", "files_to_read", "input_files", "read_data", "text_folder"]
+__all__ = [
+    "HeldOut",
+    "RunData",
+    "check_fraction",
+    "check_paths",
+    "files_of",
+    "files_to_read",
+    "input_files",
+    "read_data",
+    "text_folder",
+]
