@@ -95,7 +95,7 @@ class DataSection:
         eval_batch_size: the same for the held-out text, instead of `training.per_device_eval_batch_size`; fewer if the
             text is short.
         source, target: of a translation: two files whose lines belong together; or, of `path` (JSON lines, Parquet) and
-            `dataset`, the fields that hold the two texts, as in `translation.en`. What is trained is an encoder-decoder then.
+            `dataset`, the fields that hold the two texts, as in `translation.en`. What is trained is an encoder-decoder.
         eval_source, eval_target: held-out files.
         cache_dir: folder to keep tokens in. None: `transformers_xl` in the home of the Hub's cache. "": no cache.
     """
