@@ -11,9 +11,9 @@ from optional_packages import needs
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
-    "bsuite", "datasets", "evaluate", "faiss", "fastapi", "gradio", "gymnasium", "minigrid", "onnx", "onnxruntime",
-    "onnxscript", "openai", "optuna", "peft", "popgym", "prometheus_client", "pytorch_optimizer", "sacrebleu",
-    "sacremoses", "selenium", "tensorboardX", "torchao", "triton", "trl", "uvicorn", "zstandard",
+    "bsuite", "datasets", "evaluate", "faiss", "fastapi", "gradio", "gymnasium", "lm_eval", "minigrid", "onnx",
+    "onnxruntime", "onnxscript", "openai", "optuna", "peft", "popgym", "prometheus_client", "pytorch_optimizer",
+    "sacrebleu", "sacremoses", "selenium", "tensorboardX", "torchao", "triton", "trl", "uvicorn", "zstandard",
 }  # fmt: skip
 
 

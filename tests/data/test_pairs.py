@@ -3,8 +3,8 @@
 import gzip
 import json
 
-import datasets
 import pytest
+from optional_packages import needs
 
 from transformers_xl import ByteTokenizer
 from transformers_xl.data.pairs import hold_out_pairs, pairs_of_rows, read_pairs, text_ids
@@ -49,6 +49,7 @@ def test_two_files_and_json_lines_are_the_same(tmp_path):
 
 
 def test_parquet_as_datasets_writes_it(tmp_path, monkeypatch):
+    datasets = needs("datasets")
     rows = [{"id": "0", "translation": {"en": a, "de": b}} for a, b in PAIRS]
     features = datasets.Features(id=datasets.Value("string"), translation=datasets.Translation(["en", "de"]))
     table, files = datasets.Dataset.from_list(rows, features), []

@@ -1,11 +1,14 @@
 """A write that fails or is interrupted leaves what was there before, and nothing beside it."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from transformers_xl.files.atomic_write import atomic_write, replace, write_text
+from transformers_xl.files.output_folder import output_folder
 
 
 def content(path: Path) -> str | None:
@@ -48,6 +51,38 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path, monkeypatch, exists: b
             attempt()
     assert content(path) == ("old" if exists else None)
     assert os.listdir(tmp_path) == (["result.out"] if exists else [])
+
+
+@pytest.mark.parametrize("kind", [atomic_write, output_folder])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/.a-1.transformers-xl/a"),
+        RuntimeError("basic_ios::clear: iostream error"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_disk_that_refuses_is_named(tmp_path: Path, kind, error: Exception):
+    with pytest.raises(OSError, match=rf": '{tmp_path}/result.out'$"), kind(tmp_path / "result.out"):
+        raise error
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "no"),
+        OSError(errno.ENOSPC, "full", "/somewhere/else"),
+        OSError("a/b is no model"),
+        ValueError("No space left on device"),
+        RuntimeError("a bug"),
+    ],
+)
+def test_other_errors_are_left_as_they_are(tmp_path: Path, error: Exception):
+    with pytest.raises(type(error)) as raised, atomic_write(tmp_path / "result.out"):
+        raise error
+    assert raised.value is error
 
 
 def test_a_file_does_not_take_the_place_of_a_folder(tmp_path: Path):

@@ -293,6 +293,21 @@ def test_a_checkpoint_that_could_not_be_written_leaves_those_before(tmp_path, mo
     assert not list(tmp_path.glob("_*"))  # what was left of it is gone
 
 
+def test_a_disk_that_is_full_is_named(tmp_path, monkeypatch):
+    """torch's writer says something else, and of no file."""
+
+    def full(state, path, *args, **kwargs):
+        if str(path).endswith("optimizer.pt"):
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 41024 vs 40912")
+        saved(state, path, *args, **kwargs)
+
+    saved = torch.save
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"is the disk full\?: '.*/checkpoint-1'"):
+        build(tmp_path, max_steps=1).train()
+    assert not checkpoints_of(tmp_path)
+
+
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     for learning_rate in (0.01, 0.02):
         trainer = build(tmp_path, max_steps=1, learning_rate=learning_rate, eval_strategy="no")

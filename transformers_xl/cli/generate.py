@@ -143,6 +143,10 @@ def _is_single(prompts: list[str], num_samples: int, num_beams: int | None, temp
             f"`num_samples`={num_samples} with `temperature`=0 would write one text {num_samples} times: set a temperature "
             f"above 0, or `num_beams` to at least {num_samples}."
         )
+    if num_beams not in (None, 1) and num_samples > num_beams:
+        raise ValueError(
+            f"`num_samples`={num_samples} is more than the `num_beams`={num_beams} that end with a text: take more beams."
+        )
     return len(prompts) == num_samples == 1 and not as_json and num_beams in (None, 1)
 
 

@@ -9,6 +9,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 WORKSPACE = ".transformers-xl"  # ending of the folders in which something is written until it is whole
+# a disk that is full or read-only, or fails, names no file; writers in C++ and Rust have no class of their own for it
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+SAID_BY_WRITERS = ("iostream error", "unexpected pos", "No space left on device")
+
+
+@contextmanager
+def refused_disk(path: Path) -> Iterator[None]:
+    """Let an error of the disk, which the body writes `path` to, name it: not no file, nor one of a workspace.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_ours = error.errno in REFUSALS if error.filename is None else WORKSPACE in str(error.filename)
+        if not is_ours:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        if isinstance(error, ValueError) or not any(said in str(error) for said in SAID_BY_WRITERS):
+            raise
+        raise OSError(errno.EIO, "it cannot be written, is the disk full?", str(path)) from error
 
 
 @contextmanager
@@ -23,7 +46,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     if path.exists() and not path.is_file():  # root could put a file in the place of /dev/null
         raise FileExistsError(errno.EEXIST, "there is something else than a file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-", suffix=WORKSPACE) as workspace:
+    names = {"prefix": f".{path.name}-", "suffix": WORKSPACE}
+    with refused_disk(path), tempfile.TemporaryDirectory(dir=path.parent, **names) as workspace:
         new = Path(workspace, path.name)
         yield new
         sync(new)
@@ -59,4 +83,4 @@ def write_text(path: str | os.PathLike, text: str) -> None:
         new.write_text(text, encoding="utf-8", newline="\n")
 
 
-__all__ = ["WORKSPACE", "atomic_write", "replace", "sync", "write_text"]
+__all__ = ["WORKSPACE", "atomic_write", "refused_disk", "replace", "sync", "write_text"]

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers_xl.files.atomic_write import WORKSPACE, sync
+from transformers_xl.files.atomic_write import WORKSPACE, refused_disk, sync
 from transformers_xl.files.output_lock import output_lock
 from transformers_xl.files.written import (
     files_in,
@@ -50,7 +50,7 @@ def output_folder(path: Path) -> Iterator[Path]:
         OSError: a file is there, or the disk refuses.
     """
     path = _real(path)
-    with _locked(path), _workspace(path) as workspace:
+    with refused_disk(path), _locked(path), _workspace(path) as workspace:
         new = workspace / path.name
         new.mkdir()
         yield new
@@ -132,7 +132,7 @@ def run_folder(path: Path, resume: bool) -> Iterator[RunFolder]:
         ValueError: another command writes `path`, or `NAME.new` is taken.
     """
     path, new = _real(path), _unfinished(path)
-    with _locked(path):
+    with refused_disk(path), _locked(path):
         if not resume:
             check_new_run(path)
         folder = run_to_resume(path) if resume else path if is_untouched(path) else new

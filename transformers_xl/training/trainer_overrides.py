@@ -16,6 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length, rotate_checkpoints
 
+from transformers_xl.files.atomic_write import refused_disk
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.training.callbacks import CheckpointCallback, follow_spans
 from transformers_xl.training.checkpoints import check_whole, publish, remove_unfinished, unfinished, write_manifest
@@ -112,9 +113,10 @@ class TrainerOverrides(Trainer):
             remove_unfinished(run_dir)
         self.accelerator.wait_for_everyone()
         folder.mkdir(parents=True, exist_ok=True)
-        self.save_model(str(folder), _internal_call=True)
-        if not self.args.save_only_model:
-            self._save_training_state(folder)
+        with refused_disk(checkpoint):
+            self.save_model(str(folder), _internal_call=True)
+            if not self.args.save_only_model:
+                self._save_training_state(folder)
         for callback in self.checkpoint_callbacks():
             callback.on_checkpoint(self.args, self.state, folder, cast(nn.Module, self.model))
         best = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
