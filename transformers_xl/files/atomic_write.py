@@ -46,8 +46,10 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     if path.exists() and not path.is_file():  # root could put a file in the place of /dev/null
         raise FileExistsError(errno.EEXIST, "there is something else than a file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = {"prefix": f".{path.name}-", "suffix": WORKSPACE}
-    with refused_disk(path), tempfile.TemporaryDirectory(dir=path.parent, **names) as workspace:
+    with (
+        refused_disk(path),
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-", suffix=WORKSPACE) as workspace,
+    ):
         new = Path(workspace, path.name)
         yield new
         sync(new)
