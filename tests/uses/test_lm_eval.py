@@ -101,6 +101,21 @@ def test_a_model(kind: str, tasks: Path) -> None:
     check(answers(harness, tasks), model)
 
 
+def test_a_longer_text_is_cut() -> None:
+    """At 2,048 tokens, unless `max_length` says otherwise: what docs/evaluation.md warns of."""
+    model = language_model("transformer_xl").eval()
+    instance = needs("lm_eval.api.instance").Instance("loglikelihood_rolling", {}, (PAGES[0],), 0)
+
+    def score(**options) -> float:
+        harness = needs("lm_eval.models.huggingface").HFLM(model, tokenizer=ByteTokenizer(), device="cpu", **options)
+        assert harness.max_length == options.get("max_length", 2048)
+        return harness.loglikelihood_rolling([instance])[0]
+
+    whole = log_probability(model, b"", PAGES[0].encode(), begins=True)
+    assert score() == pytest.approx(whole, abs=1e-3) == score(max_length=100_000)
+    assert abs(score(max_length=16) - whole) > 0.1
+
+
 def test_a_server(tasks: Path, tmp_path: Path) -> None:
     """Prompts as token ids, echoed with their log-probabilities."""
     needs("lm_eval")

@@ -16,7 +16,7 @@ SAID_BY_WRITERS = ("iostream error", "unexpected pos", "No space left on device"
 
 @contextmanager
 def refused_disk(path: Path) -> Iterator[None]:
-    """Let an error of the disk, which the body writes `path` to, name it: not no file, nor one of a workspace.
+    """Let an error of the disk name `path`, which the body writes: it names no file, or one of a hidden workspace.
 
     Raises:
         OSError: the disk refuses.

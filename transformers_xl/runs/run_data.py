@@ -128,9 +128,8 @@ def read_data(section: DataSection, tokenizer: Any, progress: bool = True) -> Ru
     """
     if not section.path and section.dataset is None:
         raise ValueError("`data.path` is empty: give text files, or `data.dataset`, the name of a dataset on the Hub.")
-    paths, found = files_to_read(section)
-    eval_paths = [file for path in section.eval_path for file in files_of(path, "eval_path")]
-    section = replace(section, path=paths, eval_path=eval_paths or found)
+    paths, eval_paths = files_to_read(section)
+    section = replace(section, path=paths, eval_path=eval_paths)
     is_text = {kind_of(path) not in TABLES for path in (*section.path, *section.eval_path)}
     if len(is_text) > 1:
         raise ValueError(
@@ -172,7 +171,7 @@ def check_paths(section: DataSection) -> None:
 
 def check_fraction(section: DataSection) -> None:
     """Raise a `ValueError` where nothing, or nothing else, would be held out of the files of a section, which are there."""
-    is_held_out = section.eval_path or section.eval_split or files_to_read(section)[1]
+    is_held_out = section.eval_split or files_to_read(section)[1]
     if not is_held_out and not 0 < section.eval_fraction < 1:
         raise ValueError(
             f"`data.eval_fraction`={section.eval_fraction} must lie between 0 and 1, for example 0.1: what is trained is "
@@ -372,10 +371,10 @@ def _names(paths: Iterable[str]) -> str:
 
 
 def files_to_read(section: DataSection) -> tuple[list[str], list[str]]:
-    """The files of `data.path`, and those of a folder that are held out by their name."""
+    """The files of `data.path`; and those of `data.eval_path`, or, of a folder, that are held out by their name."""
     read, held_out = [], []
     for path in section.path:
-        files = files_of(path)
+        files = _files_of(path)
         parts = {split: [file for file in files if _split(file) == split] for split in map(_split, files)}
         if not Path(path).is_dir() or "train" not in parts:
             read += files
@@ -387,19 +386,20 @@ def files_to_read(section: DataSection) -> tuple[list[str], list[str]]:
             logger.warning(
                 f"`data.path`: of {path!r}, {_names(sorted(others))} is not read: there is a split `train`."
             )
-    return read, sorted(held_out)
+    given = [file for path in section.eval_path for file in _files_of(path, "eval_path")]
+    return read, given or sorted(held_out)
 
 
 def input_files(run: RunConfig) -> list[Path]:
     """The files and folders on this machine that a run reads: texts, tokenizer and base."""
     sides = (run.data.source, run.data.target, run.data.eval_source, run.data.eval_target)
     of_pairs = [] if run.data.path or run.data.dataset else [each for each in sides if each is not None]
-    texts = [file for path in (*run.data.path, *run.data.eval_path, *of_pairs) for file in files_of(path)]
+    texts = [file for path in (*run.data.path, *run.data.eval_path, *of_pairs) for file in _files_of(path)]
     named = [name for name in (run.tokenizer.path, run.model.base) if name is not None]
     return [Path(parted(text)[0]) for text in texts] + [Path(name) for name in named]
 
 
-def files_of(path: str, field: str = "path") -> list[str]:
+def _files_of(path: str, field: str = "path") -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
         return [path]
@@ -427,7 +427,6 @@ __all__ = [
     "RunData",
     "check_fraction",
     "check_paths",
-    "files_of",
     "files_to_read",
     "input_files",
     "read_data",

@@ -36,7 +36,7 @@ from transformers_xl.runs.loading import (
     load_tokenizer,
 )
 from transformers_xl.runs.run_config import DataSection, RunConfig, config_fields
-from transformers_xl.runs.run_data import files_of, files_to_read
+from transformers_xl.runs.run_data import files_to_read
 from transformers_xl.runs.run_model import run_tokenizer
 from transformers_xl.runs.training_run import FINAL, ConfigWriter
 from transformers_xl.training.arguments import MemoryTrainingArguments, check_length
@@ -257,8 +257,6 @@ def _pairs(section: DataSection) -> tuple[Pairs, Pairs]:
     pairs = read_pairs(source, target, files)
     if section.eval_source is not None:
         return pairs, read_pairs(section.eval_source, cast(str, section.eval_target))
-    if section.eval_path:
-        held_out = [file for path in section.eval_path for file in files_of(path, "eval_path")]
     if held_out:
         return pairs, read_pairs(source, target, held_out)
     return hold_out_pairs(pairs, section.eval_fraction)
