@@ -104,7 +104,7 @@ def test_a_comparison_goes_on(texts: Path, copied: Path):
         "compare", plan_file(texts, seeds=3, models={"transformer_xl": None, "gpt2": {"block": 16}}), "-o", copied
     )
     assert result.exit_code == 0, result.output
-    assert "3 runs exist, 3 to run" in result.stderr
+    assert "2 runs exist, 4 to run" in result.stderr  # gpt2-1 is looked at again after the trial
     after, new = files(copied), [json.loads(path.read_text()) for path in lost]
     assert after.keys() - before.keys() == {"runs/gpt2-2.json", "runs/transformer_xl-2.json"}
     changed = {name for name in before if after[name] != before[name]}
@@ -112,6 +112,35 @@ def test_a_comparison_goes_on(texts: Path, copied: Path):
     for one, other in zip(old, new, strict=True):
         same = ("settings", "setting", "bits", "bits_per_byte")
         assert [one.get(name) for name in same] == [other.get(name) for name in same]
+
+
+def test_a_search_goes_on(texts: Path, copied: Path, monkeypatch: pytest.MonkeyPatch):
+    """More trials: those that are there stay, and the runs of a model whose setting changes are made again."""
+    made = []
+
+    def in_this_process(function, name, *arguments):
+        made.append((function.__name__, name, arguments[1] if function.__name__ == "try_setting" else arguments[0]))
+        return {"bits_per_byte": 0.5 if name == "gpt2" else 99.0, "bits": {"2": [1.0]}, "bytes": [1]}
+
+    monkeypatch.setattr(comparison_folder, "in_a_process", in_this_process)
+    before = files(copied)
+    comparison = comparison_folder.Comparison(read_plan(plan_file(texts, search={"trials": 4, "steps": 1})), copied)
+    assert len(comparison.missing) == 4  # until the fourth trials are there
+    for name, seed in comparison.missing:
+        comparison.train(name, seed)
+    tried = {name: setting for function, name, setting in made if function == "try_setting"}
+    assert tried.keys() == {"gpt2", "transformer_xl"}
+    assert [each[1:] for each in made if each[0] == "run"] == [("gpt2", 0), ("gpt2", 1)]
+    assert json.loads((copied / "runs/gpt2-1.json").read_text())["setting"] == vars(tried["gpt2"])
+    after = files(copied)
+    assert len(after.keys() - before.keys()) == 2
+    assert {name for name in before if after[name] != before[name]} == {
+        "plan.json",
+        "runs/gpt2-0.json",
+        "runs/gpt2-1.json",
+    }
+    comparison = comparison_folder.Comparison(read_plan(plan_file(texts, search={"trials": 4, "steps": 1})), copied)
+    assert comparison.missing == []
 
 
 def test_what_was_done_is_kept_when_a_run_fails(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -208,7 +237,7 @@ def test_a_run_ends_with_the_command():
     [
         ({"steps": 3}, "`steps`=3"),
         ({"mem_len": 16, "document_bytes": None}, "`mem_len`=16"),
-        ({"search": {"trials": 4, "steps": 1}}, "`search`="),
+        ({"search": {"trials": 3, "steps": 2}}, "`search`="),
         ({"models": {"transformer_xl": None, "gpt2": {"block": 8}}}, "`model`="),
         ({"document_bytes": 50}, "`document_bytes`=50"),
     ],
@@ -234,7 +263,8 @@ def test_another_text_is_refused(texts: Path, compared: Path, tmp_path: Path):
 
 def test_the_report_needs_the_files_alone(compared: Path, tmp_path: Path):
     """No text, no models, no torch."""
-    shutil.copytree(compared / "runs", tmp_path / "runs")
+    for name in ("runs", "trials"):
+        shutil.copytree(compared / name, tmp_path / name)
     for name in ("speeds.json", "plan.json"):
         shutil.copy(compared / name, tmp_path)
     program = (

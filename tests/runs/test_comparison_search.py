@@ -5,7 +5,7 @@ import math
 import pytest
 
 from transformers_xl.runs.comparison_plan import Search
-from transformers_xl.runs.comparison_search import Setting, best, next_trial
+from transformers_xl.runs.comparison_search import Setting, best, edge, next_trial
 
 STARTS = [0.05, 0.02]
 
@@ -83,3 +83,17 @@ def test_one_start_is_enough():
     trials, chosen = search(away_from(2e-3), starts=[0.05])
     assert [rate for _, rate, _ in trials] == [2e-3, 4e-3, 1e-3]
     assert chosen.name == "0.05-0.002-constant"
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen", "expected"),
+    [
+        ([2e-3, 4e-3, 8e-3], 4e-3, ""),
+        ([2e-3, 4e-3, 8e-3], 8e-3, "highest"),
+        ([2e-3, 1e-3], 1e-3, "lowest"),
+        ([2e-3], 2e-3, ""),  # nothing was searched
+    ],
+)
+def test_a_search_that_ended_at_an_edge(rates: list[float], chosen: float, expected: str):
+    tried = [Setting(0.05, rate, "constant") for rate in rates]
+    assert edge(tried, Setting(0.02, chosen, "cosine")) == expected

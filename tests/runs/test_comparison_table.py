@@ -89,6 +89,21 @@ def test_a_falling_rate_has_no_score_before_its_end(folder: Path):
     assert list(errorbar[0].get_xdata()) == [16]
 
 
+def test_a_rate_whose_search_ended_at_the_highest_is_marked(folder: Path):
+    rates = {"ours": (0.001, 0.002), "slow": (0.001, 0.002, 0.004), "far": (0.002,)}
+    for name, tried in rates.items():
+        for rate in tried:
+            setting = {"start": 0.05, "rate": rate, "schedule": "constant"}
+            write_json(folder / "trials" / f"{name}-{rate}.json", {"model": name, "setting": setting})
+    cells = {
+        name: rate
+        for name, *_, rate, _ in (
+            row.strip("| ").split(" | ") for row in table(read_comparison(folder)).splitlines()[2:]
+        )
+    }
+    assert cells == {"`ours`": "0.002, the highest tried", "`slow`": "0.002", "`far`": "0.002"}
+
+
 def test_a_comparison_that_is_not_finished(folder: Path):
     (folder / "runs/slow-0.json").unlink()
     (folder / "runs/far-0.json").unlink()

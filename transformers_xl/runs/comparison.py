@@ -11,6 +11,7 @@ import numpy as np
 
 from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
+from transformers_xl.runs.comparison_search import Setting, edge
 from transformers_xl.runs.comparison_statistics import Interval, bits_after, difference
 
 RUN_FIELDS = {"model", "seed", "settings", "setting", "parameters", "bytes", "bits", "peak_memory", "memory_before"}
@@ -47,6 +48,7 @@ class ModelRuns:
         bits: of each document after some steps `(seeds, documents)`, by steps.
         num_bytes: that are predicted of each document `(documents,)`.
         first: what the file of the first run holds.
+        edge: `"highest"` or `"lowest"`, where no higher or lower rate than the best was tried; otherwise nothing.
         seconds_per_step: None where steps were not timed.
     """
 
@@ -55,6 +57,7 @@ class ModelRuns:
     bits: dict[int, np.ndarray]
     num_bytes: np.ndarray
     first: dict[str, Any]
+    edge: str
     seconds_per_step: float | None
 
     @property
@@ -65,6 +68,12 @@ class ModelRuns:
     def seconds(self) -> float | None:
         """Of the training; None where steps were not timed."""
         return None if self.seconds_per_step is None else self.steps * self.seconds_per_step
+
+    @property
+    def rate(self) -> str:
+        """Of learning, as the table shows it."""
+        rate = f"{self.first['setting']['rate']:g}"
+        return f"{rate}, the {self.edge} tried" if self.edge else rate
 
     @property
     def memory(self) -> float:
@@ -126,14 +135,14 @@ def read_comparison(folder: Path) -> ComparisonResults:
     plan, speeds = _read(plan_file, {"models", "seeds", "reference"}), read_speeds(folder)
     if not isinstance(plan["models"], dict) or not isinstance(plan["seeds"], int):
         raise ValueError(f"`from`: {str(plan_file)!r} is no plan: give the command with -o again, which writes it.")
-    models = []
+    models, tried = [], _read_settings(folder)
     for name in plan["models"]:
         runs = [folder / "runs" / f"{name}-{seed}.json" for seed in range(plan["seeds"])]
         found = [(file, _read(file, RUN_FIELDS)) for file in runs if file.is_file()]
         for file, each in found:
             check_settings(file, each["settings"], found[0][1]["settings"])
         if found:
-            models.append(_model_runs(name, [each for _, each in found], speeds))
+            models.append(_model_runs(name, [each for _, each in found], speeds, tried.get(name, [])))
     reference = next((each for each in models if each.name == plan["reference"]), None)
     if reference is None:
         raise ValueError(
@@ -145,10 +154,20 @@ def read_comparison(folder: Path) -> ComparisonResults:
     return ComparisonResults(models, reference, fastest, plan["seeds"], speeds)
 
 
-def _model_runs(name: str, runs: list[dict[str, Any]], speeds: dict[str, Any]) -> ModelRuns:
+def _model_runs(name: str, runs: list[dict[str, Any]], speeds: dict[str, Any], tried: list[Setting]) -> ModelRuns:
     bits = {int(step): np.array([run["bits"][step] for run in runs]) for step in runs[0]["bits"]}
+    at_edge = edge([*tried, chosen := Setting(**runs[0]["setting"])], chosen)
     timed = speeds.get("seconds_per_step", {}).get(name)
-    return ModelRuns(name, [run["seed"] for run in runs], bits, np.array(runs[0]["bytes"]), runs[0], timed)
+    return ModelRuns(name, [run["seed"] for run in runs], bits, np.array(runs[0]["bytes"]), runs[0], at_edge, timed)
+
+
+def _read_settings(folder: Path) -> dict[str, list[Setting]]:
+    """What was tried, by model."""
+    tried: dict[str, list[Setting]] = {}
+    for file in sorted((folder / "trials").glob("*.json")):
+        trial = _read(file, {"model", "setting"})
+        tried.setdefault(trial["model"], []).append(Setting(**trial["setting"]))
+    return tried
 
 
 def _read(file: Path, fields: set[str]) -> dict[str, Any]:
@@ -200,7 +219,7 @@ def table_cells(found: ComparisonResults) -> list[list[str]]:
         "peak of training, MiB": lambda model: f"{model.memory:,.0f}",
         "parameters": lambda model: f"{model.first['parameters']:,}",
         "start": lambda model: f"{model.first['setting']['start']:.3g}",
-        "rate": lambda model: f"{model.first['setting']['rate']:g}",
+        "rate": lambda model: model.rate,
         "schedule": lambda model: model.first["setting"]["schedule"],
     }
     cells = {title: [cell(model) for model in found.models] for title, cell in columns.items()}

@@ -35,7 +35,7 @@ class Comparison:
         ValueError: a model cannot take part, a text is missing, or a file that is there has other settings.
 
     Attributes:
-        missing: name and seed of the runs that are not there, seed by seed.
+        missing: name and seed of the runs that are not there, or may change with trials that are not there, seed by seed.
     """
 
     def __init__(self, plan: ComparisonPlan, folder: Path, keep_models: bool = False):
@@ -48,7 +48,7 @@ class Comparison:
             next(model.reading.batches(texts.train, plan.batch_size))  # refuses a text that is too short
         self.digests = texts.digests()
         runs = [(name, seed) for seed in range(plan.seeds) for name in plan.models]
-        self.missing = [(name, seed) for name, seed in runs if self._read(name, self._run_file(name, seed)) is None]
+        self.missing = [(name, seed) for name, seed in runs if self._run(name, seed, self._chosen(name)) is None]
         write_json(folder / "plan.json", asdict(plan))
 
     def choose(self, name: str) -> Setting:
@@ -59,13 +59,12 @@ class Comparison:
         """
         tried: dict[Setting, float] = {}
         while (setting := next_trial(tried, self.models[name].starts, self.plan.search)) is not None:
-            file = self.folder / "trials" / f"{name}-{setting.name}.json"
-            found = self._read(name, file)
+            found = self._trial(name, setting)
             if found is None:
                 found = self._described(name) | {"setting": asdict(setting)}
                 found |= in_a_process(try_setting, name, self.plan, setting)
-                write_json(file, found)
-            tried[setting] = float("inf") if found["bits_per_byte"] is None else found["bits_per_byte"]
+                write_json(self._trial_file(name, setting), found)
+            tried[setting] = _bits(found)
         if min(tried.values()) == float("inf"):
             raise ValueError(
                 f"`models.{name}`: each of {len(tried)} trainings diverged: begin with a lower `search.rate`."
@@ -73,12 +72,15 @@ class Comparison:
         return best(tried)
 
     def train(self, name: str, seed: int) -> dict[str, Any]:
-        """Train and score a model from a seed, with its best setting, in a separate process, and write the run."""
+        """The run of a model from a seed with its best setting: trained and scored in a separate process, and written,
+        unless it is there."""
         setting = self.choose(name)
-        result = self._described(name) | {"seed": seed, "setting": asdict(setting)}
-        kept = self.folder / "models" / f"{name}-{seed}" if self.keep_models else None
-        result |= in_a_process(run, name, seed, self.plan, setting, kept)
-        write_json(self._run_file(name, seed), result)
+        result = self._run(name, seed, setting)
+        if result is None:
+            result = self._described(name) | {"seed": seed, "setting": asdict(setting)}
+            kept = self.folder / "models" / f"{name}-{seed}" if self.keep_models else None
+            result |= in_a_process(run, name, seed, self.plan, setting, kept)
+            write_json(self._run_file(name, seed), result)
         return result
 
     def time_steps(self) -> None:
@@ -88,6 +90,25 @@ class Comparison:
         if read_speeds(self.folder).get("settings") != described:
             found = in_a_process(time_steps, self.plan, settings, ROUNDS)
             write_json(self.folder / "speeds.json", {"settings": described} | found)
+
+    def _chosen(self, name: str) -> Setting | None:
+        """The best setting of a model, where all its trials are there."""
+        tried: dict[Setting, float] = {}
+        while (setting := next_trial(tried, self.models[name].starts, self.plan.search)) is not None:
+            found = self._trial(name, setting)
+            if found is None:
+                return None
+            tried[setting] = _bits(found)
+        return best(tried)
+
+    def _trial(self, name: str, setting: Setting) -> dict[str, Any] | None:
+        """A trial that is there."""
+        return self._read(name, self._trial_file(name, setting))
+
+    def _run(self, name: str, seed: int, setting: Setting | None) -> dict[str, Any] | None:
+        """A run that is there, with this setting."""
+        found = self._read(name, self._run_file(name, seed))
+        return found if found is not None and setting is not None and found["setting"] == asdict(setting) else None
 
     def _described(self, name: str) -> dict[str, Any]:
         """What every file says of its model."""
@@ -101,8 +122,16 @@ class Comparison:
         check_settings(file, found.get("settings", {}), self._described(name)["settings"])
         return found
 
+    def _trial_file(self, name: str, setting: Setting) -> Path:
+        return self.folder / "trials" / f"{name}-{setting.name}.json"
+
     def _run_file(self, name: str, seed: int) -> Path:
         return self.folder / "runs" / f"{name}-{seed}.json"
+
+
+def _bits(trial: dict[str, Any]) -> float:
+    """Of a trial, per byte; infinite where it diverged."""
+    return float("inf") if trial["bits_per_byte"] is None else float(trial["bits_per_byte"])
 
 
 __all__ = ["Comparison"]

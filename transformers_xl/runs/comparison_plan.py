@@ -155,11 +155,12 @@ class ComparisonPlan:
         return sorted({*self.points, self.steps})
 
     def settings(self, name: str) -> dict[str, Any]:
-        """What a run of a model depends on, as it is written beside it: neither the other models nor the number of seeds,
-        so that more of them can be added."""
+        """What a run of a model depends on, as it is written beside it: neither the other models nor the number of seeds
+        or trials, so that more of them can be added."""
         shared = asdict(self)
         for each in ("models", "reference", "seeds", "texts"):
             del shared[each]
+        del shared["search"]["trials"]
         return shared | {"model": asdict(self.models[name])}
 
 

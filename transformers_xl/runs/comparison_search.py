@@ -9,6 +9,7 @@
 Each model has the same number of trials at most.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from transformers_xl.runs.comparison_plan import Search
@@ -31,6 +32,15 @@ class Setting:
 def best(tried: dict[Setting, float]) -> Setting:
     """The setting with the fewest bits per byte; infinite: the training diverged."""
     return min(tried, key=tried.__getitem__)
+
+
+def edge(tried: Iterable[Setting], chosen: Setting) -> str:
+    """`"highest"` or `"lowest"` where the rate that was chosen is that of several that were tried: its search ended before
+    a worse one was met. Otherwise nothing."""
+    rates = {each.rate for each in tried}
+    if len(rates) == 1 or min(rates) < chosen.rate < max(rates):
+        return ""
+    return "highest" if chosen.rate == max(rates) else "lowest"
 
 
 def next_trial(tried: dict[Setting, float], starts: list[float], search: Search) -> Setting | None:
@@ -77,4 +87,4 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.6g}")
 
 
-__all__ = ["Setting", "best", "next_trial"]
+__all__ = ["Setting", "best", "edge", "next_trial"]
