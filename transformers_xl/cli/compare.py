@@ -45,8 +45,8 @@ def compare(
 
     Each model gets its best start of weights, learning rate and schedule, within one budget of trials on the validation
     documents; then it is trained from each seed and scored on the test documents. Every trial and run is a file: a command
-    that was killed is resumed by the same command; more seeds, models or trials are added. docs/comparison.md has the fields of a
-    plan.
+    that was killed is resumed by the same command; more seeds, models or trials are added. docs/comparison.md has the
+    fields of a plan.
     """
     if from_dir is not None:
         if plan is not None or output is not None or only or keep_models:
