@@ -89,7 +89,10 @@ class Words:
         return 8192
 
 
-@pytest.mark.parametrize("plan", ["streaming_ablation", "streaming_ablation_prose", "streaming_ablation_words"])
+@pytest.mark.parametrize(
+    "plan",
+    ["streaming_ablation", "streaming_ablation_prose", "streaming_ablation_words", "streaming_rates_words_sources"],
+)
 def test_the_models_of_the_plans_are_of_one_size(plan: str, monkeypatch: pytest.MonkeyPatch):
     read = read_plan(BENCHMARKS / f"{plan}.yaml")
     if read.tokenizer is not None:
