@@ -85,12 +85,14 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *model_args, **kwargs):
-        """As in transformers. An agent is loaded by the classes of agents alone.
+        """As in transformers. An agent is loaded by the classes of agents alone. `use_cache`, which scripts for fine-tuning
+        give, changes nothing: `generate()` has a cache, and other calls make one where they say so.
 
         Raises:
             ValueError: another class would drop its policy.
         """
         name, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        kwargs.pop("use_cache", None)
         architectures = getattr(kwargs.get("config"), "architectures", None) or []  # given by the Auto classes
         cls._refuse_agent(any("ForActorCritic" in each for each in architectures), name)
         loaded: Any = super().from_pretrained(name, *model_args, **kwargs, output_loading_info=True)

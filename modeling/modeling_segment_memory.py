@@ -184,6 +184,9 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
     ) -> MemoryModelOutput:
         self.position_angles.warn_of_cast()
         kwargs.pop("num_items_in_batch", None)
+        for name in ("output_hidden_states", "output_attentions"):
+            if kwargs.get(name) is None and getattr(self.config, name):
+                kwargs[name] = True
         output, memory = self.reader.read(self, hidden_states, memory, call, cache, **kwargs)
         names = (*self.token_outputs, "hidden_states", "attentions")
         return self.output_class(**{name: output[name] for name in names if output.get(name) is not None}, mems=memory)

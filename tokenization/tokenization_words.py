@@ -378,13 +378,15 @@ def _rules(split: str, lower_case: bool, line_end: str | None, special_tokens: S
 
 def _read_lines(paths: Iterable[Path], bar: tqdm) -> Iterator[str]:
     for path in paths:
+        encoding = "utf-8-sig"  # a byte order mark is no part of the text
         with path.open("rb") as stream:
             while lines := stream.readlines(1 << 16):
                 data = b"".join(lines)
                 try:
-                    yield data.decode("utf-8")
+                    yield data.decode(encoding)
                 except UnicodeDecodeError as error:
                     raise ValueError(f"`files`: {str(path)!r} is not UTF-8 ({error.reason}): convert it.") from error
+                encoding = "utf-8"
                 bar.update(len(data))
 
 

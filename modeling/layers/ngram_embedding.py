@@ -49,7 +49,8 @@ class NgramEmbedding(nn.Module):
         Returns:
             The rows of the table of each token, `(B, T, G)`, None without ids; and `last` of the next segment.
         """
-        ids = last.new_zeros(len(last), segment.length) if input_ids is None else input_ids + 1
+        # codes do not fit into int32
+        ids = last.new_zeros(len(last), segment.length) if input_ids is None else input_ids.long() + 1
         columns = torch.cat([last, ids], dim=1)[..., None]
         tail = segment.tail(columns, self.num_before)[..., 0]
         if input_ids is None:

@@ -91,8 +91,18 @@ class Memory(NamedTuple):
         )
 
     def rows(self, rows: torch.Tensor | slice | Sequence[int]) -> Self:
-        """Some rows, in this order: a slice, numbers, or a mask `(batch,)`."""
-        return self.map(lambda each: each[rows])
+        """Some rows, in this order: a slice, numbers, or a mask `(batch,)`.
+
+        Raises:
+            ValueError: `rows` is one number, or has several axes.
+        """
+        if isinstance(rows, slice):
+            return self.map(lambda each: each[rows])
+        numbers = torch.as_tensor(rows)
+        if numbers.dim() != 1:
+            raise ValueError(f"`rows`={rows!r} must be a slice, or numbers or a mask along one axis, such as [0, 2].")
+        numbers = numbers if len(numbers) else numbers.long()
+        return self.map(lambda each: each[numbers.to(each.device)])
 
     def repeat(self, repeats: int) -> Self:
         """Every row `repeats` times, side by side."""

@@ -25,6 +25,9 @@ def test_models_are_asked_as_they_were_trained_and_with_a_longer_memory(folder: 
     result = run("probe", *models, *PROBE, "--length", 24, "--json", "--picture", tmp_path / "probe.png")
     assert result.exit_code == 1 or result.exit_code == 2, "24 + 8 tokens are more than Mistral's 16 + 8 positions"
     assert "`length`=24" in result.stderr
+    result = run("probe", *models, *PROBE, "--length", 0)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "`length`=0 is no length of a memory, which " in result.stderr
     result = run("probe", *models, *PROBE, "--length", 12, "--json", "--picture", tmp_path / "probe.png")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

@@ -37,6 +37,13 @@ def test_parts_follow_each_other_in_time(tmp_path: Path):
     assert tokenizer.decode(tokenizer(texts[0])["input_ids"]) == texts[0]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path):
+    path = log(tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    prepare_log(path, tmp_path / "out", drop_columns=6)
+    assert (tmp_path / "out" / "train.txt").read_text().startswith("aaa run\n")
+
+
 def test_the_share_that_is_held_out(tmp_path: Path):
     result = prepare_log(log(tmp_path), tmp_path / "out", held_out=0.6)
     assert [result.counts[f"{part} lines"] for part in ("train", "valid", "test")] == [4, 3, 3]

@@ -453,3 +453,18 @@ def test_a_static_cache_is_promised_where_there_is_one(model_type):
         output = model(tokens(2, 12)[:, index : index + 1], past_key_values=cache)
         torch.testing.assert_close(output.last_hidden_state, expected[:, index : index + 1], **EXACT)
         assert [tensor.shape for tensor in tensors_of(output.mems)] == shapes
+
+
+@pytest.mark.parametrize("model_type", models())
+def test_ids_may_be_of_32_bits(model_type: str):
+    model, ids = tiny_model(model_type), tokens(2, 7)
+    torch.testing.assert_close(result_of(model(ids.int())), result_of(model(ids)), **EXACT)
+
+
+@pytest.mark.parametrize("model_type", [*FEW, "segment_memory"])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_scripts_may_say_whether_a_cache_is_used(model_type: str, use_cache: bool, tmp_path):
+    model, ids = tiny_model(model_type, "causal_lm"), tokens(2, 7)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, use_cache=use_cache, dtype=torch.float64)
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, **EXACT)

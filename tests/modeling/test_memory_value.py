@@ -96,6 +96,7 @@ def test_rows_are_taken_and_repeated(model_type, use_cache):
     results = continued(model, together)
     for rows, numbers in (
         ([2, 0], [2, 0]),
+        ((2, 0), [2, 0]),  # not one number for each axis
         (slice(1, None), [1, 2]),
         (torch.tensor([1, 1, 0]), [1, 1, 0]),
         (torch.tensor([True, False, True]), [0, 2]),
@@ -103,6 +104,10 @@ def test_rows_are_taken_and_repeated(model_type, use_cache):
         taken = together.rows(rows)
         assert taken.batch_size == len(numbers)
         torch.testing.assert_close(continued(model, taken), results[numbers], **EXACT)
+    assert [together.rows(none).batch_size for none in ((), [])] == [0, 0]
+    for rows in (1, torch.tensor(1), [[0, 1]]):
+        with pytest.raises(ValueError, match="`rows`="):
+            together.rows(rows)
     repeated = together.repeat(2)
     assert_equal(repeated, together.rows([0, 0, 1, 1, 2, 2]))
     torch.testing.assert_close(continued(model, repeated), results.repeat_interleave(2, 0), **EXACT)

@@ -279,3 +279,15 @@ def test_a_table_of_positions_ends():
     assert model(tokens(1, 13)).logits.shape[1] == 13
     with pytest.raises(ValueError, match="need 33 positions, but the base has angles, or .*, for only 32"):
         model(tokens(1, 14))
+
+
+@pytest.mark.parametrize("model_class", [SegmentMemoryModel, SegmentMemoryForCausalLM])
+def test_the_config_may_ask_for_hidden_states_and_attentions(model_class: type, tmp_path: Path):
+    add_memory(tiny_base("llama"), mem_len=4).save_pretrained(tmp_path)
+    model, ids = model_class.from_pretrained(tmp_path, attn_implementation="eager"), tokens(2, 6)
+    asked = model(ids, output_hidden_states=True, output_attentions=True)
+    model.config.output_hidden_states = model.config.output_attentions = True
+    told = model(ids)
+    for name in ("hidden_states", "attentions"):
+        torch.testing.assert_close(told[name], asked[name], atol=0, rtol=0)
+    assert model(ids, output_attentions=False).attentions is None

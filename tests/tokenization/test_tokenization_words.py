@@ -183,6 +183,16 @@ def test_lines_end_with_eos(split: str):
     assert joined.tokenize(TEXT) == words(TEXT)
 
 
+@pytest.mark.parametrize("split", ["moses", "spaces", "characters"])
+def test_a_byte_order_mark_is_no_word(split: str, tmp_path: Path):
+    for number in (0, 1):
+        (tmp_path / f"{number}.txt").write_bytes(b"\xef\xbb\xbfhello world\r\nhello again\r\n")
+    files = [tmp_path / f"{number}.txt" for number in (0, 1)]
+    tokenizer = WordTokenizer.train_from_files(files, split=split, progress=False)
+    assert not [word for word in tokenizer.get_vocab() if "\ufeff" in word]
+    assert len(tokenizer("h" if split == "characters" else "hello")["input_ids"]) == 1
+
+
 def test_spaces_keep_what_is_split_already():
     text = "He paid 1 @,@ 000 @.@ ; it 's <unk>-like , x<eos>y \u00a0\x1c end\n"
     tokenizer = WordTokenizer.train_from_iterator([text], split="spaces", progress=False)

@@ -44,7 +44,7 @@ def chat(
     no_repeat_ngram_size: NoRepeatNgramSize = None,
     greedy: Greedy = False,
     stop: Annotated[list[str] | None, Option(help="Text that ends an answer; may be given several times.")] = None,
-    seed: Annotated[int, Option(help="Seed of sampling.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Seed of sampling.")] = 0,
     session: Annotated[
         Path | None, Option(help="File of the session: it goes on where it stopped, and is saved after every turn.")
     ] = None,

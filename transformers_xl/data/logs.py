@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers_xl.data.official_files import check_unpacked
 from transformers_xl.data.paper_corpora import PARTS
+from transformers_xl.data.text_files import BYTE_ORDER_MARK
 from transformers_xl.files.digests import sha256
 from transformers_xl.files.output_folder import output_folder
 from transformers_xl.files.plain_files import check_regular
@@ -52,7 +53,7 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
     if not 0 < held_out < 1:
         raise ValueError(f"`held_out`={held_out} must be above 0 and below 1: a share of the text.")
     check_regular(source)
-    data = source.read_bytes()
+    data = source.read_bytes().removeprefix(BYTE_ORDER_MARK)
     check_unpacked(source, source.name, data)
     if b"\0" in data:
         raise ValueError(f"`source`={str(source)!r} is not a text file: unpack it first, or name another file.")

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from transformers_xl.evaluation.context_curve import remembers
 from transformers_xl.evaluation.probe import probe, reach
 from transformers_xl.evaluation.probe_options import ProbeOptions
 from transformers_xl.evaluation.probe_tasks import ProbeTask, find_task
@@ -28,6 +29,9 @@ def measure_probe(
     """
     trained = {name: read_terms(folder) for name, folder in folders.items()}
     task = _task_of(task_name, trained)
+    for name, folder in folders.items():
+        if 0 in lengths and remembers(load_weights(folder, any_kind=True)):
+            raise ValueError(f"`length`=0 is no length of a memory, which {name} has: it must be at least 1.")
     rows = {}
     for name, folder in folders.items():
         model, terms = load_weights(folder, any_kind=True), trained[name]
