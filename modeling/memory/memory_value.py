@@ -278,4 +278,7 @@ def _named(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
     return [pair for key, each in zip(keys, value, strict=True) for pair in _named(each, f"{name}.{key}".lstrip("."))]
 
 
+torch.serialization.add_safe_globals([LayerMemory, Memory])  # `torch.load` reads what `torch.save` wrote of them
+
+
 __all__ = ["LayerMemory", "Memory", "SavedMemory", "cat_memories", "with_columns_of", "with_count"]

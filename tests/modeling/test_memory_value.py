@@ -90,6 +90,13 @@ def read_in_two(model, use_cache: bool | None) -> Memory:
 
 
 @in_both_forms
+def test_torch_saves_and_loads_it(model_type, use_cache, tmp_path):
+    memory = memories_of(tiny_model(model_type), use_cache)[0]
+    torch.save({"mems": memory}, tmp_path / "state.pt")
+    assert_same_memory(torch.load(tmp_path / "state.pt", weights_only=True)["mems"], memory)
+
+
+@in_both_forms
 def test_rows_are_taken_and_repeated(model_type, use_cache):
     model = tiny_model(model_type)
     together = cat_memories(memories_of(model, use_cache))
