@@ -317,3 +317,19 @@ def test_greedy_is_a_temperature_of_zero(model_folder: Path):
     )
     assert greedy.exit_code == 0, (greedy.output, greedy.exception)
     assert greedy.stdout == zero.stdout == other.stdout
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "{model}", "-p", "It"),
+        ("chat", "{model}"),
+        ("train-probe", "copy", "transformer_xl", "-o", "{new}"),
+    ],
+)
+def test_a_seed_that_is_none_is_refused_by_name(command: tuple, seed: int, model_folder: Path, tmp_path: Path):
+    result = run(*(each.format(model=model_folder, new=tmp_path / "new") for each in command), "--seed", seed)
+    assert result.exit_code == 2
+    assert "--seed" in result.stderr
+    assert str(seed) in result.stderr

@@ -68,7 +68,8 @@ def test_the_command_says_what_is_new(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("log", "--drop-columns", 20), "has 10 lines, too few for train and valid and test"),
+        (("log", "--drop-columns", 20), "`drop_columns`=20 leaves nothing of any line"),
+        (("log", "--held-out", 0.01), "has 10 lines, too few for valid: name a longer file"),
         (("log", "--line-feeds", "keep"), "`line_feeds`='keep' is for corpora of symbols"),
         (("log", "--held-out", 1), "`held_out`=1.0 must be above 0 and below 1"),
         (("ptb", "--drop-columns", 6), "`drop_columns`=6 is for a log"),
@@ -80,6 +81,11 @@ def test_what_means_nothing_is_refused(arguments, message, tmp_path: Path):
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_no_log(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"`source`='.*' is a folder"):
+        prepare_log(tmp_path, tmp_path / "out")
 
 
 def test_a_packed_file_is_refused(tmp_path: Path):

@@ -82,7 +82,7 @@ def train_probe(
     model_type: Annotated[str, Argument(help="Any causal language model: transformer_xl, sha_rnn, gpt2, mamba ...")],
     output: Annotated[Path, Option("--output", "-o", file_okay=False, help="Folder to write.")],
     steps: Annotated[int, Option(min=1, help="Training steps.")] = TERMS.steps,
-    seed: Annotated[int, Option(min=0, help="Seed of the weights and of the streams.")] = TERMS.seed,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Seed of the weights and of the streams.")] = TERMS.seed,
     mem_len: Annotated[
         int, Option(min=0, help="Tokens of memory, or read again before each segment; 0: each segment alone.")
     ] = TERMS.mem_len,

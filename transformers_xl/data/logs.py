@@ -52,6 +52,8 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
         raise ValueError(f"`drop_columns`={drop_columns} must not be negative: 0 leaves lines as they are.")
     if not 0 < held_out < 1:
         raise ValueError(f"`held_out`={held_out} must be above 0 and below 1: a share of the text.")
+    if source.is_dir():
+        raise ValueError(f"`source`={str(source)!r} is a folder: name the log, a file.")
     check_regular(source)
     data = source.read_bytes().removeprefix(BYTE_ORDER_MARK)
     check_unpacked(source, source.name, data)
@@ -59,6 +61,8 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
         raise ValueError(f"`source`={str(source)!r} is not a text file: unpack it first, or name another file.")
     lines = data.removesuffix(b"\n").split(b"\n")
     text = b"".join(line[drop_columns:] + b"\n" for line in lines)
+    if drop_columns and not text.strip() and data.strip():
+        raise ValueError(f"`drop_columns`={drop_columns} leaves nothing of any line: give a lower number.")
     kept = (1 - held_out, 1 - held_out / 2)
     bounds = [0, *(text.rfind(b"\n", 0, round(share * len(text))) + 1 for share in kept), len(text)]
     parts = {part: text[start:stop] for part, (start, stop) in zip(PARTS, pairwise(bounds), strict=True)}
