@@ -193,6 +193,13 @@ def test_a_byte_order_mark_is_no_word(split: str, tmp_path: Path):
     assert len(tokenizer("h" if split == "characters" else "hello")["input_ids"]) == 1
 
 
+def test_the_same_character_inside_a_file_stays(tmp_path: Path):
+    """Files are read in parts: here the second begins with it."""
+    (tmp_path / "long.txt").write_bytes(b"\xef\xbb\xbf" + b"aa\n" * 21845 + b"\xef\xbb\xbfb\n")
+    tokenizer = WordTokenizer.train_from_files([tmp_path / "long.txt"], split="spaces", progress=False)
+    assert {"aa", "\ufeffb"} <= tokenizer.get_vocab().keys()
+
+
 def test_spaces_keep_what_is_split_already():
     text = "He paid 1 @,@ 000 @.@ ; it 's <unk>-like , x<eos>y \u00a0\x1c end\n"
     tokenizer = WordTokenizer.train_from_iterator([text], split="spaces", progress=False)

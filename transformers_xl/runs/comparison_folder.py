@@ -7,6 +7,7 @@ speeds.json                     seconds of a step
 models/MODEL-SEED               the trained models, where they are kept
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Comparison:
             next(model.reading.batches(texts.train, plan.batch_size))  # refuses a text that is too short
         self.digests = texts.digests()
         runs = [(name, seed) for seed in range(plan.seeds) for name in plan.models]
-        self.missing = [(name, seed) for name, seed in runs if self._run(name, seed, self._chosen(name)) is None]
+        self.missing = [(name, seed) for name, seed in runs if not self._is_there(name, seed)]
         write_json(folder / "plan.json", asdict(plan))
 
     def choose(self, name: str) -> Setting:
@@ -57,14 +58,8 @@ class Comparison:
         Raises:
             ValueError: every training diverged.
         """
-        tried: dict[Setting, float] = {}
-        while (setting := next_trial(tried, self.models[name].starts, self.plan.search)) is not None:
-            found = self._trial(name, setting)
-            if found is None:
-                found = self._described(name) | {"setting": asdict(setting)}
-                found |= in_a_process(try_setting, name, self.plan, setting)
-                write_json(self._trial_file(name, setting), found)
-            tried[setting] = _bits(found)
+        tried = self._tried(name, self._try)
+        assert tried is not None
         if min(tried.values()) == float("inf"):
             raise ValueError(
                 f"`models.{name}`: each of {len(tried)} trainings diverged: begin with a lower `search.rate`."
@@ -91,24 +86,33 @@ class Comparison:
             found = in_a_process(time_steps, self.plan, settings, ROUNDS)
             write_json(self.folder / "speeds.json", {"settings": described} | found)
 
-    def _chosen(self, name: str) -> Setting | None:
-        """The best setting of a model, where all its trials are there."""
+    def _tried(
+        self, name: str, missing: Callable[[str, Setting], dict[str, Any] | None]
+    ) -> dict[Setting, float] | None:
+        """Bits per byte of all trials of a model; None where `missing` has nothing for one that is not there."""
         tried: dict[Setting, float] = {}
         while (setting := next_trial(tried, self.models[name].starts, self.plan.search)) is not None:
-            found = self._trial(name, setting)
+            found = self._read(name, self._trial_file(name, setting)) or missing(name, setting)
             if found is None:
                 return None
-            tried[setting] = _bits(found)
-        return best(tried)
+            tried[setting] = float("inf") if found["bits_per_byte"] is None else found["bits_per_byte"]
+        return tried
 
-    def _trial(self, name: str, setting: Setting) -> dict[str, Any] | None:
-        """A trial that is there."""
-        return self._read(name, self._trial_file(name, setting))
+    def _try(self, name: str, setting: Setting) -> dict[str, Any]:
+        found = self._described(name) | {"setting": asdict(setting)}
+        found |= in_a_process(try_setting, name, self.plan, setting)
+        write_json(self._trial_file(name, setting), found)
+        return found
 
-    def _run(self, name: str, seed: int, setting: Setting | None) -> dict[str, Any] | None:
+    def _is_there(self, name: str, seed: int) -> bool:
+        """Whether a run is there with the setting that all trials, which are there too, choose."""
+        tried = self._tried(name, lambda *_: None)
+        return tried is not None and self._run(name, seed, best(tried)) is not None
+
+    def _run(self, name: str, seed: int, setting: Setting) -> dict[str, Any] | None:
         """A run that is there, with this setting."""
         found = self._read(name, self._run_file(name, seed))
-        return found if found is not None and setting is not None and found["setting"] == asdict(setting) else None
+        return found if found is not None and found["setting"] == asdict(setting) else None
 
     def _described(self, name: str) -> dict[str, Any]:
         """What every file says of its model."""
@@ -127,11 +131,6 @@ class Comparison:
 
     def _run_file(self, name: str, seed: int) -> Path:
         return self.folder / "runs" / f"{name}-{seed}.json"
-
-
-def _bits(trial: dict[str, Any]) -> float:
-    """Of a trial, per byte; infinite where it diverged."""
-    return float("inf") if trial["bits_per_byte"] is None else float(trial["bits_per_byte"])
 
 
 __all__ = ["Comparison"]
