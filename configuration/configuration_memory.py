@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Self
 
@@ -147,14 +148,6 @@ class MemoryConfig(AgentConfig):
         cls.__init__ = with_plain_settings(cls.__init__)  # type: ignore[method-assign]
 
     def __post_init__(self, **kwargs: Any):
-        for name, value in kwargs.items():
-            if (objection := self._objection(name)) is not None:
-                raise ValueError(f"`{name}`={value!r} {objection}.")
-        aliases = {old: kwargs.pop(old) for old in self.attribute_map if old in kwargs}
-        self._set([(old, self.attribute_map[old], value) for old, value in aliases.items()])
-        options = {name: kwargs.pop(name) for name in [*kwargs] if name in ORIGINAL_OPTIONS}
-        self._set(settings_of(options, len(getattr(self, "cutoffs", ()))))
-        # only now is derived what follows from them
         if self.head_dim is None and self.num_attention_heads > 0:
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.use_final_norm is None:
@@ -165,13 +158,26 @@ class MemoryConfig(AgentConfig):
         self.validate_architecture()
         super().__post_init__(**kwargs)
 
-    def _set(self, settings: list[tuple[str, str, Any]]) -> None:
-        """Set fields that were given by other names: name, field and value of each."""
-        for name, field, value in settings:
-            given = getattr(self, field)
-            if given not in (self.__dataclass_fields__[field].default, value):
+    @classmethod
+    def by_fields(cls, settings: dict[str, Any], cutoffs: Sequence[int] | None) -> dict[str, Any]:
+        """The `settings` of a model with these `cutoffs` under the names of fields.
+
+        Raises:
+            ValueError: a name is misspelled, or is of another variant; or two names of one field have different values.
+        """
+        for name, value in settings.items():
+            if (objection := cls._objection(name)) is not None:
+                raise ValueError(f"`{name}`={value!r} {objection}.")
+        options = {name: value for name, value in settings.items() if name in ORIGINAL_OPTIONS}
+        renamed = [(name, cls.attribute_map[name], settings[name]) for name in settings if name in cls.attribute_map]
+        others = options.keys() | cls.attribute_map.keys()
+        found = {name: value for name, value in settings.items() if name not in others}
+        for name, field, value in renamed + settings_of(options, len(cutoffs or ())):
+            given = found.get(field)
+            if given not in (None, value):
                 raise ValueError(f"`{name}` means `{field}`={value!r}, but `{field}`={given!r}: give one of them.")
-            setattr(self, field, value)
+            found[field] = value
+        return found
 
     @classmethod
     def _objection(cls, name: str) -> str | None:
@@ -208,12 +214,7 @@ class MemoryConfig(AgentConfig):
                 variants does not hold its default.
         """
         kwargs = {name: plain(value) for name, value in agent_settings(kwargs).items()}
-        for name, value in kwargs.items():
-            if (objection := cls._objection(name)) is not None:
-                raise ValueError(f"`{name}`={value!r} {objection}.")
-        options = {name: kwargs.pop(name) for name in [*kwargs] if name in ORIGINAL_OPTIONS}
-        cutoffs = kwargs.get("cutoffs", config_dict.get("cutoffs", ()))
-        kwargs |= {field: value for _, field, value in settings_of(options, len(cutoffs))}
+        kwargs = cls.by_fields(kwargs, kwargs.get("cutoffs", config_dict.get("cutoffs")))
         config_dict = cls._without_lost_fields(config_dict)
         foreign = {name for name in config_dict if name in ORIGINAL_OPTIONS or cls._objection(name) is not None}
         loaded = super().from_dict({name: config_dict[name] for name in config_dict.keys() - foreign}, **kwargs)

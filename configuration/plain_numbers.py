@@ -16,11 +16,12 @@ def plain(value: Any) -> Any:
 
 
 def with_plain_settings(init: Callable[..., None]) -> Callable[..., None]:
-    """`init` of a config, whose keywords may be numbers of numpy and spaces of gymnasium."""
+    """`init` of a config, whose keywords may be numbers of numpy, spaces of gymnasium, and other names of fields."""
 
     @wraps(init)
     def plain_init(self: Any, *args: Any, **kwargs: Any) -> None:
         settings = {name: plain(value) for name, value in agent_settings(kwargs).items()}
+        settings = self.by_fields(settings, settings.get("cutoffs"))
         init(self, *args, **with_agent_defaults(settings, {each.name: each for each in fields(self)}))
 
     return plain_init

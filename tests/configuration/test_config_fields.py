@@ -114,6 +114,8 @@ def test_a_switch_is_a_bool():
     ("fields", "field"),
     [
         ({"d_model": 32, "hidden_size": 64}, "hidden_size"),
+        ({"d_model": 64, "hidden_size": 512}, "hidden_size"),  # the default is a value too
+        ({"tie_weight": True, "not_tied": True}, "tie_word_embeddings"),
         ({"dropatt": 0.2, "attention_dropout": 0.3}, "attention_dropout"),
         ({"untie_r": False, "share_relative_bias": False}, "share_relative_bias"),
         ({"pre_lnorm": True, "norm_position": "post"}, "norm_position"),
@@ -123,7 +125,10 @@ def test_a_switch_is_a_bool():
 def test_two_names_of_one_field_must_agree(fields: dict, field: str):
     with pytest.raises(ValueError, match=f"`{field}`=.*give one of them"):
         TransformerXLConfig(**fields)
+    with pytest.raises(ValueError, match=f"`{field}`=.*give one of them"):
+        TransformerXLConfig.from_dict({"hidden_size": 16, "num_attention_heads": 2}, **fields)
     assert TransformerXLConfig(d_model=64, hidden_size=64).hidden_size == 64
+    assert TransformerXLConfig(d_head=24, head_dim=None).head_dim == 24
 
 
 def test_names_of_the_original_are_no_fields_of_ours():
