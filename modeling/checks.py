@@ -51,6 +51,12 @@ def check_inputs(
     has_cache: bool,
 ) -> tuple[int, int]:
     """Batch and length of the segment. A `ValueError` names an argument of another shape."""
+    named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "reset": reset, "position_ids": position_ids}
+    for each, value in named.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ValueError(
+                f"`{each}` is a {type(value).__name__}: it must be a tensor, such as `torch.tensor({each})`."
+            )
     name, inputs, dims = ("input_ids", input_ids, 2) if inputs_embeds is None else ("inputs_embeds", inputs_embeds, 3)
     if inputs is None or (input_ids is not None and inputs_embeds is not None):
         raise ValueError("Exactly one of `input_ids` and `inputs_embeds` must be given.")
@@ -84,16 +90,20 @@ def wrong_tensor(name: str, given: torch.Tensor, wanted: str) -> ValueError:
     return ValueError(f"`{name}` has shape {tuple(given.shape)} and type {given.dtype}: it must be {wanted}.")
 
 
-def check_ids(input_ids: torch.Tensor | None, vocab_size: int) -> None:
-    """Check that the ids have an embedding: on the CPU and outside of a compiled graph, where looking costs little."""
-    if input_ids is None or input_ids.device.type != "cpu" or is_symbolic(input_ids):
+def check_ids(name: str, ids: torch.Tensor | None, vocab_size: int, ignored: int | None = None) -> None:
+    """Check that ids are words of the vocabulary, or the number that is `ignored`: on the CPU and outside of a compiled
+    graph, where looking costs little."""
+    if ids is None or ids.device.type != "cpu" or is_symbolic(ids):
         return
-    if input_ids.is_floating_point():
-        raise ValueError(f"`input_ids` has type {input_ids.dtype}: token ids are integers. Is it `inputs_embeds`?")
-    low, high = (int(extreme) for extreme in input_ids.aminmax())
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"`{name}` has type {ids.dtype}: token ids are integers, and vectors are `inputs_embeds`.")
+    low, high = (int(extreme) for extreme in ids.aminmax())
+    if low == ignored:
+        low, high = (int(extreme) for extreme in ids.where(ids != ignored, 0).aminmax())
     if low < 0 or high >= vocab_size:
+        or_ignored = "" if ignored is None else f", or be {ignored}"
         raise ValueError(
-            f"`input_ids` holds {low if low < 0 else high}: ids must lie in 0..{vocab_size - 1} (`vocab_size`-1). "
+            f"`{name}` holds {low if low < 0 else high}: ids must lie in 0..{vocab_size - 1} (`vocab_size`-1){or_ignored}. "
             "Is it the tokenizer of this model?"
         )
 
@@ -104,20 +114,23 @@ def check_targets(
     labels: torch.Tensor | None,
     shift_labels: torch.Tensor | None,
     num_extra_targets: int,
+    vocab_size: int,
 ) -> None:
-    """Check that every token of a segment has a place in the targets; `shift_labels` may have
+    """Check that every token of a segment has a place in the targets, which are words or -100; `shift_labels` may have
     `num_extra_targets` columns more."""
     inputs = input_ids if inputs_embeds is None else inputs_embeds
     for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, num_extra_targets)):
-        if inputs is None or targets is None:
+        if not isinstance(inputs, torch.Tensor) or targets is None:
             continue
         batch, length = inputs.shape[:2]
-        if tuple(targets.shape) not in [(batch, length + extra) for extra in range(more + 1)]:
+        shape = tuple(getattr(targets, "shape", ()))  # a list has none
+        if shape not in [(batch, length + extra) for extra in range(more + 1)]:
             raise ValueError(
-                f"`{name}` has shape {tuple(targets.shape)}: it must be (batch, length) = ({batch}, {length}), as what is "
-                "read. Prompt tuning by PEFT puts tokens before a segment, and `shift_labels` does not follow: train with "
+                f"`{name}` has shape {shape}: it must be a tensor (batch, length) = ({batch}, {length}), as what is read. "
+                "Prompt tuning by PEFT puts tokens before a segment, and `shift_labels` does not follow: train with "
                 "`labels`, or with LoRA."
             )
+        check_ids(name, targets, vocab_size, ignored=-100)
 
 
 def check_starts(reset: torch.Tensor | None, document_ids: torch.Tensor | None) -> None:

@@ -195,10 +195,11 @@ class MemoryForCausalLM(MemoryHead, MemoryGenerationMixin):
         if self.training:
             kwargs.pop("output_token_losses", None)
         targets = kwargs.pop("shift_labels", None)
-        check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets)
+        check_targets(input_ids, inputs_embeds, labels, targets, self.num_extra_targets, self.config.vocab_size)
         if targets is None and labels is not None:
             targets = next_tokens(labels, attention_mask)
             kwargs |= items_predicted(kwargs.get("num_items_in_batch"), labels, targets)
+        targets = None if targets is None else targets.long()  # losses gather by them
         inputs = ModelInputs(
             input_ids, attention_mask, past_key_values, inputs_embeds, mems, reset, position_ids, use_cache
         )

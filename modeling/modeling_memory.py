@@ -220,7 +220,7 @@ class MemoryModel(MemoryPreTrainedModel):
         batch, length = check_inputs(self.config, *given, has_cache=past_key_values is not None)
         check_memory(self, batch, past_key_values, mems)
         if inputs_embeds is None:
-            check_ids(input_ids, self.config.vocab_size)
+            check_ids("input_ids", input_ids, self.config.vocab_size)
             inputs_embeds = self.embed_tokens(input_ids)
 
         cache = past_key_values

@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
+from transformers_xl.modeling.checks import check_ids
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
 from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm, SublayerNorm
@@ -308,6 +309,7 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             raise ValueError(
                 f"`labels` has shape {tuple(labels.shape)}, but the decoder reads {tuple(target.shape[:2])}."
             )
+        check_ids("labels", labels, self.config.vocab_size, ignored=-100)
         batch = next((len(each) for each in sources if each is not None), len(target))
         for name, value in given.items():
             if value is not None and len(value) != batch:

@@ -260,7 +260,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
             Whether to return what each target costs, `token_losses`. A keyword without a place in the signature.
         """
         targets, wants_losses = kwargs.pop("shift_labels", None), kwargs.pop("output_token_losses", False)
-        check_targets(input_ids, inputs_embeds, labels, targets, 0)
+        check_targets(input_ids, inputs_embeds, labels, targets, 0, self.config.vocab_size)
         if targets is None and labels is not None:
             targets = next_tokens(labels, attention_mask)
             kwargs |= items_predicted(kwargs.get("num_items_in_batch"), labels, targets)
@@ -280,7 +280,9 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
             states = carried.pop("last_hidden_state")
             outputs = MemoryHeadOutput(logits=head(slice_logits_to_keep(states, logits_to_keep)), **carried)
         if targets is not None:
-            losses = self.add_loss(outputs, targets.contiguous(), head, states, kwargs.get("num_items_in_batch"))
+            losses = self.add_loss(
+                outputs, targets.long().contiguous(), head, states, kwargs.get("num_items_in_batch")
+            )
             outputs.token_losses = losses if wants_losses else None
         if head is None:
             outputs.logits = slice_logits_to_keep(outputs.logits, logits_to_keep)

@@ -145,6 +145,13 @@ def test_targets_of_one_cluster_give_every_weight_a_gradient():
     layer.cross_entropy(torch.randn(2, 3, 32, dtype=torch.float64), torch.full((2, 3), -100)).sum().backward()
 
 
+@few
+@pytest.mark.parametrize("training", [True, False])
+def test_targets_may_be_of_32_bits(model_type, training):
+    model, ids = tiny_model(model_type, "causal_lm", **FORMS["narrower"]).train(training), tokens(2, 12)
+    torch.testing.assert_close(model(ids, labels=ids.int()).loss, model(ids, labels=ids).loss, **EXACT)
+
+
 @every_model
 def test_training_has_the_loss_of_the_predictions_without_making_them(model_type):
     ids, targets = tokens(2, 12), tokens(2, 12, seed=1)

@@ -8,6 +8,7 @@ import torch
 from tiny import (
     AROUND_BASES,
     MEM_LEN,
+    ROWS,
     SEGMENT_BY_SEGMENT,
     VOCAB_SIZE,
     allows,
@@ -61,9 +62,32 @@ def test_inputs(model_type):
         (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(3, dtype=torch.bool)}, ["reset", r"\(3,\)"]),
         (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(2, 4, dtype=torch.bool)}, ["reset", r"\(2, 4\)"]),
         (lambda: {"input_ids": tokens(2, 5), "reset": torch.ones(2)}, ["reset", "float32", "bool"]),
+        (lambda: {"input_ids": tokens(2, 5).tolist()}, ["input_ids", "a list", "tensor"]),
+        (lambda: {"input_ids": tokens(2, 5).double()}, ["input_ids", "float64"]),
+        (lambda: {"input_ids": tokens(2, 5) > 1}, ["input_ids", "bool"]),
+        (lambda: {"input_ids": tokens(2, 5), "reset": [True, False]}, ["reset", "a list", "tensor"]),
+        (lambda: {"input_ids": tokens(2, 5), "position_ids": [[0, 1, 2, 3, 4]] * 2}, ["position_ids", "a list"]),
     ):
         for use_cache in (None, True):
             assert_refused(names, model, **make_arguments(), use_cache=use_cache)
+
+
+WITH_LABELS = one_of_each_kind([each for each in models() if ROWS[each].causal_lm_class is not None])
+
+
+@pytest.mark.parametrize("model_type", WITH_LABELS)
+@pytest.mark.parametrize("name", ["labels", "shift_labels"])
+def test_targets_that_are_no_words(model_type: str, name: str):
+    model, ids = tiny_model(model_type, "causal_lm"), tokens(2, 5)
+    for targets, names in (
+        (ids.index_fill(1, torch.tensor([2]), VOCAB_SIZE), [str(VOCAB_SIZE), "vocab_size", "-100"]),
+        (ids.index_fill(1, torch.tensor([2]), -1), ["holds -1", "-100"]),
+        (torch.full_like(ids, -100).index_fill(1, torch.tensor([2]), VOCAB_SIZE), [str(VOCAB_SIZE)]),
+        (ids.double(), ["float64", "integers"]),
+        (ids[:, 1:], [r"\(2, 4\)"]),
+        (ids.tolist(), ["tensor"]),
+    ):
+        assert_refused([f"`{name}`", *names], model, ids, **{name: targets})
 
 
 @every_variant

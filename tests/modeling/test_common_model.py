@@ -459,6 +459,13 @@ def test_a_static_cache_is_promised_where_there_is_one(model_type):
 def test_ids_may_be_of_32_bits(model_type: str):
     model, ids = tiny_model(model_type), tokens(2, 7)
     torch.testing.assert_close(result_of(model(ids.int())), result_of(model(ids)), **EXACT)
+    if ROWS[model_type].causal_lm_class is not None:
+        model, targets = tiny_model(model_type, "causal_lm"), ids.index_fill(1, torch.tensor([3]), -100)
+        for training in (False, True):
+            torch.manual_seed(0)
+            expected = model.train(training)(ids, labels=targets).loss
+            torch.manual_seed(0)
+            torch.testing.assert_close(model(ids, labels=targets.int()).loss, expected, **EXACT)
 
 
 @pytest.mark.parametrize("model_type", [*FEW, "segment_memory"])
