@@ -59,19 +59,19 @@ class WordTokenizer(TokenizerWithCode):
 
     @classmethod
     def train_from_files(
-        cls, files: Iterable[str | PathLike], progress: bool = True, **options: Any
+        cls, files: Iterable[str | PathLike] | str | PathLike, progress: bool = True, **options: Any
     ) -> "WordTokenizer":
         """Make a vocabulary of the words of text files in UTF-8.
 
         Args:
-            files: the files.
+            files: the files, or one.
             progress: show a bar on stderr.
             options: as for [`~WordTokenizer.train_from_iterator`].
 
         Raises:
             ValueError: no file is given, one does not exist or is not UTF-8, or as for `train_from_iterator`.
         """
-        paths = [Path(file) for file in files]
+        paths = [Path(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         if not paths:
             raise ValueError("`files` is empty: give at least one text file.")
         for path in paths:
@@ -113,10 +113,12 @@ class WordTokenizer(TokenizerWithCode):
             progress: show a bar on stderr.
 
         Raises:
-            ValueError: the corpus is empty, `min_freq` is below 1, `max_size` leaves no place for a word, or a special
-                token is missing or there twice.
+            ValueError: the corpus is empty, or one string; `min_freq` is below 1, `max_size` leaves no place for a word, or a
+                special token is missing or there twice.
         """
         special_tokens = list(special_tokens)
+        if isinstance(texts, str):
+            raise ValueError(f"`texts`={texts[:20]!r} is one string: give a list of texts, such as its lines.")
         if min_freq < 1:
             raise ValueError(f"`min_freq`={min_freq} must be 1 or more.")
         if max_size is not None and max_size <= len(special_tokens):

@@ -54,6 +54,13 @@ def words_of(command: str, text: Path, base: Path, output: Path) -> list[object]
     }[command]
 
 
+def test_a_tilde_is_the_home(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = run("tokenizer", "train", text, "--output=~/words")  # no shell makes a path of it
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "words" / "tokenizer.json").is_file()
+
+
 def train(*words: object) -> None:
     result = run("train", *words)
     assert result.exit_code == 0, (result.output, result.exception)

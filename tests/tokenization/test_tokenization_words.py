@@ -322,6 +322,7 @@ def test_bad_vocabularies_are_refused(vocabulary: dict, options: dict, message: 
     [
         ([], {}, "no word"),
         (["\n \n", "<unk>"], {}, "no word"),
+        ("a a b", {}, "`texts`='a a b' is one string"),
         (["a"], {"min_freq": 0}, "`min_freq`=0"),
         (["a a b"], {"min_freq": 3}, "`min_freq`=3"),
         (["a"], {"max_size": 4}, "`max_size`=4"),
@@ -330,7 +331,7 @@ def test_bad_vocabularies_are_refused(vocabulary: dict, options: dict, message: 
         (["a"], {"special_tokens": ["<eos>", "<unk>", "<unk>"]}, "twice"),
     ],
 )
-def test_bad_corpora_are_refused(texts: list[str], options: dict, message: str):
+def test_bad_corpora_are_refused(texts: list[str] | str, options: dict, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         WordTokenizer.train_from_iterator(texts, progress=False, **options)
 
@@ -338,7 +339,7 @@ def test_bad_corpora_are_refused(texts: list[str], options: dict, message: str):
 def test_bad_files_and_ids_are_refused(trained: WordTokenizer, tmp_path: Path):
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"a\xe9b\n")
-    for files, message in (([], "`files` is empty"), ([tmp_path], "not a file"), ([latin], "not UTF-8")):
+    for files, message in (([], "`files` is empty"), ([tmp_path], "not a file"), (str(latin), "latin.txt.*not UTF-8")):
         with pytest.raises(ValueError, match=message):
             WordTokenizer.train_from_files(files, progress=False)
     with pytest.raises(ValueError, match=str(len(trained))):

@@ -57,10 +57,12 @@ Texts = Annotated[list[Path], TEXT]
 
 
 class OneForm(TyperCommand):
-    """A command that prints its result in one form, and takes finite numbers."""
+    """A command that prints its result in one form, takes finite numbers, and reads `~` as the home."""
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in ctx.params.items():
+            if isinstance(value, Path):
+                ctx.params[name] = value.expanduser()  # a shell does not do it in --output=~/model
             for each in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(each, float) and not math.isfinite(each):
                     raise ValueError(f"`{name}`={each} must be a finite number.")

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transformers_xl.cli.common import AsJson, check_output
+from transformers_xl.cli.common import AsJson, OneForm, check_output
 from transformers_xl.files.output_folder import output_folder
 
 tokenizer = typer.Typer(help="Make tokenizers.", no_args_is_help=True)
 
 
-@tokenizer.command("train", no_args_is_help=True)
+@tokenizer.command("train", cls=OneForm, no_args_is_help=True)
 def train_tokenizer(
     texts: Annotated[
         list[Path],

@@ -383,7 +383,7 @@ def files_to_read(section: DataSection) -> tuple[list[str], list[str]]:
         held_out += [file for name in HELD_OUT_NAMES for file in parts.get(name, [])]
         others = [file for name in parts.keys() - {"train", "test", *HELD_OUT_NAMES} for file in parts[name]]
         if others:
-            logger.warning(
+            logger.warning_once(
                 f"`data.path`: of {path!r}, {_names(sorted(others))} is not read: there is a split `train`."
             )
     given = [file for path in section.eval_path for file in _files_of(path, "eval_path")]
