@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from optional_packages import needs
 
 from transformers_xl import ByteTokenizer, StreamingTransformerConfig, StreamingTransformerForCausalLM
 from transformers_xl.training.arguments import MemoryTrainingArguments
@@ -69,6 +70,8 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     namespace = {} if page in CONCEPTS else given(tmp_path)
     for block in blocks(page):
+        if "from llguidance" in block:
+            needs("llguidance")
         small = block.replace("max_steps=1000, bf16=True", "max_steps=2, report_to='none'")
         exec(compile(small, page, "exec"), namespace)
 

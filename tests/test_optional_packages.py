@@ -11,9 +11,10 @@ from optional_packages import needs
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
-    "bsuite", "datasets", "evaluate", "faiss", "fastapi", "gradio", "gymnasium", "lm_eval", "minigrid", "onnx",
-    "onnxruntime", "onnxscript", "openai", "optuna", "outlines", "peft", "popgym", "prometheus_client", "pytorch_optimizer",
-    "sacrebleu", "sacremoses", "selenium", "tensorboardX", "torchao", "triton", "trl", "uvicorn", "zstandard",
+    "bsuite", "datasets", "evaluate", "faiss", "fastapi", "gradio", "gymnasium", "llguidance", "lm_eval", "minigrid",
+    "onnx", "onnxruntime", "onnxscript", "openai", "optuna", "outlines", "peft", "popgym", "prometheus_client",
+    "pytorch_optimizer", "sacrebleu", "sacremoses", "selenium", "tensorboardX", "torchao", "triton", "trl", "uvicorn",
+    "zstandard",
 }  # fmt: skip
 
 

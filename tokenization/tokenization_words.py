@@ -113,8 +113,8 @@ class WordTokenizer(TokenizerWithCode):
             progress: show a bar on stderr.
 
         Raises:
-            ValueError: the corpus is empty, or one string; `min_freq` is below 1, `max_size` leaves no place for a word, or a
-                special token is missing or there twice.
+            ValueError: the corpus is empty, or one string; `min_freq` is below 1, `max_size` leaves no place for a word, or
+                a special token is missing or there twice.
         """
         special_tokens = list(special_tokens)
         if isinstance(texts, str):

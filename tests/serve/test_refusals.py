@@ -95,7 +95,7 @@ WRONG = {
         ({"top_logprobs": 2}, "top_logprobs", "for `logprobs`=true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         *(({name: value}, name, "not supported") for name, value in {
-            "tools": [{"type": "function"}], "response_format": {"type": "json_object"}, "store": True, "echo": False,
+            "tools": [{"type": "function"}], "store": True, "echo": False,
             "chat_template_kwargs": {"chat_template": "{{ 1 }}"}, "previous_response_id": "resp_1", "functions": [],
         }.items()),
     ],
@@ -189,12 +189,16 @@ NAMES = sorted(
     {"model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "seed"}
     | {"temperature", "top_p", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "echo", "user", "store"}
     | {"instructions", "include", "previous_response_id", "conversation", "metadata", "logit_bias", "tools", "text"}
+    | {"response_format"}
 )
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-3, 5), st.floats(), st.text(st.characters(), max_size=8),
     st.sampled_from([10**25, -(10**25), "\ud800", "user", "resp_" + "0" * 32, "../../etc/passwd", "{{ 1 }}", "text"]),
+    st.just("json_schema"),
 )  # fmt: skip
-KEYS = st.sampled_from(["role", "content", "type", "text", "id", "include_usage"]) | st.text(max_size=4)
+KEYS = st.sampled_from(
+    ["role", "content", "type", "text", "id", "include_usage", "format", "schema", "json_schema"]
+) | st.text(max_size=4)
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
 )

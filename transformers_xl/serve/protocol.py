@@ -53,6 +53,53 @@ class Sampling(Fields):
     user: str | None = None
 
 
+class PlainText(Fields):
+    type: Literal["text"]
+
+
+class AnyJson(Fields):
+    type: Literal["json_object"]
+
+
+class Schema(Fields):
+    """`strict` and `description` change nothing: every answer fits the schema, of which the model knows nothing."""
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    given: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonOfSchema(Schema):
+    """As responses have it."""
+
+    type: Literal["json_schema"]
+
+
+class JsonOfNestedSchema(Fields):
+    """As chats have it."""
+
+    type: Literal["json_schema"]
+    json_schema: Schema
+
+
+class ResponseText(Fields):
+    format: Annotated[PlainText | AnyJson | JsonOfSchema, Field(discriminator="type")] = PlainText(type="text")
+
+
+TextFormat = PlainText | AnyJson | JsonOfSchema | JsonOfNestedSchema
+BY_TYPE = {"response_format", "format"}  # fields whose `type` says what else they hold
+
+
+def schema_of(given: TextFormat | None) -> dict[str, Any] | None:
+    """The schema of the JSON that is asked for; None: any text."""
+    if given is None or isinstance(given, PlainText):
+        return None
+    if isinstance(given, AnyJson):
+        return {"type": "object"}
+    return (given.json_schema if isinstance(given, JsonOfNestedSchema) else given).given
+
+
 PENALTIES = {"frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},)}
 TOOLS: dict[str, tuple] = {"tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False)}
 TIER = {"service_tier": ("auto", "default")}
@@ -71,8 +118,7 @@ class CompletionRequest(Sampling):
 
 class ChatRequest(Sampling):
     NEUTRAL: ClassVar[dict[str, tuple]] = {
-        **PENALTIES, **TOOLS, **TIER, "response_format": ({"type": "text"},), "modalities": (["text"],),
-        "store": (False,), "metadata": ({},),
+        **PENALTIES, **TOOLS, **TIER, "modalities": (["text"],), "store": (False,), "metadata": ({},),
     }  # fmt: skip
     messages: Annotated[list[Message], PlainValidator(messages_of)]
     max_tokens: NewTokens | None = None
@@ -81,13 +127,13 @@ class ChatRequest(Sampling):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stop: Stops = ()
+    response_format: Annotated[PlainText | AnyJson | JsonOfNestedSchema, Field(discriminator="type")] | None = None
     stream_options: StreamOptions | None = None
 
 
 class ResponseRequest(Sampling):
     NEUTRAL: ClassVar[dict[str, tuple]] = {
         **TOOLS, **TIER, "background": (False,), "truncation": ("disabled",), "reasoning": ({},),
-        "text": ({"format": {"type": "text"}}, {}),
     }  # fmt: skip
     input: Annotated[str | list[Message], PlainValidator(input_of)]
     instructions: Annotated[str, Field(min_length=1)] | None = None
@@ -98,6 +144,7 @@ class ResponseRequest(Sampling):
     conversation: Annotated[str, PlainValidator(conversation_of)] | None = None
     store: bool | None = None
     metadata: Metadata = {}
+    text: ResponseText = ResponseText()
     stream_options: ResponseStreamOptions | None = None
 
 
@@ -149,7 +196,8 @@ def _unsupported(name: str) -> RequestError:
 def _described(error: ValidationError) -> RequestError:
     """The first thing that is wrong, in one sentence."""
     first = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"] if not (isinstance(part, str) and part == "[key]")) or "request"
+    parts = [part for before, part in zip(("", *first["loc"]), first["loc"], strict=False) if before not in BY_TYPE]
+    name = ".".join(str(part) for part in parts if part != "[key]") or "request"
     if first["type"] == "extra_forbidden":
         return _unsupported(name)
     if first["type"] == "missing":
@@ -177,6 +225,8 @@ __all__ = [
     "ConversationRequest",
     "ResponseRequest",
     "Sampling",
+    "TextFormat",
     "parsed",
+    "schema_of",
     "shown",
 ]

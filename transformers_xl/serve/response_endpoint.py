@@ -83,8 +83,9 @@ class Responses:
         ids = await self.ids(body, past)
         count = self.service.new_tokens(max_output_tokens=body.max_output_tokens)
         memory, unread = (None, []) if past is None else past
+        grammar = await self.service.grammar(body.text.format, "text.format")
         top = (body.top_logprobs or 0) if LOGPROBS in body.include else None
-        wanted = self.service.wanted(body, [*unread, *ids], count, memory=memory, top_logprobs=top)
+        wanted = self.service.wanted(body, [*unread, *ids], count, memory=memory, top_logprobs=top, grammar=grammar)
         job = await self.service.engine.submit([wanted])
         stack.callback(job.close)
         store = None if body.store is False else self.service.store
@@ -145,7 +146,7 @@ def described(name: str, body: ResponseRequest, input_tokens: int) -> dict[str, 
         "conversation": None if body.conversation is None else {"id": body.conversation},
         "store": body.store,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": body.text.model_dump(by_alias=True, exclude_none=True),
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": body.top_logprobs or 0,

@@ -15,6 +15,7 @@ from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import check_columns
+from transformers_xl.serve.grammars import Matcher, allowed, matcher_of
 from transformers_xl.serve.sampling import RowSampling, logprobs_of
 from transformers_xl.serve.slots import Slots, own_copy
 from transformers_xl.serve.text_request import FinishReason, Progress, TextRequest, TokenLogprob, Written
@@ -30,6 +31,7 @@ class _Text:
     random: Random
     stop_ids: frozenset[int]
     text: WrittenText | None
+    matcher: Matcher | None = None  # of the request's grammar
     cache: MemoryCache | None = None
     num_read: int = 0  # tokens of the prompt
     num_written: int = 0
@@ -53,6 +55,10 @@ class _Text:
             text = self.text.add(token_id)
             has_ended = self.text.has_ended
         reason: FinishReason | None = "stop" if has_ended else None
+        if self.matcher is not None and reason is None:
+            self.matcher.consume_token(token_id)
+            has_ended = self.matcher.is_stopped()  # also where it has used up its bounds
+            reason = ("length" if self.matcher.is_error() else "stop") if has_ended else None
         if reason is None and self.num_written >= self.request.max_new_tokens:
             reason = "length"
         if reason is not None and self.text is not None:
@@ -128,15 +134,15 @@ class Scheduler:
         """Take a request; its number.
 
         Raises:
-            ValueError: it cannot be honoured: an id is not in the vocabulary, the memory is not one row of this model, or
-                there is no tokenizer for its stop texts.
+            ValueError: it cannot be honoured: an id is not in the vocabulary, the memory is not one row of this model,
+                the grammar is none, or there is no tokenizer for its stop texts.
         """
         self._check(request)
         text = None
         if self.tokenizer is not None:
             text = WrittenText(self.tokenizer, request.input_ids, request.stop)
         stop_ids = self._eos if request.stop_token_ids is None else frozenset(request.stop_token_ids)
-        one = _Text(self._num_added, request, Random(request.seed), stop_ids, text)
+        one = _Text(self._num_added, request, Random(request.seed), stop_ids, text, self._matcher(request))
         self._num_added += 1
         self._waiting.append(one)
         self._texts[one.request_id] = one
@@ -176,6 +182,16 @@ class Scheduler:
         except ValueError as error:
             raise ValueError(f"`memory` does not fit the model. {error}") from error
 
+    def _matcher(self, request: TextRequest) -> Matcher | None:
+        if request.grammar is None:
+            return None
+        try:
+            if self.tokenizer is None:
+                raise ValueError("it needs a tokenizer: give the scheduler one")
+            return matcher_of(request.grammar, self.tokenizer, self.model.config.vocab_size, self._eos)
+        except ValueError as error:
+            raise ValueError(f"`grammar` cannot be honoured: {error}.") from error
+
     def _drop_cancelled(self) -> list[Progress]:
         progress = []
         for one in [self._texts[number] for number in sorted(self._cancelled)]:
@@ -203,7 +219,7 @@ class Scheduler:
         return progress
 
     def _choose(self, texts: list[_Text], sampling: RowSampling, logits: torch.Tensor) -> list[Progress]:
-        chosen = sampling.choose(logits)
+        chosen = sampling.choose(allowed(logits, [one.matcher for one in texts]))
         asking = [row for row, one in enumerate(texts) if one.request.top_logprobs is not None]
         logprobs: dict[int, TokenLogprob] = {}
         if asking:

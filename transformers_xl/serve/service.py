@@ -13,7 +13,8 @@ from transformers_xl.data.turns import Template, TemplateError, text_ids, turn_i
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.serve.bounds import Bounds, RequestError
 from transformers_xl.serve.engine import Engine
-from transformers_xl.serve.protocol import Fields, Sampling, parsed, shown
+from transformers_xl.serve.grammars import json_grammar, matcher_of
+from transformers_xl.serve.protocol import Fields, Sampling, TextFormat, parsed, schema_of, shown
 from transformers_xl.serve.request_messages import Message
 from transformers_xl.serve.server_metrics import Metrics
 from transformers_xl.serve.session_store import SessionStore
@@ -137,6 +138,22 @@ class Service:
             except TemplateError as error:
                 raise RequestError(f"`{field}`: {error}", field) from error
         return self.checked(ids, field)
+
+    async def grammar(self, given: TextFormat | None, field: str) -> str | None:
+        """The grammar of the texts that `given` asks for; None: any text.
+
+        Raises:
+            RequestError: the server cannot write such texts.
+        """
+        schema = schema_of(given)
+        if schema is None:
+            return None
+        try:
+            grammar = json_grammar(schema)
+            await asyncio.to_thread(matcher_of, grammar, self.tokenizer, self.vocab_size, self.ends)
+        except ValueError as error:
+            raise RequestError(f"`{field}` cannot be honoured: {error}.", field) from error
+        return grammar
 
     def checked(self, ids: list[int], field: str) -> list[int]:
         """The ids of a prompt that is read.

@@ -29,6 +29,9 @@ class TextRequest:
         top_logprobs: how many of the most likely tokens to name for each new token, beside that itself. None: no
             log-probabilities. They are those of the model, before temperature, `top_k` and `top_p`, in nats.
         prompt_logprobs: whether to give the same for the tokens of the prompt.
+        grammar: what the output must be, as llguidance's `LLMatcher.grammar_from_json_schema(schema)` or
+            `grammar_from_regex` says it. It ends where the grammar allows nothing more. One that `max_new_tokens` cuts may
+            be no whole text of the grammar. None: any text.
 
     Raises:
         ValueError: a value is of the wrong type or out of range.
@@ -45,6 +48,7 @@ class TextRequest:
     stop_token_ids: tuple[int, ...] | None = None
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         ids = self.input_ids
@@ -69,6 +73,8 @@ class TextRequest:
             raise ValueError(f"`stop_token_ids`={_short(stops)} must be a tuple of token ids, or None.")
         if not isinstance(self.prompt_logprobs, bool):
             raise ValueError(f"`prompt_logprobs`={_short(self.prompt_logprobs)} must be True or False.")
+        if self.grammar is not None and not (isinstance(self.grammar, str) and self.grammar):
+            raise ValueError(f"`grammar`={_short(self.grammar)} must be a grammar of llguidance, a string, or None.")
 
 
 class TokenLogprob(NamedTuple):
@@ -90,8 +96,8 @@ class Progress(NamedTuple):
         logprobs: of each new token, where the request asks for them.
         prompt_logprobs: of each token of the prompt, once, where the request asks for them. None for the first one: what
             came before it says nothing here.
-        finish_reason: "stop": a stop text or token; "length": `max_new_tokens` are written; "cancelled"; None: more will
-            come.
+        finish_reason: "stop": a stop text or token, or the end of the grammar; "length": `max_new_tokens` are written;
+            "cancelled"; None: more will come.
         memory: at the end, one row: a copy that continues the text with `unread_ids` before what follows. None where
             nothing was read.
         unread_ids: at the end: tokens that the memory does not hold yet.
