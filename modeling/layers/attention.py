@@ -15,7 +15,7 @@ from transformers_xl.modeling.memory.memory_cache import LayerCache, Tensors
 from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.ops.band import PIECE_LENGTH
 from transformers_xl.modeling.ops.columns import computing_dtype, is_symbolic, keep_last
-from transformers_xl.modeling.ops.one_token import one_token_attention, with_far_columns
+from transformers_xl.modeling.ops.one_token import ring_attention, with_far_columns
 from transformers_xl.modeling.ops.relative_attention import (
     Biases,
     FarColumns,
@@ -281,12 +281,8 @@ class RelativeAttention(MemoryAttention):
         """Output and weights, of projected positions `(H, >= K + 1, D)` and biases."""
         backend = relative_backend(self.config._attn_implementation, query, far)
         if backend is not None and context.layer_cache is not None and context.layer_cache.is_ring:
-            (u, v), distance = bias, cast(torch.Tensor, context.distance)[0, 0]
-            seen, scaling = context.visible, self.scaling
-            attn_output = one_token_attention(
-                query, u, v, key, value, positions, seen, None, scaling, distance=distance
-            )
-            return attn_output, None
+            distance, lengths = cast(torch.Tensor, context.distance)[0, 0], context.segment.lengths
+            return ring_attention(query, *bias, key, value, positions, distance, lengths, self.scaling), None
         in_steps = backend is None or (self.training and self.attention_dropout > 0)
         sees_both_ways = context.segment.last is not None
         if context.distance is not None or sees_both_ways or (in_steps and far is not None):

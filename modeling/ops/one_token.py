@@ -20,12 +20,10 @@ def one_token_attention(
     window: int | None,
     scaling: float,
     far: FarColumns | None = None,
-    distance: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention `(B, 1, H, D)` of one token that sees what is `visible` of its `window`, and all far columns directly
-    before it: generation, where few operations count more than few operands. Keys are read where they stand; `distance`
-    `(S,)`: how far they lie, where they do not stand in their order. What a token reads
-    that sees nothing is finite, and not specified."""
+    before it: generation, where few operations count more than few operands. Keys are read where they stand. What a token
+    reads that sees nothing is finite, and not specified."""
     batch, heads, _, width = query.shape
     if window is not None and key.shape[2] > window:
         key, value = keep_last(key, window, dim=2), keep_last(value, window, dim=2)
@@ -33,11 +31,8 @@ def one_token_attention(
     num_far, num_near = 0 if far is None else far.key.shape[2], key.shape[2]
     query = query.squeeze(2)
     position_query = (query + position_bias).transpose(0, 1)
-    if distance is None:
-        near_and_far = positions.narrow(1, positions.shape[1] - 1 - num_near - num_far, num_near + num_far)
-        scores = torch.bmm(position_query, near_and_far.mT)
-    else:
-        scores = torch.bmm(position_query, positions.mT)[..., positions.shape[1] - 2 - distance]
+    near_and_far = positions.narrow(1, positions.shape[1] - 1 - num_near - num_far, num_near + num_far)
+    scores = torch.bmm(position_query, near_and_far.mT)
     scores = scores.transpose(0, 1).reshape(batch * heads, 1, -1)
     content_query = (query + content_bias).reshape(batch * heads, 1, width)
     near = scores.narrow(-1, num_far, num_near) if num_far else scores
@@ -57,6 +52,35 @@ def one_token_attention(
     return attn_output.view(batch, 1, heads, -1)
 
 
+def ring_attention(
+    query: torch.Tensor,
+    content_bias: torch.Tensor,
+    position_bias: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    distance: torch.Tensor,
+    lengths: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attention `(B, 1, H, D)` of one token whose columns do not stand in their order: each lies as far as `distance` `(S,)`
+    says, and a row sees those that lie at most `lengths` `(B,)` away. For a compiler: scores are masked by distance, before
+    they take their places, and what it fuses into a loop repeats no division for each number."""
+    batch, heads, _, width = query.shape
+    query, num_rows = query.squeeze(2), positions.shape[1]
+    is_seen = num_rows - 2 - torch.arange(num_rows, device=query.device) <= lengths[:, None]
+    lowest = max(torch.finfo(query.dtype).min, torch.finfo(torch.float32).min)
+    mask = torch.where(is_seen, 0.0, lowest).to(query.dtype)
+    by_distance = torch.baddbmm(mask, (query + position_bias).transpose(0, 1), positions.mT)
+    scores = by_distance[..., num_rows - 2 - distance].transpose(0, 1).reshape(batch * heads, 1, -1)
+    content_query = (query + content_bias).reshape(batch * heads, 1, width)
+    scores = torch.baddbmm(scores, content_query, key.flatten(0, 1).mT, beta=scaling, alpha=scaling)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    # not `bmm`, of which a compiler makes a slower loop
+    total = torch.baddbmm(query.new_zeros(1, 1, 1), weights, value.flatten(0, 1), beta=0)
+    return (total / weights.sum(-1, keepdim=True)).view(batch, 1, heads, width)
+
+
 def with_far_columns(
     key: torch.Tensor, value: torch.Tensor, far: FarColumns, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,4 +92,4 @@ def with_far_columns(
     )
 
 
-__all__ = ["one_token_attention", "with_far_columns"]
+__all__ = ["one_token_attention", "ring_attention", "with_far_columns"]

@@ -72,7 +72,8 @@ class RingStep(ExportableStep):
         decoder = model.model
         size = columns[0][0].shape[-2]
         slot = written % size
-        distance = (slot - torch.arange(size, device=written.device)) % size
+        distance = slot - torch.arange(size, device=written.device)
+        distance = torch.where(distance < 0, distance + size, distance)  # a remainder is slow, in each layer and head
         mask = (distance <= lengths[:, None])[:, None, None]
         segment = Segment.of(size - 1, lengths, lengths, 1, Call())
         shared = decoder.positions.bias
