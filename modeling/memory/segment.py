@@ -335,8 +335,6 @@ class LayerContext(NamedTuple):
         Raises:
             ValueError: the columns have another shape than those that the layer projects.
         """
-        if self.layer_cache is not None and self.layer_cache.is_ring:
-            return self.layer_cache.append(past, new), past
         if past and past[0].dim() != inputs.dim():
             return self.append(past, new)
         held, columns = past[0].to(inputs) if past else inputs[:, :0], new
@@ -347,6 +345,8 @@ class LayerContext(NamedTuple):
     def append(self, past: Tensors, new: Tensors) -> tuple[Tensors, Tensors]:
         """`[memory; segment]` of columns `(B, .., C, D)` and `(B, .., T, D)` of one kind, and what the layer remembers of
         them."""
+        if self.layer_cache is not None and self.layer_cache.is_ring:
+            return self.layer_cache.append(past, new), past
         check_columns(past, new)
         if self.layer_cache is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             columns = tuple(torch.cat([old.to(each), each], -2) for old, each in zip(past, new, strict=True))

@@ -130,7 +130,7 @@ class GenerationStep:
             ring = cache.ring or RingMemory(cache.memory, model.config.sliding_window)
             ring.note_ended(cache.ended)
             logits, after = self.package(input_ids, ring.rings)
-            ring.close(*after)
+            ring.close(after)
             cache.ring = ring
             cache.num_tokens += 1
         else:
