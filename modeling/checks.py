@@ -90,6 +90,17 @@ def wrong_tensor(name: str, given: torch.Tensor, wanted: str) -> ValueError:
     return ValueError(f"`{name}` has shape {tuple(given.shape)} and type {given.dtype}: it must be {wanted}.")
 
 
+def check_row_reset(reset: torch.Tensor | None, batch: int | None = None) -> None:
+    """Check a `reset` of whole rows, `(batch,)` bool; without `batch` there may be any number of them."""
+    if reset is None:
+        return
+    if not isinstance(reset, torch.Tensor):
+        raise ValueError(f"`reset` is a {type(reset).__name__}: it must be a tensor (batch,) of bool.")
+    if reset.dim() != 1 or reset.dtype != torch.bool or len(reset) != (len(reset) if batch is None else batch):
+        shape = "(batch,)" if batch is None else f"({batch},)"
+        raise wrong_tensor("reset", reset, f"bool, of shape {shape}: rows that begin a text")
+
+
 def check_ids(name: str, ids: torch.Tensor | None, vocab_size: int, ignored: int | None = None) -> None:
     """Check that ids are words of the vocabulary, or the number that is `ignored`: on the CPU and outside of a compiled
     graph, where looking costs little."""
@@ -242,6 +253,7 @@ __all__ = [
     "check_inputs",
     "check_keywords",
     "check_memory",
+    "check_row_reset",
     "check_starts",
     "check_targets",
     "check_tensors",

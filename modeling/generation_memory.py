@@ -17,7 +17,7 @@ from transformers.generation import (
 from transformers.utils import ModelOutput
 
 from transformers_xl.modeling.adapters import check_prompt_learning
-from transformers_xl.modeling.checks import check_memory
+from transformers_xl.modeling.checks import check_memory, check_row_reset
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import Memory, with_columns_of
 from transformers_xl.modeling.memory.segment import document_starts
@@ -104,12 +104,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         # a `PeftModel` puts its own method over this one while it generates
         caller = getattr(self.prepare_inputs_for_generation, "__self__", self)
         check_prompt_learning(caller, "mems" in kwargs or kwargs.get("past_key_values") is not None)
-        reset = kwargs.get("reset")
-        if reset is not None and reset.dim() != 1:
-            raise ValueError(
-                f"`reset` has shape {tuple(reset.shape)}: `generate()` takes (batch,), rows that start a new text."
-            )
-
+        check_row_reset(kwargs.get("reset"))
         if self._returns_ids_alone(configs):
             with torch.inference_mode():  # autograd's books cost some twentieth of a token
                 ids: Any = super().generate(inputs, generation_config=generation_config, **kwargs)
@@ -186,6 +181,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         cache, mems = model_kwargs.get("past_key_values"), model_kwargs.pop("mems", None)
         rows = batch_size * max(generation_config.num_beams, generation_config.num_return_sequences)
         check_memory(self.model, rows, cache, mems)
+        check_row_reset(reset := model_kwargs.pop("reset", None), rows)
         if cache is None:
             step = None if self.training else self.generation_step
             by_step = step is not None and step.reads(generation_config, generation_mode, rows)
@@ -200,7 +196,6 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
                 new = self.model.new_memory(rows, torch.empty(0, dtype=self.dtype, device=self.device), static=True)
                 if any(a.num_columns != b.num_columns for a, b in zip(cache.memory.layers, new.layers, strict=True)):
                     cache.memory = with_columns_of(cache.memory, new)
-        reset = model_kwargs.pop("reset", None)
         if reset is not None and cache.memory is not None:
             cache.memory = self.model.forget(cache.memory, reset)
         if generation_config.is_assistant:

@@ -242,7 +242,7 @@ class MemoryForCausalLM(MemoryHead, MemoryGenerationMixin):
         loss = losses = None
         if targets is not None:
             targets = targets.contiguous()  # transformers' loss views it
-            known = whole_logits(logits, targets)
+            known = whole_logits(logits, targets, logits_to_keep)
             if has_other_loss(self) and not uses_adaptive_softmax(self.config) and not wants_losses:
                 known = self.compute_logits(outputs) if known is None else known
                 words = {"labels": None, "shift_labels": targets, "vocab_size": self.vocab_size}
@@ -274,14 +274,22 @@ def items_predicted(items: torch.Tensor | int | None, labels: torch.Tensor, targ
     return {"num_items_in_batch": items * share.clamp(min=1e-6)}  # of no targets the loss is 0
 
 
-def whole_logits(logits: torch.Tensor | None, targets: torch.Tensor) -> torch.Tensor | None:
-    """The logits where they are those of all targets `(batch, length)`, else None."""
-    return None if logits is None or logits.shape[1] < targets.shape[1] else logits
+def whole_logits(
+    logits: torch.Tensor | None, targets: torch.Tensor, logits_to_keep: int | torch.Tensor
+) -> torch.Tensor | None:
+    """The logits where they are those of all targets `(batch, length)`, in their order, else None."""
+    is_whole = logits is not None and isinstance(logits_to_keep, int) and logits.shape[1] == targets.shape[1]
+    return logits if is_whole else None
 
 
 def has_other_loss(model: Any) -> bool:
     """Whether a language model was given its own `loss_function`, which reads logits."""
     return model.loss_function not in (ForCausalLMLoss, ForMaskedLMLoss)
+
+
+def class_numbers(labels: torch.Tensor) -> torch.Tensor:
+    """Integers as a loss takes them, of 64 bits."""
+    return labels.long() if labels.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else labels
 
 
 class MemoryForSequenceClassification(MemoryHead):
@@ -329,6 +337,7 @@ class MemoryForSequenceClassification(MemoryHead):
         logits = self.score(self.pool(outputs, mask))
         loss = None
         if labels is not None:
+            labels = class_numbers(labels)
             given = {"logits": logits, "pooled_logits": logits, "labels": labels}
             items = kwargs.get("num_items_in_batch")
             loss = self.loss_function(**given, config=self.config, num_items_in_batch=items)
@@ -377,7 +386,7 @@ class MemoryForTokenClassification(MemoryHead):
         logits = self.score(self.dropout(self.features(outputs)))
         loss = None
         if labels is not None:
-            items = kwargs.get("num_items_in_batch")
+            labels, items = class_numbers(labels), kwargs.get("num_items_in_batch")
             loss = self.loss_function(logits=logits, labels=labels, config=self.config, num_items_in_batch=items)
             loss = self.add_auxiliary_loss(loss, outputs, labels != -100, items)
         return self.head_output(outputs, loss, logits)

@@ -135,9 +135,7 @@ class BlockRecurrentModel(BlockRecurrentPreTrainedModel, MemoryModel):
                 f"`output_attentions`=True with `feedback`=True: this call is run as {count} blocks, whose weights have "
                 "different keys. Pass one block per call."
             )
-        function = getattr(self.layers[0], "_gradient_checkpointing_func", None)
-        is_reentrant = getattr(function, "keywords", {}).get("use_reentrant", False)
-        if is_reentrant and self.is_activation_checkpointing and self.training and torch.is_grad_enabled():
+        if self.is_reentrant:
             raise ValueError(
                 f"`use_reentrant`=True with `feedback`=True: this call is run as {count} blocks, and gradients from one to "
                 "the one before would be lost. Checkpoint activations with `use_reentrant=False`."

@@ -268,7 +268,7 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         has_logits = self.returns_logits(targets)
         predicted = [self.compute_logits(path, logits_to_keep) if has_logits else None for path in paths]
         losses = [
-            mean_loss(self.token_losses(path, targets, whole_logits(each, targets)), targets, items)
+            mean_loss(self.token_losses(path, targets, whole_logits(each, targets, logits_to_keep)), targets, items)
             for path, each in zip(paths, predicted, strict=True)
         ]
         return paths[0], predicted[0], torch.stack(losses).mean() + exit_loss

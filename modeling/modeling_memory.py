@@ -165,6 +165,14 @@ class MemoryModel(MemoryPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @property
+    def is_reentrant(self) -> bool:
+        """Whether activations of this call are checkpointed with `use_reentrant=True`, which leaves out gradients of what a
+        layer reads beside its states."""
+        keywords = getattr(getattr(next(iter(self.layers)), "_gradient_checkpointing_func", None), "keywords", {})
+        is_training = self.is_activation_checkpointing and self.training and torch.is_grad_enabled()
+        return is_training and keywords.get("use_reentrant", False)
+
     def build(self, config: MemoryConfig) -> None:
         """Make the modules."""
         self.embed_tokens = self.build_embedding(config)

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput, auto_docstring, can_return_tuple
 
 from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
-from transformers_xl.modeling.checks import check_ids
+from transformers_xl.modeling.checks import check_ids, check_row_reset, wrong_tensor
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
 from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm, SublayerNorm
@@ -76,7 +76,20 @@ class MemorySeq2SeqOutput(ModelOutput):
     encoder_attentions: tuple[torch.Tensor, ...] | None = None
 
 
+@dataclass
+class EncodedSource(BaseModelOutput):
+    """The output of an encoder, with `attention_mask` `(batch, source length)`: 1 for real tokens; None: all are."""
+
+    attention_mask: torch.Tensor | None = None
+
+
 class _WithSourceMemory(WithMemory):
+    @property
+    def mems(self) -> Memory | None:
+        """The memory after all but the last token of each sentence, to give to the next sentence beside `source_mems`; None
+        after beam search, or where the decoder remembers nothing."""
+        return super().mems
+
     @property
     def source_mems(self) -> Memory | None:
         """What to give to the next sentence beside `mems`; None after beam search."""
@@ -162,6 +175,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to predict `labels` `(batch, length)`: each token before it, and first of all
         `decoder_start_token_id`; `pad_token_id`, if there is one, where the labels are padding."""
+        if not isinstance(labels, torch.Tensor) or labels.dim() != 2:
+            given = f"{type(labels).__name__} of shape {tuple(getattr(labels, 'shape', ()))}"
+            raise ValueError(f"`labels` is a {given}: it must be a tensor (batch, length).")
         start = cast(int, self.config.decoder_start_token_id)
         pad = start if self.config.pad_token_id is None else self.config.pad_token_id
         before = nn.functional.pad(labels[:, :-1], (1, 0), value=-100)
@@ -173,13 +189,13 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs,
-    ) -> BaseModelOutput:
-        """The encoder's output for a source `(batch, length)`, padded on any side. `output_hidden_states` and
-        `output_attentions` ask for more."""
-        outputs = self.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-        )
-        return BaseModelOutput(outputs.last_hidden_state, outputs.get("hidden_states"), outputs.get("attentions"))
+    ) -> "EncodedSource":
+        """The encoder's output for a source `(batch, length)`, padded on any side, with its mask: all but `pad_token_id`
+        where none is given. `output_hidden_states` and `output_attentions` ask for more."""
+        mask = self.source_mask(input_ids, attention_mask)
+        outputs = self.encoder(input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, **kwargs)
+        shown = outputs.get("hidden_states"), outputs.get("attentions")
+        return EncodedSource(outputs.last_hidden_state, *shown, attention_mask=mask)
 
     def source_mask(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
         """Which tokens of the source are real: all but `pad_token_id`, where nobody says it."""
@@ -198,6 +214,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     ) -> Source:
         """What the layers of the decoder read of the encoder's output `(batch, length, size)` and of earlier sentences. A
         cache keeps it, with keys and values, for the tokens to come."""
+        if mask is not None and mask.shape != states.shape[:2]:
+            raise wrong_tensor("attention_mask", mask, f"that of the source, of shape {tuple(states.shape[:2])}")
         given = (states, mask, source_mems)
         kept = None if cache is None else cache.source
         if kept is not None and all(old is new for old, new in zip(kept.made_of, given, strict=True)):
@@ -254,13 +272,14 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         reset (`torch.Tensor` of shape `(batch,)`, *optional*):
             Bool, rows that begin a new document: neither memory is seen.
         """
+        if kwargs.pop("shift_labels", None) is not None:
+            raise ValueError("`shift_labels` was given: the target is `labels`, each token where it stands.")
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
         given = [input_ids, inputs_embeds, None if encoder_outputs is None else by_name(encoder_outputs)[0]]
         target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
         self._check(given, {"decoder_input_ids": target, "labels": labels, "reset": reset}, source_mems)
         if encoder_outputs is None:
-            attention_mask = self.source_mask(input_ids, attention_mask)
             encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **recorded(kwargs))
         if decoder_attention_mask is None:
             begins = mems is None and (past_key_values is None or past_key_values.get_seq_length() == 0)
@@ -269,6 +288,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             past_key_values, mems = MemoryCache(mems), None
         encoded: Any = by_name(encoder_outputs)
         states, earlier = encoded.last_hidden_state, forget_source(source_mems, reset)
+        attention_mask = self.source_mask(input_ids, attention_mask)
+        attention_mask = encoded.get("attention_mask") if attention_mask is None else attention_mask
         source = self.read_source(states, attention_mask, earlier, past_key_values)
         source.weights = [] if kwargs.get("output_attentions", self.decoder.config.output_attentions) else None
         outputs = self.decoder(
@@ -303,8 +324,12 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             raise ValueError(
                 "`decoder_input_ids`=None: give what the decoder reads, or `labels`, from which it follows."
             )
-        if reset is not None and not (isinstance(reset, torch.Tensor) and reset.dim() == 1):
-            raise ValueError(f"`reset`={reset!r} must be a tensor (batch,) of bool, rows that begin a document.")
+        check_row_reset(reset)
+        if self.model.is_reentrant:
+            raise ValueError(
+                "`use_reentrant`=True: gradients of the encoder would be lost. Checkpoint activations with "
+                "`use_reentrant=False`."
+            )
         if labels is not None and labels.shape != target.shape[:2]:
             raise ValueError(
                 f"`labels` has shape {tuple(labels.shape)}, but the decoder reads {tuple(target.shape[:2])}."
@@ -351,8 +376,12 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             Token ids `(batch, length)`, or with `return_dict_in_generate=True` a result that has `.mems` and `.source_mems`
             too: None after beam search.
         """
+        if kwargs.get("encoder_outputs") is not None:  # a copy: transformers repeats its rows in place, for beams
+            encoded = by_name(kwargs["encoder_outputs"])
+            kwargs["encoder_outputs"] = type(encoded)(**encoded)
         if kwargs.get("source_mems") is not None:
             self.check_source_memory(kwargs["source_mems"], getattr(kwargs["source_mems"], "batch_size", 1))
+            check_row_reset(kwargs.get("reset"), kwargs["source_mems"].batch_size)
             kwargs["source_mems"] = forget_source(kwargs["source_mems"], kwargs.get("reset"))
         return super().generate(inputs, generation_config, **kwargs)
 
@@ -365,10 +394,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
     ) -> dict:
         """The encoder's output, once: with its own arguments alone, while a decoder takes more."""
         ids = inputs_tensor if model_input_name == "input_ids" else None
-        mask = self.source_mask(ids, model_kwargs.get("attention_mask"))
-        asked = recorded(vars(generation_config))
-        outputs = self.encode(ids, mask, None if ids is not None else inputs_tensor, **asked)
-        return model_kwargs | {"encoder_outputs": outputs, "attention_mask": mask}
+        given = ids, model_kwargs.get("attention_mask"), None if ids is not None else inputs_tensor
+        outputs = self.encode(*given, **recorded(vars(generation_config)))
+        return model_kwargs | {"encoder_outputs": outputs, "attention_mask": outputs.attention_mask}
 
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers looks at its arguments
     def prepare_inputs_for_generation(self, *args, **kwargs) -> dict:

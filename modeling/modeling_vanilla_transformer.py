@@ -136,7 +136,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
         items = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(**inputs._asdict(), **(kwargs | {"output_hidden_states": True, "return_dict": True}))
         logits = self.compute_logits(outputs, logits_to_keep) if self.returns_logits(targets) else None
-        loss = self.training_loss(outputs, logits, targets, items)
+        loss = self.training_loss(outputs, logits, targets, items, logits_to_keep)
         left_out = () if wants_states else ("hidden_states",)
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *left_out))
 
@@ -146,6 +146,7 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
         logits: torch.Tensor | None,
         targets: torch.Tensor,
         items: torch.Tensor | int | None,
+        logits_to_keep: int | torch.Tensor = 0,
     ) -> torch.Tensor:
         """Sum over layers of weight x (loss of the next token + `second_target_weight` x loss of the one after it)."""
         length = outputs.last_hidden_state.shape[1]
@@ -163,7 +164,8 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
             count = (target != -100).sum().clamp(min=1) if items is None else items
             return mean_loss(linear_cross_entropy(classifier, states, target), target, count)
 
-        total = mean_loss(self.token_losses(outputs, first, whole_logits(logits, first)), first, items)
+        known = whole_logits(logits, first, logits_to_keep)
+        total = mean_loss(self.token_losses(outputs, first, known), first, items)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
         # there, wherever a weight or a second target asks for it
         auxiliary = cast(AuxiliaryClassifiers, self.auxiliary)

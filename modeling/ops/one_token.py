@@ -63,9 +63,9 @@ def ring_attention(
     lengths: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """Attention `(B, 1, H, D)` of one token whose columns do not stand in their order: each lies as far as `distance` `(S,)`
-    says, and a row sees those that lie at most `lengths` `(B,)` away. For a compiler: scores are masked by distance, before
-    they take their places, and what it fuses into a loop repeats no division for each number."""
+    """Attention `(B, 1, H, D)` of one token whose columns do not stand in their order: each lies as far as `distance`
+    `(S,)` says, and a row sees those that lie at most `lengths` `(B,)` away. For a compiler: scores are masked by distance,
+    before they take their places, and what it fuses into a loop repeats no division for each number."""
     batch, heads, _, width = query.shape
     query, num_rows = query.squeeze(2), positions.shape[1]
     is_seen = num_rows - 2 - torch.arange(num_rows, device=query.device) <= lengths[:, None]

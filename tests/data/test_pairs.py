@@ -93,3 +93,10 @@ def test_a_text_ends():
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="has no `eos_token`"):
         text_ids(tokenizer, "ab")
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"en": "a", "de": "b"}\n{"en": "a \\ud800 b", "de": "x"}\n')
+    with pytest.raises(ValueError, match=r"`en` of row 2 is no text.*surrogates"):
+        pairs_of_rows(map(json.loads, file.read_text().splitlines()), "en", "de")

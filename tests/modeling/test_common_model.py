@@ -194,6 +194,14 @@ def test_losses(model_type):
     torch.testing.assert_close(divided.float(), total / 40)
 
 
+def in_training(model, training: bool, **given):
+    """What a model says of some tokens, with the same random numbers every time."""
+    torch.manual_seed(0)
+    output = model.train(training)(tokens(2, 10), **given)
+    model.eval()
+    return output
+
+
 @language_model
 def test_logits_to_keep(model_type):
     model = tiny_model(model_type, "causal_lm")
@@ -201,6 +209,12 @@ def test_logits_to_keep(model_type):
     torch.testing.assert_close(model(tokens(2, 10), logits_to_keep=1).logits, logits[:, -1:], **EXACT)
     kept = torch.tensor([2, 7])
     torch.testing.assert_close(model(tokens(2, 10), logits_to_keep=kept).logits, logits[:, kept], **EXACT)
+    for kept in (1, kept, torch.arange(9, -1, -1), torch.tensor([5] * 10), torch.tensor([5] * 12)):
+        for training in (False, True):  # the loss is that of all tokens
+            expected, loss = (
+                in_training(model, training, labels=tokens(2, 10), logits_to_keep=each).loss for each in (0, kept)
+            )
+            torch.testing.assert_close(loss, expected, **EXACT)
 
 
 @pytest.mark.parametrize(("model_type", "side"), in_turn(OF_OUR_OWN, ["left", "right", "by pad_token_id"]))
@@ -466,6 +480,11 @@ def test_ids_may_be_of_32_bits(model_type: str):
             expected = model.train(training)(ids, labels=targets).loss
             torch.manual_seed(0)
             torch.testing.assert_close(model(ids, labels=targets.int()).loss, expected, **EXACT)
+    for head, labels in (("sequence_classification", ids[:, 0] % 2), ("token_classification", ids % 2)):
+        if getattr(ROWS[model_type], f"{head}_class") is None:
+            continue
+        model = tiny_model(model_type, head)
+        torch.testing.assert_close(model(ids, labels=labels.int()).loss, model(ids, labels=labels).loss, **EXACT)
 
 
 @pytest.mark.parametrize("model_type", [*FEW, "segment_memory"])

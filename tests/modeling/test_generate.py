@@ -382,7 +382,8 @@ def test_arguments_that_cannot_be_meant_are_refused(model_type):
         greedy(model, ids, mems=output.mems[:1])
     with pytest.raises(ValueError, match="`mems` is a MemoryCache"):
         greedy(model, ids, mems=cache)
-    with pytest.raises(ValueError, match="`reset`"):
-        greedy(model, ids, mems=output.mems, reset=torch.ones(2, 5, dtype=torch.bool))
+    for reset in (torch.ones(2, 5) > 0, torch.ones(2), torch.tensor([1, 0]), torch.ones(3) > 0, [True, False]):
+        with pytest.raises(ValueError, match="`reset`"):
+            greedy(model, ids, mems=output.mems, reset=reset)
     with pytest.raises(ValueError, match=r"`generate\(\)`"):
         model.generate_batch([[5, 6, 7]])

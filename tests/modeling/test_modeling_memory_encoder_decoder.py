@@ -382,7 +382,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="`decoder_input_ids`=None"):
         model(SOURCE)
     for reset in (torch.ones(2, 7).bool(), [True, False]):
-        with pytest.raises(ValueError, match="rows that begin a document"):
+        with pytest.raises(ValueError, match="`reset` (has shape|is a list)"):
             read(model, reset=reset)
     with pytest.raises(ValueError, match="`decoder_input_ids` has 1 rows, but the source 2"):
         model(SOURCE, decoder_input_ids=TARGET[:1])

@@ -118,6 +118,10 @@ def _field(row: Any, name: str, number: int) -> str:
         raise ValueError(
             f"`{name}` is no text of row {number}, which has {known}: name one, as `translation.en`, or take it out."
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can say half of a surrogate pair
+        raise ValueError(f"`{name}` of row {number} is no text ({error}): take it out.") from error
     return value
 
 

@@ -74,8 +74,8 @@ class RingStep(ExportableStep):
         return kinds == {RotaryAttention} or (plain and kinds == {RelativeAttention})
 
     def forward(self, input_ids: torch.Tensor, rings: Any) -> tuple[torch.Tensor, Any]:
-        """Logits `(B, vocab_size)` of what follows `input_ids` (B, 1); and the [`Rings`] after it, without the columns, which
-        are written to."""
+        """Logits `(B, vocab_size)` of what follows `input_ids` (B, 1); and the [`Rings`] after it, without the columns,
+        which are written to."""
         model, (memory, written) = cast(Any, self.model), rings
         decoder, size = model.model, memory.num_columns
         slot = written % size
