@@ -287,7 +287,7 @@ def has_other_loss(model: Any) -> bool:
     return model.loss_function not in (ForCausalLMLoss, ForMaskedLMLoss)
 
 
-def class_numbers(labels: torch.Tensor) -> torch.Tensor:
+def class_numbers(labels: torch.Tensor) -> Any:
     """Integers as a loss takes them, of 64 bits."""
     return labels.long() if labels.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else labels
 

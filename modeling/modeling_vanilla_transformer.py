@@ -164,8 +164,8 @@ class VanillaTransformerForCausalLM(VanillaTransformerPreTrainedModel, MemoryFor
             count = (target != -100).sum().clamp(min=1) if items is None else items
             return mean_loss(linear_cross_entropy(classifier, states, target), target, count)
 
-        known = whole_logits(logits, first, logits_to_keep)
-        total = mean_loss(self.token_losses(outputs, first, known), first, items)
+        known_logits = whole_logits(logits, first, logits_to_keep)
+        total = mean_loss(self.token_losses(outputs, first, known_logits), first, items)
         weights, last = self.layer_weights(), self.config.num_hidden_layers - 1
         # there, wherever a weight or a second target asks for it
         auxiliary = cast(AuxiliaryClassifiers, self.auxiliary)

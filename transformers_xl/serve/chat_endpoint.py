@@ -29,8 +29,11 @@ class ChatCompletions:
         count = self.service.new_tokens(max_tokens=body.max_tokens, max_completion_tokens=body.max_completion_tokens)
         ids = await self.service.turn(body.messages, None, "messages")
         grammar = await self.service.grammar(body.response_format, "response_format")
-        more = {"grammar": grammar, "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None}
-        wanted = [self.service.wanted(body, ids, count, number, **more) for number in range(body.n)]
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        wanted = [
+            self.service.wanted(body, ids, count, number, top_logprobs=top, grammar=grammar)
+            for number in range(body.n)
+        ]
         job = await self.service.engine.submit(wanted)
         answer = Answer(self.service, body, len(ids))
         if body.stream:
