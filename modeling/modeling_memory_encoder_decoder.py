@@ -210,10 +210,12 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         return None if input_ids is None or input_ids.shape[1] == 1 else from_the_start(input_ids, self.config)
 
     def read_source(
-        self, states: torch.Tensor, mask: torch.Tensor | None, source_mems: Memory | None, cache: MemoryCache | None
+        self, encoded: ModelOutput, mask: torch.Tensor | None, source_mems: Memory | None, cache: MemoryCache | None
     ) -> Source:
-        """What the layers of the decoder read of the encoder's output `(batch, length, size)` and of earlier sentences. A
-        cache keeps it, with keys and values, for the tokens to come."""
+        """What the layers of the decoder read of the encoder's output and of earlier sentences. A cache keeps it, with keys
+        and values, for the tokens to come."""
+        states = encoded["last_hidden_state"]  # (batch, length, size)
+        mask = encoded.get("attention_mask") if mask is None else mask
         if mask is not None and mask.shape != states.shape[:2]:
             raise wrong_tensor("attention_mask", mask, f"that of the source, of shape {tuple(states.shape[:2])}")
         given = (states, mask, source_mems)
@@ -272,13 +274,11 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         reset (`torch.Tensor` of shape `(batch,)`, *optional*):
             Bool, rows that begin a new document: neither memory is seen.
         """
-        if kwargs.pop("shift_labels", None) is not None:
-            raise ValueError("`shift_labels` was given: the target is `labels`, each token where it stands.")
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
         given = [input_ids, inputs_embeds, None if encoder_outputs is None else by_name(encoder_outputs)[0]]
         target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
-        self._check(given, {"decoder_input_ids": target, "labels": labels, "reset": reset}, source_mems)
+        self._check(given, {"decoder_input_ids": target, "labels": labels, "reset": reset}, source_mems, **kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encode(input_ids, attention_mask, inputs_embeds, **recorded(kwargs))
         if decoder_attention_mask is None:
@@ -287,10 +287,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values, mems = MemoryCache(mems), None
         encoded: Any = by_name(encoder_outputs)
-        states, earlier = encoded.last_hidden_state, forget_source(source_mems, reset)
-        attention_mask = self.source_mask(input_ids, attention_mask)
-        attention_mask = encoded.get("attention_mask") if attention_mask is None else attention_mask
-        source = self.read_source(states, attention_mask, earlier, past_key_values)
+        earlier, mask = forget_source(source_mems, reset), self.source_mask(input_ids, attention_mask)
+        source = self.read_source(encoded, mask, earlier, past_key_values)
         source.weights = [] if kwargs.get("output_attentions", self.decoder.config.output_attentions) else None
         outputs = self.decoder(
             input_ids=decoder_input_ids,
@@ -299,10 +297,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             inputs_embeds=decoder_inputs_embeds,
             mems=mems,
             reset=reset,
-            shift_labels=labels,
             logits_to_keep=logits_to_keep,
             source=source,
-            **(kwargs | {"return_dict": True}),
+            **(kwargs | {"return_dict": True, "shift_labels": labels}),
         )
         weights, source.weights = source.weights, None  # checkpointing, which runs layers again, adds none
         return MemorySeq2SeqOutput(
@@ -311,15 +308,22 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=None if weights is None else tuple(weights),
-            encoder_last_hidden_state=states,
+            encoder_last_hidden_state=encoded.last_hidden_state,
             **{f"encoder_{name}": encoded.get(name) for name in ("hidden_states", "attentions")},
         )
 
     def _check(
-        self, sources: list[torch.Tensor | None], given: dict[str, torch.Tensor | None], source_mems: Memory | None
+        self,
+        sources: list[torch.Tensor | None],
+        given: dict[str, torch.Tensor | None],
+        source_mems: Memory | None,
+        shift_labels: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> None:
         """Check the target, the labels and `reset` that were `given` beside a source."""
         target, labels, reset = given.values()
+        if shift_labels is not None:
+            raise ValueError("`shift_labels` was given: the target is `labels`, each token where it stands.")
         if target is None:
             raise ValueError(
                 "`decoder_input_ids`=None: give what the decoder reads, or `labels`, from which it follows."

@@ -27,6 +27,7 @@ def test_the_mask_of_a_source_goes_with_its_encoding() -> None:
     loss, text = model(SOURCE, labels=TARGET).loss, model.generate(SOURCE, **GENERATED)
     encoded = model.encode(PADDED)
     as_a_tuple = model.encode(PADDED).to_tuple()[:1]  # which has no mask
+    torch.testing.assert_close(model(SOURCE, labels=TARGET, shift_labels=None).loss, loss, **EXACT)
     for given in (
         {"input_ids": PADDED},
         {"encoder_outputs": encoded},
