@@ -148,6 +148,8 @@ def test_what_is_no_grammar_is_refused(given: Any, message: str):
     with pytest.raises(ValueError, match=message):
         scheduler.add(TextRequest(PROMPT, grammar=grammar(given) if isinstance(given, dict) else given))
     assert scheduler.num_waiting == 0
+    with pytest.raises(ValueError, match="`grammar` has no effect with `max_new_tokens`=0"):
+        TextRequest(PROMPT, grammar=regex("a"), max_new_tokens=0)
 
 
 def test_tokenizers_whose_tokens_are_no_bytes_are_refused(monkeypatch: pytest.MonkeyPatch):

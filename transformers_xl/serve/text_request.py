@@ -75,6 +75,8 @@ class TextRequest:
             raise ValueError(f"`prompt_logprobs`={_short(self.prompt_logprobs)} must be True or False.")
         if self.grammar is not None and not (isinstance(self.grammar, str) and self.grammar):
             raise ValueError(f"`grammar`={_short(self.grammar)} must be a grammar of llguidance, a string, or None.")
+        if self.grammar is not None and self.max_new_tokens == 0:
+            raise ValueError("`grammar` has no effect with `max_new_tokens`=0, which writes nothing: leave it out.")
 
 
 class TokenLogprob(NamedTuple):
