@@ -96,7 +96,8 @@ class RingStep(ExportableStep):
             output.last_hidden_state = decoder.norm(output.last_hidden_state)
         rest = tuple(layer._replace(columns=()) for layer in layers)
         after = Memory(rest, (memory.lengths + 1).clamp(max=size), memory.tokens_read + 1, state)
-        return model.compute_logits(output)[:, -1], Rings(after, written + 1)
+        # contiguous, as compiled code reads them again
+        return model.compute_logits(output)[:, -1], Rings(after.map(torch.Tensor.contiguous), written + 1)
 
 
 class RingMemory:
