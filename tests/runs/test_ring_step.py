@@ -33,6 +33,9 @@ def test_a_ring_is_the_window(model_type: str, fields: dict):
             kept, ended = cache.memory.rows([1]), torch.tensor([False, True])
         ring.note_ended(ended)
         logits, after = step(column, ring.rings)
+        assert all(
+            each.is_contiguous() for each in after.memory.named_tensors().values()
+        )  # as compiled code reads them
         ring.close(after)
         expected = model(column, past_key_values=cache).logits[:, -1]
         torch.testing.assert_close(logits, expected, **FLOAT32)

@@ -157,6 +157,9 @@ def test_tokenizers_whose_tokens_are_no_bytes_are_refused(monkeypatch: pytest.Mo
     scheduler = Scheduler(model_of(len(words)), words)
     with pytest.raises(ValueError, match="no grammar holds for the tokens of this WordTokenizer"):
         scheduler.add(TextRequest([1], grammar=regex("a")))
+    for tokenizer in (BYTES, pairs()):  # with more tokens than the model has words
+        with pytest.raises(ValueError, match="`grammar` cannot be honoured"):
+            Scheduler(model_of(200), tokenizer).add(TextRequest([1], grammar=regex("a")))
     with pytest.raises(ValueError, match="`grammar` cannot be honoured: it needs a tokenizer"):
         Scheduler(model_of(len(words))).add(TextRequest([1], grammar=regex("a")))
     monkeypatch.setitem(sys.modules, "llguidance", None)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from transformers_xl.files.blaming import sentence
+
 MAX_STATES = 2**14  # of the automaton of a grammar, each one or two kB
 
 
@@ -74,18 +76,21 @@ def matcher_of(grammar: str, tokenizer: PreTrainedTokenizerBase, vocab_size: int
         ends: the tokens that end a text; the tokenizer's own where there are none.
 
     Raises:
-        ValueError: llguidance is not installed, or does not read the grammar or the tokenizer.
+        ValueError: llguidance is not installed, or does not read the grammar or the tokenizer, or this has more tokens than
+            the model.
     """
     library = _library()
     try:
         tokens = _tokens_of(tokenizer, vocab_size, ends)
     except ValueError as error:
-        said = f"no grammar holds for the tokens of this {type(tokenizer).__name__}: {_sentence(error)}"
+        said = f"no grammar holds for the tokens of this {type(tokenizer).__name__}: {sentence(error)}"
         raise ValueError(said) from error
+    if tokens.vocab_size != vocab_size:
+        raise ValueError(f"the tokenizer has {tokens.vocab_size} tokens, and the model words for {vocab_size}")
     limits = library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
     matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise ValueError(_sentence(matcher.get_error()))
+        raise ValueError(sentence(ValueError(matcher.get_error())))
     return matcher
 
 
@@ -107,10 +112,6 @@ def allowed(logits: torch.Tensor, matchers: Sequence[Matcher | None]) -> torch.T
         if matcher is not None:
             mask[row] = torch.from_numpy(np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8) > 0)
     return logits.masked_fill(~mask.to(logits.device), -torch.inf)
-
-
-def _sentence(error: object) -> str:
-    return " ".join(str(error).split())
 
 
 __all__ = ["Matcher", "allowed", "json_grammar", "matcher_of"]
