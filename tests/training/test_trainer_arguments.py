@@ -334,3 +334,43 @@ def test_steps_say_how_long_a_training_is(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             check_arguments(MemoryTrainingArguments(str(tmp_path), **fields))
+
+
+IMPOSSIBLE = {
+    "lr_scheduler_type": "sinus",
+    "optim": "adamm",
+    "eval_strategy": "step",
+    "save_strategy": "never",
+    "hub_strategy": "always",
+    "log_level": "loud",
+    "save_steps": 0,
+    "save_total_limit": 0,
+    "per_device_eval_batch_size": 0,
+    "gradient_accumulation_steps": 0,
+    "dataloader_num_workers": -1,
+    "weight_decay": -0.1,
+    "max_grad_norm": float("nan"),
+    "neftune_noise_alpha": -1.0,
+    "label_smoothing_factor": 1.5,
+    "adam_beta2": 1.0,
+    "adam_epsilon": -1e-8,
+    "eval_delay": -1,
+    "early_stopping_patience": -1,
+    "mem_len_warmup_steps": -2,
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_value_that_a_field_cannot_have_is_refused_by_name(name, tmp_path):
+    """Most of them reach a step in transformers, or are ignored there."""
+    with pytest.raises(ValueError, match=f"`{name}`={IMPOSSIBLE[name]!r} must be"):
+        MemoryTrainingArguments(output_dir=str(tmp_path), **{name: IMPOSSIBLE[name]})
+
+
+def test_other_arguments_are_held_to_the_same_limits(tmp_path):
+    args = TrainingArguments(
+        output_dir=str(tmp_path), train_sampling_strategy="sequential", remove_unused_columns=False
+    )
+    args.label_smoothing_factor = 2.0
+    with pytest.raises(ValueError, match=r"`label_smoothing_factor`=2\.0 must be at least 0 and at most 1"):
+        check_arguments(args)

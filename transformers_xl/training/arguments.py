@@ -1,12 +1,17 @@
 """Arguments of a training with memory: `TrainingArguments` with other defaults, and checks of what cannot work."""
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import EnumType
 from typing import cast
 
 import torch
 from transformers import TrainingArguments, get_scheduler
-from transformers.trainer_utils import HubStrategy, IntervalStrategy, SchedulerType
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+from transformers.training_args import OptimizerNames
+from transformers.utils.logging import log_levels
 
 # field -> the one value that works, and why the others do not
 REQUIRED = {
@@ -24,6 +29,31 @@ REQUIRED = {
     "parallelism_config": (None, "a row or a layer would be cut over devices: only DDP and FSDP2 keep rows whole"),
     "deepspeed": (None, "its engine casts, shards and saves by itself, and its checkpoints know no memory: use FSDP2"),
 }
+CHOICES: dict[str, EnumType] = {
+    "lr_scheduler_type": SchedulerType,
+    "optim": OptimizerNames,
+    "eval_strategy": IntervalStrategy,
+    "logging_strategy": IntervalStrategy,
+    "save_strategy": SaveStrategy,
+    "hub_strategy": HubStrategy,
+}
+# what a number must be, and the fields: transformers takes others, and fails in a step or does nothing
+LIMITS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
+    "at least 1": (
+        lambda number: number >= 1,
+        ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    ),
+    "at least 0": (
+        lambda number: 0 <= number < math.inf,
+        (
+            "weight_decay", "adam_epsilon", "max_grad_norm", "neftune_noise_alpha", "dataloader_num_workers", "eval_delay",
+            "mem_len_warmup_steps", "bptt_warmup_steps",
+        ),
+    ),
+    "at least 0 and below 1": (lambda number: 0 <= number < 1, ("adam_beta1", "adam_beta2")),
+    "at least 0 and at most 1": (lambda number: 0 <= number <= 1, ("label_smoothing_factor",)),
+    "above 0": (lambda number: number > 0, ("early_stopping_patience", "save_total_limit")),
+}  # fmt: skip
 # schedules that pass over arguments without a message
 WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
@@ -53,8 +83,8 @@ class MemoryTrainingArguments(TrainingArguments):
             `load_best_model_at_end` or `metric_for_best_model`, and an `eval_strategy`.
 
     Raises:
-        ValueError: `deepspeed` is given. `MemoryTrainer` refuses everything else that cannot work, from any
-            `TrainingArguments`.
+        ValueError: `deepspeed` is given, or a value is not one that its field can have. `MemoryTrainer` refuses everything
+            else that cannot work, from any `TrainingArguments`.
     """
 
     _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "group_learning_rates"]
@@ -78,6 +108,8 @@ class MemoryTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.deepspeed:  # before transformers looks for the package
             _refuse("deepspeed", self.deepspeed)
+        _check_choices(self)
+        _check_limits(self)
         if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available():
             self.use_cpu = True  # else Accelerate makes of several processes so many trainings of one
         super().__post_init__()
@@ -126,6 +158,27 @@ def check_arguments(args: TrainingArguments) -> None:
     _check_device(args)
 
 
+def _check_choices(args: TrainingArguments) -> None:
+    """Refuse a text that names none of its field's choices: transformers names the value alone."""
+    for name, choices in CHOICES.items():
+        value, texts = getattr(args, name), [each.value for each in choices]
+        if isinstance(value, str) and value not in texts:
+            raise ValueError(f"`{name}`={value!r} must be one of {', '.join(texts)}.")
+    for name in ("log_level", "log_level_replica"):
+        if (level := getattr(args, name)) not in (*log_levels, "passive"):
+            raise ValueError(f"`{name}`={level!r} must be one of {', '.join(log_levels)}, passive.")
+
+
+def _check_limits(args: TrainingArguments) -> None:
+    for limit, (holds, names) in LIMITS.items():
+        for name in names:
+            number = getattr(args, name, None)  # a field of ours, or none
+            if isinstance(number, (int, float)) and not holds(number):
+                raise ValueError(f"`{name}`={number} must be {limit}.")
+    if args.save_strategy == SaveStrategy.STEPS and isinstance(args.save_steps, (int, float)) and args.save_steps <= 0:
+        raise ValueError(f"`save_steps`={args.save_steps} must be above 0: `save_strategy='no'` saves no checkpoint.")
+
+
 def check_length(args: TrainingArguments, section: str = "") -> None:
     """Raise a `ValueError` where a training would have no length; its fields are named with their `section`."""
     if args.num_train_epochs <= 0 and args.max_steps <= 0:
@@ -136,9 +189,7 @@ def check_length(args: TrainingArguments, section: str = "") -> None:
 
 def _check_numbers(args: TrainingArguments) -> None:
     check_length(args)
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"`{name}`={getattr(args, name)} must be at least 1.")
+    _check_limits(args)
     patience = getattr(args, "early_stopping_patience", None)
     if patience is not None and (args.metric_for_best_model is None or args.eval_strategy == IntervalStrategy.NO):
         raise ValueError(
