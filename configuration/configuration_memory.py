@@ -21,6 +21,7 @@ from transformers_xl.configuration.plain_numbers import plain, with_plain_settin
 
 logger = logging.get_logger(__name__)
 
+TOKENS = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 MAX_LAYERS = 4096  # a typing error, or a hostile file, must not be built
 
 
@@ -214,6 +215,8 @@ class MemoryConfig(AgentConfig):
                 variants does not hold its default.
         """
         kwargs = {name: plain(value) for name, value in agent_settings(kwargs).items()}
+        # `AutoTokenizer` passes the arguments of the tokenizer to the config that names its class
+        kwargs = {name: value for name, value in kwargs.items() if name not in TOKENS or not isinstance(value, str)}
         kwargs = cls.by_fields(kwargs, kwargs.get("cutoffs", config_dict.get("cutoffs")))
         config_dict = cls._without_lost_fields(config_dict)
         foreign = {name for name in config_dict if name in ORIGINAL_OPTIONS or cls._objection(name) is not None}

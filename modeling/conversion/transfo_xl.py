@@ -21,6 +21,7 @@ from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 MAX_HEADER = 4 * 2**20  # bytes of a safetensors file, of 100 for a tensor
+SPECIAL_TOKENS = ("bos_token", "sep_token", "pad_token", "cls_token", "mask_token", "extra_special_tokens")
 TOKENIZER_ARGUMENTS = {"lower_case": bool, "unk_token": str, "eos_token": str, "additional_special_tokens": list}
 
 
@@ -141,7 +142,8 @@ class TransfoXLTokenizer:
         vocabulary = read_vocabulary(paths[0])
         # what the tokenizer was made with won over what it had pickled, and so did the defaults
         arguments = {"lower_case": False, **_tokenizer_arguments(_file(name, "tokenizer_config.json", hub))}
-        if arguments.get("unk_token") not in vocabulary["sym2idx"]:
+        arguments |= {each: kwargs[each] for each in TOKENIZER_ARGUMENTS if kwargs.get(each) is not None}
+        if "unk_token" not in kwargs and arguments.get("unk_token") not in vocabulary["sym2idx"]:
             arguments.pop("unk_token", None)
         try:
             tokenizer = WordTokenizer.from_legacy(vocabulary, **arguments)
@@ -150,6 +152,7 @@ class TransfoXLTokenizer:
         for attribute in ("padding_side", "truncation_side", "model_max_length"):
             if attribute in kwargs:
                 setattr(tokenizer, attribute, kwargs[attribute])
+        tokenizer.add_special_tokens({each: kwargs[each] for each in SPECIAL_TOKENS if kwargs.get(each) is not None})
         return tokenizer
 
 

@@ -218,6 +218,12 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
                 f"`memories`[{number}] has other tensors than the first: all must come from one model, and all from calls "
                 "with `use_cache=True` (as `generate()` makes them) or all from calls without."
             )
+        for name, tensor in other.items():
+            if _of_one_row(tensor) != _of_one_row(names[0][name]):
+                raise ValueError(
+                    f"`memories`[{number}] has a `{name}` of shape {tuple(tensor.shape)}, and the first one of shape "
+                    f"{tuple(names[0][name].shape)}: all must come from one model."
+                )
     counts = {
         f"layers.{index}.columns.{number}": count
         for index, count in enumerate(_joined_counts(memories))
@@ -232,6 +238,12 @@ def cat_memories(memories: Sequence[Memory]) -> Memory:
         return torch.cat([with_count(each, count) for each in tensors])
 
     return Memory.from_named_tensors({name: joined(name) for name in names[0]})
+
+
+def _of_one_row(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape that tensors of different memories share: without the batch, and of columns without their number."""
+    shape = tuple(tensor.shape[1:])
+    return shape if len(shape) < 2 else (*shape[:-2], shape[-1])
 
 
 def _joined_counts(memories: Sequence[Memory]) -> list[int]:

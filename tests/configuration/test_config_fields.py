@@ -267,3 +267,14 @@ def test_numbers_are_no_nan(model_type: str):
         if "float" in str(field.type):
             with pytest.raises(ValueError, match=f"`{name}`=nan"):
                 tiny_config(model_type, **{name: float("nan")})
+
+
+def test_arguments_of_a_tokenizer_are_no_fields():
+    """`AutoTokenizer.from_pretrained(folder, pad_token="<pad>")` passes them on to the config."""
+    described = {"hidden_size": 16, "num_attention_heads": 2}
+    config = TransformerXLConfig.from_dict(described, pad_token="<pad>", eos_token="</s>")
+    assert not hasattr(config, "pad_token")
+    with pytest.raises(ValueError, match="did you mean `pad_token_id`"):
+        TransformerXLConfig.from_dict(described, pad_token=3)
+    with pytest.raises(ValueError, match="did you mean `pad_token_id`"):
+        TransformerXLConfig(pad_token="<pad>")

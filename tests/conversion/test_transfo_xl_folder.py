@@ -281,3 +281,15 @@ def test_the_file_may_be_written_anew(folder: Path):
     if model.config.is_adaptive:
         head, table = head.clusters[-1], table.tables[-1]
     assert head.weight.data_ptr() == table.weight.data_ptr()
+
+
+def test_arguments_of_the_tokenizer_win_over_the_folder(caplog):
+    """And the config, to which `AutoTokenizer` passes them too, takes none for a misspelled field."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        FOLDER, pad_token="<eos>", lower_case=True, additional_special_tokens=["<new>"]
+    )
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<eos>", tokenizer.eos_token_id)
+    assert tokenizer("THE")["input_ids"] == tokenizer("the")["input_ids"] == words("the")
+    assert "<new>" in tokenizer.all_special_tokens
+    assert AutoTokenizer.from_pretrained(FOLDER, mask_token="<mask>").mask_token_id == tokenizer.vocab_size + 1
+    assert "AutoConfig" not in caplog.text

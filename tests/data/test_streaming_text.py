@@ -113,6 +113,13 @@ def test_a_position_is_come_back_to(kind: str, documents: bool):
         assert len(list(again)) == len(whole)
 
 
+def test_the_beginning_is_a_position():
+    stream = StreamingText(numbered(), 3, 2)
+    again = StreamingText(numbered(), 3, 2)
+    again.load_state_dict(stream.state_dict())
+    assert [real(item) for item in again] == [real(item) for item in stream]
+
+
 def test_a_position_that_a_loader_has_read_past():
     stream = StreamingText(numbered(), 3, 2, keep_tail=True)
     items = iter(stream)

@@ -132,6 +132,10 @@ def test_memories_that_do_not_belong_together(model_type):
     deeper = inputs._replace(layers=(*inputs.layers, LayerMemory((torch.zeros(1, 2, 32),))))
     with pytest.raises(ValueError, match=r"`memories`\[2\].*one model"):
         cat_memories([inputs, inputs, deeper])
+    widest = max(projected.named_tensors().values(), key=torch.Tensor.dim)
+    wider = projected.map(lambda each: torch.cat([each, each], -1) if each.dim() == widest.dim() else each)
+    with pytest.raises(ValueError, match=r"`memories`\[1\] has a `.*` of shape .* one model"):
+        cat_memories([projected, wider])
 
 
 def test_nothing_put_side_by_side_is_refused():

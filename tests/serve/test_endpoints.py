@@ -170,8 +170,10 @@ def test_logprobs_of_a_chat(server: Here):
 def test_responses(server: Here):
     settings = {"model": NAME, "input": "Who is there?", "max_output_tokens": 12, "temperature": 0}
     expected = greedy(RENDERED, 12)
-    answer = server.client.responses.create(**settings)
+    answer = server.client.responses.create(**settings, include=["message.output_text.logprobs"])
     assert (answer.output_text, answer.status) == (expected, "incomplete")
+    items = [{"role": "user", "content": "Who is there?"}, *answer.output, {"role": "user", "content": "x"}]
+    assert server.client.responses.create(**settings | {"input": items}).output_text  # with their log-probabilities
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(RENDERED), 12)
     events = list(server.client.responses.create(**settings, stream=True))

@@ -318,13 +318,29 @@ def test_what_nobody_uses_is_removed(tmp_path: Path):
     workspace = tmp_path / f".{new_id('resp')}.json-abc.transformers-xl"
     workspace.mkdir()
     (workspace / "half").write_text("{")
-    foreign = tmp_path / "notes.txt"
-    for path in (left, foreign):
+    foreign = [tmp_path / name for name in ("notes.txt", "config.json", "model.safetensors", "resp_1.json")]
+    for path in (left, *foreign):
         path.write_text("")
-    for path in (left, foreign, workspace):
+    for path in (left, *foreign, workspace):
         os.utime(path, (long_ago, long_ago))
     SessionStore(tmp_path, model, days=2)
-    assert sorted({path.name.partition(".")[0] for path in tmp_path.iterdir()}) == sorted([used, new, "notes"])
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {f"{each}.{suffix}" for each in (used, new) for suffix in ("json", "safetensors")} | {
+        path.name for path in foreign
+    }
+    store = SessionStore(tmp_path, model, most=2, days=2)
+    assert store.count() == 2
+    assert all(path.exists() for path in foreign)
+
+
+def test_a_conversation_goes_on_with_the_least_that_is_kept(tmp_path: Path):
+    model = letters_model()
+    store = SessionStore(tmp_path, model, most=2)
+    conversation = store.create_conversation({})
+    for _ in range(3):
+        name = new_id("resp")
+        store.save({"id": name, "conversation": {"id": conversation["id"]}}, read(model, 5), [3])
+        assert store.past_of_conversation(conversation["id"]) is not None
 
 
 def test_a_memory_that_is_damaged_or_of_another_model_is_refused(tmp_path: Path):

@@ -66,6 +66,16 @@ def test_a_request_that_does_not_arrive():
         assert refused.value.status == status
 
 
+class PartsOfCharacters:
+    """A tokenizer none of whose tokens is a text."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def decode(self, ids: list[int]) -> str:
+        return "\ufffd" * len(ids)
+
+
 def test_every_likely_token_has_a_key_of_its_own():
     """Of bytes, many of which are no text alone; and of a tokenizer that cannot tell them."""
     likely = tuple((token_id, -float(token_id)) for token_id in (65, 128, 129, 255))
@@ -73,7 +83,7 @@ def test_every_likely_token_has_a_key_of_its_own():
     assert found["tokens"] == ["bytes:\\x81"]
     keys = ["A", "bytes:\\x80", "bytes:\\x81", "bytes:\\xff"]
     assert found["top_logprobs"] == [dict(zip(keys, (-65.0, -128.0, -129.0, -255.0), strict=True))]
-    others: Any = SimpleNamespace(decode=lambda ids: "\ufffd")
+    others = PartsOfCharacters()
     assert [key_of(others, each) for each in (3, 4)] == ["token_id:3", "token_id:4"]
 
 

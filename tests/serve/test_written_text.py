@@ -5,6 +5,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.serve.text_request import TokenLogprob
+from transformers_xl.serve.token_texts import Offsets, by_text, lists, text_of
 from transformers_xl.serve.written_text import WholeDecoder, WrittenText, first_of
 
 TEXT = "na\u00efve \u20ac\U0001f600 aab aaab END of \u65e5\u672c <stop"
@@ -112,3 +114,32 @@ def test_words_that_are_joined_later_are_held_back():
     assert (
         shown(WrittenText(tokenizer, ids[:2], ()), [*ids[2:], len(tokenizer) + 3])[0] == ' "a well-known 1,000". then'
     )
+
+
+def test_a_long_text_of_words_costs_as_much_a_token_as_a_short_one():
+    """It is decoded again each time that it has grown by a part, and not with each token; without stop texts."""
+    tokenizer = WordTokenizer.from_legacy({word: index for index, word in enumerate(["a", "b", "c", "@-@", ",", "."])})
+    decoded = []
+    decode = tokenizer.decode
+    tokenizer.decode = lambda ids, **options: decoded.append(len(ids)) or decode(ids, **options)
+    ids = [(7 * place) % 6 for place in range(2000)]
+    text, _ = shown(WrittenText(tokenizer, [0, 1], ()), ids)
+    assert decode([0, 1]) + text == decode([0, 1, *ids])
+    assert sum(decoded) < 120 * len(ids)
+
+
+def test_the_texts_of_tokens_are_those_of_the_text():
+    """With their spaces; equal texts keep the likelier one; tokens begin where they stand, also after a prompt that is not
+    echoed; and a token that the tokenizer does not have is no error."""
+    tokenizer = pieces()
+    assert [text_of(tokenizer, each) for each in (1, 2, 3, 99)] == [" Hello", " world", "x", ""]
+    offsets = Offsets(tokenizer, [1, 2])
+    assert [offsets.of(each) for each in (2, 99, 3, 1)] == [0, 6, 6, 7]
+    offsets = Offsets(TOKENIZERS["bytes"], [97, 0xE2, 0x82])
+    assert [offsets.of(each) for each in (0xAC, 98)] == [0, 1]
+    assert by_text(tokenizer, ((8, -1.0), (3, -2.0), (8, -3.0))) == {"<sp>": -1.0, "x": -2.0}
+    words = WordTokenizer.from_legacy({"a": 0, "b": 1})
+    logprob = TokenLogprob(7, -1.0, ((7, -1.0), (8, -2.0)))
+    listed = lists(words, [7, 1], [logprob, None], Offsets(words, [0, 9]))
+    assert listed["tokens"] == ["token_id:7", "b"]
+    assert listed["top_logprobs"][0] == {"token_id:7": -1.0, "token_id:8": -2.0}

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from accelerate import ParallelismConfig
@@ -374,3 +375,41 @@ def test_other_arguments_are_held_to_the_same_limits(tmp_path):
     args.label_smoothing_factor = 2.0
     with pytest.raises(ValueError, match=r"`label_smoothing_factor`=2\.0 must be at least 0 and at most 1"):
         check_arguments(args)
+
+
+def test_less_is_better_of_what_an_evaluation_gives(tmp_path):
+    """Else the worst checkpoint would be kept as the best, and a training that improves would be stopped early."""
+    saving = {"save_strategy": "best", "metric_for_best_model": "perplexity", "load_best_model_at_end": True}
+    options = {**QUIET, **BY_STEPS, **saving, "eval_steps": 2, "early_stopping_patience": 1}
+    args = MemoryTrainingArguments(
+        str(tmp_path), per_device_train_batch_size=LANES, per_device_eval_batch_size=LANES, max_steps=6, **options
+    )
+    stream = TextStream(np.arange(600) % 7, SEGMENT, LANES)
+    model = small_model()
+    trainer = MemoryTrainer(model, args, train_dataset=stream, eval_dataset=stream)
+    trainer.train()
+    found = [entry["eval_perplexity"] for entry in trainer.state.log_history if "eval_perplexity" in entry]
+    assert len(found) == 3
+    assert found[0] > found[1] > found[2]
+    assert trainer.state.best_metric == found[2]
+    assert trainer.evaluate()["eval_perplexity"] == pytest.approx(found[2])
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "eval_valid_bits_per_byte", "word_perplexity"])
+def test_more_is_refused_as_better(tmp_path, metric: str):
+    """transformers says so by itself of what is no loss."""
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        metric_for_best_model=metric,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+    )
+    with pytest.raises(ValueError, match=f"`greater_is_better`=True would take the worst .*'{metric}'"):
+        check_arguments(args)
+
+
+def test_workers_that_live_on_would_miss_the_epochs_of_a_roll(tmp_path):
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    args = MemoryTrainingArguments(str(tmp_path), per_device_train_batch_size=LANES, **QUIET, **workers)
+    with pytest.raises(ValueError, match="`dataloader_persistent_workers`=True keeps copies of `train_dataset`"):
+        MemoryTrainer(small_model(), args, train_dataset=TextStream(text(600), SEGMENT, LANES, roll=True))

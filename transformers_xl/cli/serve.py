@@ -22,7 +22,7 @@ def serve(
         Path | None, Option(file_okay=False, help="Folder to keep sessions in; without it there are none.")
     ] = None,
     max_sessions: Annotated[
-        int, Option(min=1, help="Answers that are kept; those unused for longest are removed.")
+        int, Option(min=2, help="Answers and conversations that are kept; those unused for longest are removed.")
     ] = 10_000,
     session_days: Annotated[float, Option(min=0, help="Days for which an answer is kept that nobody uses.")] = 30.0,
     batch_size: Annotated[int, Option(min=1, help="Texts that are written at the same time.")] = 16,

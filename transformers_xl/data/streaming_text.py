@@ -114,7 +114,7 @@ class StreamingText(IterableDataset):
                 "own. Tokenise in the source, where `datasets` has workers."
             )
         state, self._resume = self._resume, None
-        tokens, begins, step, taken, position = [NOTHING] * self.lanes, [True] * self.lanes, 0, 0, None
+        step, taken, position, tokens, begins = self._beginning()
         if state is not None:
             tokens = [np.array(row, dtype=np.int64) for row in state["tokens"]]
             begins, step, taken, position = list(state["begins"]), state["step"], state["taken"], state["source"]
@@ -147,6 +147,10 @@ class StreamingText(IterableDataset):
             self._remember(step, taken, position, tokens, begins)
             yield from items
 
+    def _beginning(self) -> tuple[int, int, Any, list[np.ndarray], list[bool]]:
+        """What `_remember` notes before anything is read."""
+        return 0, 0, None, [NOTHING] * self.lanes, [True] * self.lanes
+
     def _next_segments(self, tokens: list[np.ndarray], begins: list[bool]) -> list[dict[str, torch.Tensor]]:
         """The next segment of every lane, which leaves its `tokens`; `begins`: whether what is left begins a text."""
         items = []
@@ -178,6 +182,8 @@ class StreamingText(IterableDataset):
         """
         if self._resume is not None:
             return self._resume
+        if not self._states:
+            self._remember(*self._beginning())
         known = {state["step"]: state for state in self._states}
         step = max(known, default=0) if step is None else step
         if step not in known:

@@ -14,6 +14,7 @@ from transformers_xl.serve.protocol import CompletionRequest
 from transformers_xl.serve.service import Service
 from transformers_xl.serve.session_store import new_id
 from transformers_xl.serve.token_texts import Offsets, lists
+from transformers_xl.serve.written_text import with_text
 
 
 class Completions:
@@ -63,10 +64,10 @@ class Answer:
         self.head = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time())}
         self.head["model"] = service.name
         self.echoes = [self.echo(ids) if body.echo else "" for ids in prompts]
-        self.offsets = [Offsets(service.tokenizer) for _ in prompts]
+        self.offsets = [Offsets(service.tokenizer, () if body.echo else ids) for ids in prompts]
 
     def echo(self, ids: list[int]) -> str:
-        return str(self.service.tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.service.tokenizer.decode(with_text(self.service.tokenizer, ids), skip_special_tokens=True))
 
     def choice(self, number: int, new: Choice, begins: bool) -> dict[str, Any]:
         """What is `new` of a choice; with its echo where it `begins`."""

@@ -7,12 +7,9 @@ from typing import Any
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 PARTS = ("text", "input_text", "output_text")
-LABELS = {
-    "type",
-    "id",
-    "status",
-    "phase",
-}  # of an item of an answer, which a client may send back: they say nothing new
+# of an item of an answer and of its parts, which a client may send back: all but the text says nothing new
+LABELS = {"type", "id", "status", "phase"}
+OF_PARTS = {"type", "text", "logprobs"}
 MOST_STOPS = 4
 Message = dict[str, str]  # `role` and `content`, as chat templates read them
 
@@ -46,7 +43,7 @@ def _content(place: str, value: Any) -> str:
     for part in value:
         if not isinstance(part, dict) or part.get("type") not in PARTS or not isinstance(part.get("text"), str):
             raise ValueError(f"`{place}` must be a string, or a list of parts of the type 'text'.")
-        if [each for each, given in part.items() if each not in ("type", "text") and given not in (None, [], {})]:
+        if [each for each, given in part.items() if each not in OF_PARTS and given not in (None, [], {})]:
             raise ValueError(f"`{place}`: a part has a `type` and a `text`, and nothing else that this server reads.")
     return "\n".join(part["text"] for part in value)
 

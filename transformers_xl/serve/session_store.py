@@ -33,6 +33,12 @@ UNFINISHED = 3600.0  # seconds after which a file that nothing names was left by
 SLACK = 64  # the whole folder is looked at whenever it may have grown by this part of `most`
 
 
+def is_kept(file: str) -> bool:
+    """Whether a file of this name is an answer or a conversation: the folder may hold files of others."""
+    stem, _, suffix = file.partition(".")
+    return suffix == "json" and ID.fullmatch(stem) is not None
+
+
 def new_id(kind: str) -> str:
     """A name that nobody can guess: `kind` and 128 random bits."""
     return f"{kind}_{secrets.token_hex(16)}"
@@ -50,7 +56,8 @@ class SessionStore:
     Args:
         folder: where sessions lie; made, for this user alone, where there is none.
         model: whose memories they are.
-        most: answers and conversations that are kept; those that were not used for longest are removed.
+        most: answers and conversations that are kept, at least a conversation and its answer; those that were not used for
+            longest are removed.
         days: for which what nobody uses is kept.
 
     Raises:
@@ -163,7 +170,7 @@ class SessionStore:
 
     def count(self) -> int:
         """How many answers and conversations are kept."""
-        return sum(entry.name.endswith(".json") for entry in os.scandir(self.folder))
+        return sum(is_kept(entry.name) for entry in os.scandir(self.folder))
 
     def prune(self) -> None:
         """Remove what is too old, what is too much, and what processes that were killed have left."""
@@ -172,8 +179,8 @@ class SessionStore:
         others: list[tuple[float, str]] = []
         for entry in os.scandir(self.folder):
             with suppress(FileNotFoundError):  # another server prunes too
-                is_kept = entry.name.endswith(".json")
-                (kept if is_kept else others).append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+                used = entry.stat(follow_symlinks=False).st_mtime
+                (kept if is_kept(entry.name) else others).append((used, entry.name))
         kept.sort(reverse=True)
         stale = [name for place, (used, name) in enumerate(kept) if place >= self.most or now - used > self.seconds]
         for name in stale:

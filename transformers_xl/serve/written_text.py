@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 CONTEXT = 16  # tokens of the prompt that say how the first new one is joined to it
+PART = 32  # of a text that is decoded as a whole: as many new tokens wait for each other
 INCOMPLETE = "\ufffd"  # what stands for the bytes of a character whose end is not there yet
 
 
@@ -39,11 +40,13 @@ class PieceDecoder:
 
 
 class WholeDecoder:
-    """Text of any other tokenizer, such as one that joins words by rules: all of it is decoded again with every token, and
-    what the last token has not changed is taken for settled."""
+    """Text of any other tokenizer, such as one that joins words by rules: all of it is decoded again, and what has not
+    changed is taken for settled. It is decoded with every token while it is short, or where each text `is_awaited`; else
+    with so many tokens that the cost of a token stays the same."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: Sequence[int]):
-        self.tokenizer, self.ids = tokenizer, list(context)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: Sequence[int], is_awaited: bool = False):
+        self.tokenizer, self.ids = tokenizer, with_text(tokenizer, context)
+        self.is_awaited, self.waiting = is_awaited, 0
         self.text = self.prompt = self._decoded()
         self.settled = self.text.rstrip(INCOMPLETE)
 
@@ -51,9 +54,11 @@ class WholeDecoder:
         return str(self.tokenizer.decode(self.ids, skip_special_tokens=True))
 
     def add(self, token_id: int) -> str:
-        if token_id < len(self.tokenizer):  # a model may have more words
-            self.ids.append(token_id)
-        before, self.text = self.text, self._decoded()
+        self.ids += with_text(self.tokenizer, [token_id])
+        self.waiting += 1
+        if not self.is_awaited and self.waiting * PART < len(self.ids):
+            return ""
+        before, self.text, self.waiting = self.text, self._decoded(), 0
         settled = same_beginning(before, self.text).rstrip(INCOMPLETE)
         if self.text.startswith(self.prompt) and len(self.settled) < len(self.prompt) < len(self.text):
             self.settled = self.prompt  # its end was no part of a character
@@ -64,7 +69,8 @@ class WholeDecoder:
         return new
 
     def unsettled(self) -> str:
-        return self.text[len(self.settled) :]
+        text = self._decoded() if self.waiting else self.text
+        return text[len(self.settled) :]
 
 
 class WrittenText:
@@ -80,8 +86,13 @@ class WrittenText:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], stop: Sequence[str]):
-        decoder = PieceDecoder if joins_pieces(tokenizer) else WholeDecoder
-        self.decoder, self.stop = decoder(tokenizer, prompt[-CONTEXT:]), stop
+        context = prompt[-CONTEXT:]
+        self.decoder: PieceDecoder | WholeDecoder
+        if joins_pieces(tokenizer):
+            self.decoder = PieceDecoder(tokenizer, context)
+        else:
+            self.decoder = WholeDecoder(tokenizer, context, is_awaited=bool(stop))
+        self.stop = stop
         self.held, self.has_ended = "", False
 
     def add(self, token_id: int) -> str:
@@ -109,6 +120,11 @@ def joins_pieces(tokenizer: PreTrainedTokenizerBase) -> bool:
     return type(tokenizer).convert_tokens_to_string is PreTrainedTokenizerFast.convert_tokens_to_string
 
 
+def with_text(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """The tokens that a tokenizer has: a model may have more."""
+    return [each for each in ids if each < len(tokenizer)]
+
+
 def same_beginning(first: str, second: str) -> str:
     """The beginning that two texts share."""
     differs = (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
@@ -126,4 +142,4 @@ def begun_by(text: str, stop: str) -> int:
     return next((count for count in range(most, 0, -1) if stop.startswith(text[len(text) - count :])), 0)
 
 
-__all__ = ["WrittenText", "begun_by", "first_of", "joins_pieces"]
+__all__ = ["WrittenText", "begun_by", "first_of", "joins_pieces", "with_text"]

@@ -54,6 +54,8 @@ LIMITS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "at least 0 and at most 1": (lambda number: 0 <= number <= 1, ("label_smoothing_factor",)),
     "above 0": (lambda number: number > 0, ("early_stopping_patience", "save_total_limit")),
 }  # fmt: skip
+# of what an evaluation gives, less is better; of losses transformers knows it
+COSTS = ("perplexity", "bits_per_byte", "bits_per_character")
 # schedules that pass over arguments without a message
 WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
@@ -110,6 +112,8 @@ class MemoryTrainingArguments(TrainingArguments):
             _refuse("deepspeed", self.deepspeed)
         _check_choices(self)
         _check_limits(self)
+        if self.greater_is_better is None and is_cost(self.metric_for_best_model):
+            self.greater_is_better = False
         if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available():
             self.use_cpu = True  # else Accelerate makes of several processes so many trainings of one
         super().__post_init__()
@@ -153,6 +157,11 @@ def check_arguments(args: TrainingArguments) -> None:
             f"`hub_strategy`={HubStrategy(args.hub_strategy).value!r} would push the optimizer's files, which are pickles: "
             "use 'every_save' or 'end', and keep checkpoints where the training runs."
         )
+    if args.greater_is_better and is_cost(args.metric_for_best_model):
+        raise ValueError(
+            f"`greater_is_better`=True would take the worst `metric_for_best_model`={args.metric_for_best_model!r} for the "
+            "best: set `greater_is_better=False`, as `MemoryTrainingArguments` does where it is not given."
+        )
     _check_numbers(args)
     _check_schedule(args)
     _check_device(args)
@@ -177,6 +186,11 @@ def _check_limits(args: TrainingArguments) -> None:
                 raise ValueError(f"`{name}`={number} must be {limit}.")
     if args.save_strategy == SaveStrategy.STEPS and isinstance(args.save_steps, (int, float)) and args.save_steps <= 0:
         raise ValueError(f"`save_steps`={args.save_steps} must be above 0: `save_strategy='no'` saves no checkpoint.")
+
+
+def is_cost(metric: str | None) -> bool:
+    """Whether less is better of a metric of an evaluation, which may be named with its dataset."""
+    return metric is not None and metric.endswith(COSTS)
 
 
 def check_length(args: TrainingArguments, section: str = "") -> None:

@@ -31,6 +31,11 @@ def check_dataset(name: str, dataset: Any, batch_size: int, args: TrainingArgume
             f"`dataloader_num_workers`={args.dataloader_num_workers} would read the iterable `{name}` that many times, "
             "with its segments out of order: set `dataloader_num_workers=0`."
         )
+    if args.dataloader_persistent_workers and args.dataloader_num_workers > 0 and getattr(dataset, "roll", False):
+        raise ValueError(
+            f"`dataloader_persistent_workers`=True keeps copies of `{name}`, which learn of no new epoch for `roll=True`: "
+            "set `dataloader_persistent_workers=False`."
+        )
     if not training and processes > 1 and has_length(dataset) and len(dataset) % (batch_size * processes):
         raise ValueError(
             f"`{name}` has {len(dataset)} segments, not a multiple of {batch_size} rows in each of {processes} processes: "
