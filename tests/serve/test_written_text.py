@@ -1,10 +1,14 @@
 """The text of tokens as they come: what was shown does not change, and nothing of a stop text is shown."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.serve.completion_endpoint import Answer
 from transformers_xl.serve.text_request import TokenLogprob
 from transformers_xl.serve.token_texts import Offsets, by_text, lists, text_of
 from transformers_xl.serve.written_text import WholeDecoder, WrittenText, first_of
@@ -126,6 +130,10 @@ def test_a_long_text_of_words_costs_as_much_a_token_as_a_short_one():
     text, _ = shown(WrittenText(tokenizer, [0, 1], ()), ids)
     assert decode([0, 1]) + text == decode([0, 1, *ids])
     assert sum(decoded) < 120 * len(ids)
+    # a stop text ends it with the token that ends the text, however long it is
+    ids = [0, 1, 2] * 50 + [4] + [0, 1, 2] * 50
+    text, count = shown(WrittenText(tokenizer, [0, 1], (",",)), ids)
+    assert (decode([0, 1]) + text, count) == (decode([0, 1] + [0, 1, 2] * 50), 151)
 
 
 def test_the_texts_of_tokens_are_those_of_the_text():
@@ -133,7 +141,9 @@ def test_the_texts_of_tokens_are_those_of_the_text():
     echoed; and a token that the tokenizer does not have is no error."""
     tokenizer = pieces()
     assert [text_of(tokenizer, each) for each in (1, 2, 3, 99)] == [" Hello", " world", "x", ""]
-    offsets = Offsets(tokenizer, [1, 2])
+    body: Any = SimpleNamespace(echo=False)
+    service: Any = SimpleNamespace(tokenizer=tokenizer, name="m")
+    (offsets,) = Answer(service, body, [[1, 2]]).offsets
     assert [offsets.of(each) for each in (2, 99, 3, 1)] == [0, 6, 6, 7]
     offsets = Offsets(TOKENIZERS["bytes"], [97, 0xE2, 0x82])
     assert [offsets.of(each) for each in (0xAC, 98)] == [0, 1]
