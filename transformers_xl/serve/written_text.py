@@ -41,12 +41,11 @@ class PieceDecoder:
 
 class WholeDecoder:
     """Text of any other tokenizer, such as one that joins words by rules: all of it is decoded again, and what has not
-    changed is taken for settled. It is decoded with every token while it is short, or where each text `is_awaited`; else
-    with so many tokens that the cost of a token stays the same."""
+    changed is taken for settled. It is decoded with every token while it is short, and later with so many at a time that a
+    token costs the same; `unsettled` decodes what waits."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: Sequence[int], is_awaited: bool = False):
-        self.tokenizer, self.ids = tokenizer, with_text(tokenizer, context)
-        self.is_awaited, self.waiting = is_awaited, 0
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: Sequence[int]):
+        self.tokenizer, self.ids, self.waiting = tokenizer, with_text(tokenizer, context), 0
         self.text = self.prompt = self._decoded()
         self.settled = self.text.rstrip(INCOMPLETE)
 
@@ -56,7 +55,7 @@ class WholeDecoder:
     def add(self, token_id: int) -> str:
         self.ids += with_text(self.tokenizer, [token_id])
         self.waiting += 1
-        if not self.is_awaited and self.waiting * PART < len(self.ids):
+        if self.waiting * PART < len(self.ids):
             return ""
         before, self.text, self.waiting = self.text, self._decoded(), 0
         settled = same_beginning(before, self.text).rstrip(INCOMPLETE)
@@ -86,13 +85,8 @@ class WrittenText:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], stop: Sequence[str]):
-        context = prompt[-CONTEXT:]
-        self.decoder: PieceDecoder | WholeDecoder
-        if joins_pieces(tokenizer):
-            self.decoder = PieceDecoder(tokenizer, context)
-        else:
-            self.decoder = WholeDecoder(tokenizer, context, is_awaited=bool(stop))
-        self.stop = stop
+        decoder = PieceDecoder if joins_pieces(tokenizer) else WholeDecoder
+        self.decoder, self.stop = decoder(tokenizer, prompt[-CONTEXT:]), stop
         self.held, self.has_ended = "", False
 
     def add(self, token_id: int) -> str:
