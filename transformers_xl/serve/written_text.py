@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 CONTEXT = 16  # tokens of the prompt that say how the first new one is joined to it
-PART = 32  # of a text that is decoded as a whole: as many new tokens wait for each other
+PART = 32  # a text that is decoded as a whole waits until it has grown by a 32nd
 INCOMPLETE = "\ufffd"  # what stands for the bytes of a character whose end is not there yet
 
 
