@@ -262,6 +262,7 @@ train {1} -o {3} --model.mem_len [[[[                               | `model.mem
 train {1} -o {3} --training.learning_rate .nan                      | `training.learning_rate`=nan must be a finite
 train {1} -o {3} --training.weight_decay .inf                       | `training.weight_decay`=inf must be a finite
 train {1} -o {3} --training.max_grad_norm -.inf                     | `training.max_grad_norm`=-inf must be a finite
+train {1} -o {3} --training.lr_scheduler_type sinus                 | `training.lr_scheduler_type`='sinus' must be one of
 train {1} -o {3} --lora.dropout .nan --lora.r 2                     | `lora.dropout`=nan must be a finite
 train {1} -o {3} --model.initializer_range .inf                     | `model.initializer_range`=inf must be a finite
 train {1} -o {3} --training.max_steps 0                             | `training.max_steps`=0 trains nothing

@@ -34,6 +34,7 @@ from transformers_xl.runs.run_config import (
     recipe_path,
 )
 from transformers_xl.runs.section_fields import SECTIONS, section_classes, type_name
+from transformers_xl.training.arguments import MemoryTrainingArguments
 
 DEFAULT_RECIPE = "small-bytes"
 RECIPE_OF_PAIRS = "small-translation"
@@ -274,9 +275,15 @@ def _check_times(config_class: type[AnyConfig], layers: dict[str, Values], optio
 
 @contextmanager
 def _said(config_class: type[AnyConfig]) -> Iterator[None]:
-    """Make what jsonargparse says of a value a sentence that names the field, the value, and its type."""
+    """Make what jsonargparse says of a value a sentence that names the field, the value, and its type; and name the section
+    where the arguments of a training name a field."""
     try:
         yield
+    except ValueError as error:
+        field = re.match(r"`(\w+)`=", str(error))
+        if field is None or field[1] not in MemoryTrainingArguments.__dataclass_fields__:
+            raise
+        raise ValueError(f"`training.{str(error)[1:]}") from error
     except ArgumentError as error:
         said = " ".join(str(error).split())
         found = re.fullmatch(r'(.*)Parser key "(\w+)\.(\w+)": .*(?:Got|Given) value: (.*)', said)

@@ -43,11 +43,12 @@ LIMITS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
         lambda number: number >= 1,
         ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     ),
-    "at least 0": (
+    "at least 0": (lambda number: number >= 0, ("dataloader_num_workers",)),
+    "a finite number of at least 0": (
         lambda number: 0 <= number < math.inf,
         (
-            "weight_decay", "adam_epsilon", "max_grad_norm", "neftune_noise_alpha", "dataloader_num_workers", "eval_delay",
-            "mem_len_warmup_steps", "bptt_warmup_steps",
+            "weight_decay", "adam_epsilon", "max_grad_norm", "neftune_noise_alpha", "eval_delay", "mem_len_warmup_steps",
+            "bptt_warmup_steps",
         ),
     ),
     "at least 0 and below 1": (lambda number: 0 <= number < 1, ("adam_beta1", "adam_beta2")),
