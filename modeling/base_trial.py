@@ -34,7 +34,8 @@ def check_reading(model: Any) -> None:
     """Read two tokens, with a cache and without.
 
     Raises:
-        ValueError: the base fails, its keys cannot be moved, or a token sees the one after it.
+        ValueError: the base fails, its keys cannot be moved, a token sees the one after it, or is read otherwise where the
+            one before it is in a cache.
     """
     config, backbone = model.config, model.backbone
     if is_symbolic(next(model.parameters())):
@@ -43,12 +44,19 @@ def check_reading(model: Any) -> None:
     with refusing(config.base_config, config.kind), evaluating(model):
         if config.kind == "window":
             model.reader.measured(backbone)
-        logits = model(ids).logits[:, 0].float()
+        logits, later = model(ids).logits.float().unbind(1)
         model(ids, use_cache=True)
+        cache = model(ids[:, :1], use_cache=True).past_key_values
+        read_on = model(ids[:, 1:], past_key_values=cache).logits[:, 0].float()
+    name = config.base_config.model_type
+    if float((read_on - later).abs().max()) > NOISE * float(later.std()):
+        raise ValueError(
+            f"`text_config` is a {name}, which reads a token otherwise where the one before it is in a cache (it may count "
+            "positions from there): use another base."
+        )
     if float((logits[0] - logits[1]).abs().max()) > NOISE * float(logits.std()):
         raise ValueError(
-            f"`text_config` is a {config.base_config.model_type}, whose tokens see those after them: what can remember is "
-            "a causal language model."
+            f"`text_config` is a {name}, whose tokens see those after them: what can remember is a causal language model."
         )
 
 

@@ -58,6 +58,13 @@ class SegmentMemoryPreTrainedModel(MemoryPreTrainedModel):
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             cast(Any, module).init_weights(self.config)  # of the reader: the base starts its own
 
+    def initialize_weights(self) -> None:
+        """As in transformers, the base by its own rule: as a part of custom code, what writes buffers of other modules
+        (Falcon-H1) would be left out."""
+        if hasattr(self, "backbone"):
+            self.backbone.initialize_weights()
+        super().initialize_weights()
+
 
 # trf-ignore: TRF013
 class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):

@@ -7,7 +7,7 @@ import torch
 from tiny_bases import VOCAB_SIZE, read_with_band, tiny_base
 
 from transformers_xl import add_memory
-from transformers_xl.evaluation.base_ways import score_base_ways
+from transformers_xl.evaluation.base_ways import cache_tensors, score_base_ways
 
 SEGMENT, MEM_LEN, BEGIN, TOKENS = 6, 10, 1, 40
 TEXT = torch.randint(3, VOCAB_SIZE, (TOKENS,), generator=torch.Generator().manual_seed(0))
@@ -67,6 +67,17 @@ def test_what_is_kept_is_counted():
     assert kept[:3] == [0, 0, TOKENS * a_token]  # the begin in place of the last token, which is only predicted
     assert (MEM_LEN - 1) * a_token <= kept[3] < MEM_LEN * a_token
     assert (MEM_LEN - 1 + 4) * a_token <= kept[4]
+
+
+def test_states_are_kept_too():
+    """A hybrid's cache holds keys and values in one layer, and the states of a recurrence in another."""
+    base = tiny_base("qwen3_next")
+    cache = base(TEXT[None], use_cache=True).past_key_values
+    recurrent, full = cache.layers
+    states = [*recurrent.conv_states.values(), *recurrent.recurrent_states.values()]
+    assert len(states) == 2
+    expected = [id(each) for each in (*states, full.keys, full.values)]
+    assert [id(each) for each in cache_tensors(cache)] == expected
 
 
 def test_a_base_begins_a_text_again_behind_its_last_position():

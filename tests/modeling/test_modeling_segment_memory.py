@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from tiny import tokens
-from tiny_bases import tiny_base, tiny_base_config
+from tiny_bases import FIELDS, tiny_base, tiny_base_config
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -17,6 +17,8 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
 )
 from transformers.utils import logging
 
@@ -61,6 +63,35 @@ def test_saved_loaded_and_the_base_alone(tied, tmp_path):
     alone = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert type(alone) is LlamaForCausalLM
     torch.testing.assert_close(alone(ids).logits, base(ids).logits)
+
+
+@pytest.mark.parametrize("family", [name for name in FIELDS if name != "mamba"])
+def test_a_loaded_base_has_all_that_it_was_saved_with(family: str, tmp_path):
+    """Its buffers too, which are in no file: of Falcon-H1 the base writes those of its layers."""
+    base = tiny_base(family).float()
+    add_memory(base, "tokens", segment_length=6, num_memory_tokens=2).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).backbone
+    for names in ("named_parameters", "named_buffers"):
+        expected, found = dict(getattr(base, names)()), dict(getattr(loaded, names)())
+        assert found.keys() == expected.keys()
+        for name, each in expected.items():
+            torch.testing.assert_close(found[name], each, atol=0, rtol=0, equal_nan=True)
+
+
+def test_a_base_that_counts_positions_from_its_cache_is_refused():
+    fields = {
+        "vocab_size": 37,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    torch.manual_seed(0)
+    base = RobertaForCausalLM(
+        RobertaConfig(**fields, is_decoder=True, initializer_range=0.3, max_position_embeddings=64)
+    )
+    with pytest.raises(ValueError, match="a roberta, which reads a token otherwise .* in a cache"):
+        add_memory(base.eval(), "tokens", segment_length=6, num_memory_tokens=2)
 
 
 def test_a_folder_of_a_base_loads_without_a_missing_key(tmp_path):

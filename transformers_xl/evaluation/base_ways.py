@@ -129,7 +129,13 @@ def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading
 
 
 def cache_tensors(cache: Any) -> list[torch.Tensor]:
-    return [each for layer in cache.layers for each in (layer.keys, layer.values) if each is not None]
+    """What a cache of a base holds: keys and values, and the states of layers that have others."""
+    held: list[torch.Tensor | None] = []
+    for layer in cache.layers:
+        held += [getattr(layer, "keys", None), getattr(layer, "values", None)]
+        for name in ("conv_states", "recurrent_states"):
+            held += getattr(layer, name, {}).values()
+    return [each for each in held if each is not None]
 
 
 def score_base_ways(
