@@ -132,8 +132,9 @@ def _tell_run(run: Any, as_json: bool) -> None:
         f"{run.data.held_out.tokens:,} held out",
         err=as_json,
     )
-    if run.need is not None:
-        typer.echo(run.need, err=True)
+    for said in (run.note, run.need):
+        if said is not None:
+            typer.echo(said, err=True)
 
 
 def _check_output(output: Path, overwrite: bool, resume: bool) -> None:

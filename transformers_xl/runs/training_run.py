@@ -77,6 +77,7 @@ class TrainingRun:
         step: the step at which the training ended.
         max_steps: the step at which it was to end; early stopping ends it before.
         was_stopped: whether that was because the process was asked to.
+        note: why there is no dropout, in a sentence; None where somebody chose it, or the text is read more than once.
         need: what a step needs of memory, in a sentence; None where that is not known before it (FSDP, DeepSpeed,
             activation checkpointing).
     """
@@ -98,6 +99,7 @@ class TrainingRun:
         self.tokenizer = run_tokenizer(config, trust_remote_code)
         self.args = self._arguments()
         self.data = read_data(section, self.tokenizer, self.state.is_main_process)
+        self.note = self._drop_nothing() if config.dropout_is_default else None
         self.model = run_model(config, self.tokenizer, trust_remote_code)
         length = self.model.config.segment_length
         tokens = length * _segments_of_call(self.model.config)
@@ -151,6 +153,21 @@ class TrainingRun:
         args.disable_tqdm = args.disable_tqdm or not sys.stderr.isatty()
         args.dataloader_pin_memory = args.dataloader_pin_memory and torch.cuda.is_available()
         return args
+
+    def _drop_nothing(self) -> str | None:
+        """Train without dropout where nobody chose one and the text is read at most once: nothing is learned by heart."""
+        section: Any = self.config.model
+        args, tokens = self.args, self.data.tokens
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.state.num_processes
+        if tokens is None or not section.dropout:
+            return None
+        times = (
+            args.max_steps * rows * section.segment_length / tokens if args.max_steps > 0 else args.num_train_epochs
+        )
+        if times > 1:
+            return None
+        section.dropout = 0.0
+        return f"the text is read {times:.2g} times, without dropout: `--model.dropout` gives one"
 
     def _fit_rows(self, length: int) -> str | None:
         """Measure a step of rows with `length` tokens. Where nobody gave a number of rows, take as many as fit."""

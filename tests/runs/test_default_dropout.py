@@ -1,0 +1,49 @@
+"""Where nobody chose a dropout, a text that is read at most once is read without."""
+
+from pathlib import Path
+
+import pytest
+
+from transformers_xl.runs.run_options import read_config
+from transformers_xl.runs.training_run import TrainingRun
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "mem_len": 8}
+OPTIONS = [f"--model.{name}={value}" for name, value in SMALL.items()] + ["--model.segment_length=10"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--training.max_steps=9"], 0.0),  # of 10 x 10 tokens
+        (["--training.max_steps=10"], 0.1),
+        (["--training.max_steps=5", "--training.gradient_accumulation_steps=2"], 0.1),
+        (["--training.num_train_epochs=1"], 0.0),
+        (["--training.num_train_epochs=2"], 0.1),
+        (["--training.max_steps=1", "--model.dropout=0.2"], 0.2),
+        (["--training.max_steps=1", "--model.dropout=0.1"], 0.1),
+        (["--training.max_steps=1", "--data.documents=true", "--model.variant=transformer_xl"], 0.0),
+    ],
+    ids=str,
+)
+def test_a_text_that_is_read_once_is_read_without_dropout(options: list[str], expected: float, tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefghi\n" * 100)
+    data = [f"--data.path={text}", "--data.batch_size=10"]
+    if "--data.documents=true" in options:
+        held_out = tmp_path / "held_out.txt"
+        held_out.write_text("abcdefghi\n" * 20)
+        text.write_text("abcdefghi\n" * 90)
+        data = [f"--data.path={[str(text)]}", f"--data.eval_path={held_out}", "--data.batch_size=1"]
+    config = read_config([*OPTIONS, *data, *options])
+    run = TrainingRun(config, tmp_path / "model", command="train")
+    assert run.model.config.dropout == config.model.dropout == expected
+    assert (run.note is not None) == (expected == 0)
+    assert f"dropout: {expected}" in config.to_yaml()
+    again = tmp_path / "run.yaml"
+    again.write_text(config.to_yaml())
+    assert not read_config(files=[again]).dropout_is_default
+
+
+def test_other_recipes_keep_theirs():
+    assert not read_config(recipe="small-bytes").dropout_is_default
+    assert not read_config(recipe="enwik8-12l").dropout_is_default
