@@ -61,8 +61,8 @@ class SegmentMemoryPreTrainedModel(MemoryPreTrainedModel):
     def initialize_weights(self) -> None:
         """As in transformers, the base by its own rule: as a part of custom code, what writes buffers of other modules
         (Falcon-H1) would be left out."""
-        if hasattr(self, "backbone"):
-            self.backbone.initialize_weights()
+        if isinstance(base := getattr(self, "backbone", None), PreTrainedModel):
+            base.initialize_weights()
         super().initialize_weights()
 
 

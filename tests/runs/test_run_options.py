@@ -3,11 +3,12 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Optional, Union
 
 import pytest
 import yaml
 from programs import run
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, SchedulerType
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.modeling.auto import VARIANTS
@@ -20,7 +21,7 @@ from transformers_xl.runs.run_config import (
     recipe_path,
 )
 from transformers_xl.runs.run_options import read_config, read_run, split_options
-from transformers_xl.runs.section_fields import SECTIONS, section_classes, section_help
+from transformers_xl.runs.section_fields import SECTIONS, section_classes, section_help, type_name
 from transformers_xl.training.arguments import MemoryTrainingArguments
 
 BASE = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -231,6 +232,12 @@ def test_fields_have_their_types_defaults_and_meanings():
     assert "--training.lr_scheduler_type  (SchedulerType | str, default linear)\n    The learning rate" in training
     assert "--training.early_stopping_patience  (int | None, default null)\n    stop after" in training
     assert "training.output_dir" not in training
+
+
+def test_a_type_is_written_the_same_however_it_is_made():
+    """`HfArgumentParser` puts `typing.Union` into the fields of a dataclass."""
+    assert type_name(SchedulerType | str) == type_name(Union[SchedulerType, str]) == "SchedulerType | str"  # noqa: UP007
+    assert type_name(Optional[list[str]]) == type_name(list[str] | None) == "list[str] | None"  # noqa: UP045
 
 
 def test_no_token_is_written():

@@ -5,7 +5,8 @@ import inspect
 import re
 import textwrap
 from enum import Enum
-from typing import Any, cast
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin
 
 import yaml
 
@@ -66,6 +67,8 @@ def section_help(section: str, config_class: type[MemoryConfig] | type[SegmentMe
 
 def type_name(annotation: Any) -> str:
     """A type as it is written, without the modules of its parts."""
+    if get_origin(annotation) in (Union, UnionType):  # parsers of others write one for the other
+        return " | ".join("None" if each is NoneType else type_name(each) for each in get_args(annotation))
     written = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     return re.sub(r"(?:\w+\.)+(?=\w)", "", written if "[" not in str(annotation) else str(annotation))
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import EnumType
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import TrainingArguments, get_scheduler
@@ -171,7 +171,7 @@ def check_arguments(args: TrainingArguments) -> None:
 def _check_choices(args: TrainingArguments) -> None:
     """Refuse a text that names none of its field's choices: transformers names the value alone."""
     for name, choices in CHOICES.items():
-        value, texts = getattr(args, name), [each.value for each in choices]
+        value, texts = getattr(args, name), [each.value for each in cast(Any, choices)]
         if isinstance(value, str) and value not in texts:
             raise ValueError(f"`{name}`={value!r} must be one of {', '.join(texts)}.")
     for name in ("log_level", "log_level_replica"):
