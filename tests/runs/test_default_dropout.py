@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from transformers_xl import ByteTokenizer, StreamingTransformerConfig, StreamingTransformerForCausalLM
 from transformers_xl.runs.run_options import read_config
 from transformers_xl.runs.training_run import TrainingRun
 
@@ -44,6 +45,10 @@ def test_a_text_that_is_read_once_is_read_without_dropout(options: list[str], ex
     assert not read_config(files=[again]).dropout_is_default
 
 
-def test_other_recipes_keep_theirs():
+def test_other_recipes_and_bases_keep_theirs(tmp_path: Path):
+    config = StreamingTransformerConfig(vocab_size=259, dropout=0.1, **SMALL)
+    StreamingTransformerForCausalLM(config).save_pretrained(tmp_path)
+    ByteTokenizer().save_pretrained(tmp_path)
+    assert not read_config([f"--model.base={tmp_path}"]).dropout_is_default
     assert not read_config(recipe="small-bytes").dropout_is_default
     assert not read_config(recipe="enwik8-12l").dropout_is_default

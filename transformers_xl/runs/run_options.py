@@ -118,7 +118,8 @@ def read_config(
     _check_values(run)
     rows = ("data.batch_size", "training.per_device_train_batch_size")
     run.batch_is_default = is_default and not any(_gives(name, given, options) for name in rows)
-    run.dropout_is_default = is_default and recipe == DEFAULT_RECIPE and not _gives("model.dropout", given, options)
+    is_small = is_default and recipe == DEFAULT_RECIPE and base is None
+    run.dropout_is_default = is_small and not _gives("model.dropout", given, options)
     if base and isinstance(base.config, SegmentMemoryConfig):
         SegmentMemoryConfig(text_config=base.config.text_config, **memory_fields(run.memory))  # refuses what cannot be
         if run.model.vocab_size is not None:

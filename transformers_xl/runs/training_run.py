@@ -99,7 +99,7 @@ class TrainingRun:
         self.tokenizer = run_tokenizer(config, trust_remote_code)
         self.args = self._arguments()
         self.data = read_data(section, self.tokenizer, self.state.is_main_process)
-        self.note = self._drop_nothing() if config.dropout_is_default else None
+        self.note = self._choose_dropout() if config.dropout_is_default else None
         self.model = run_model(config, self.tokenizer, trust_remote_code)
         length = self.model.config.segment_length
         tokens = length * _segments_of_call(self.model.config)
@@ -154,8 +154,8 @@ class TrainingRun:
         args.dataloader_pin_memory = args.dataloader_pin_memory and torch.cuda.is_available()
         return args
 
-    def _drop_nothing(self) -> str | None:
-        """Train without dropout where nobody chose one and the text is read at most once: nothing is learned by heart."""
+    def _choose_dropout(self) -> str | None:
+        """Train without dropout where nobody chose one and the text is read at most once; say so."""
         section: Any = self.config.model
         args, tokens = self.args, self.data.tokens
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.state.num_processes
