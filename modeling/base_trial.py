@@ -49,14 +49,14 @@ def check_reading(model: Any) -> None:
         cache = model(ids[:, :1], use_cache=True).past_key_values
         read_on = model(ids[:, 1:], past_key_values=cache).logits[:, 0].float()
     name = config.base_config.model_type
+    if float((logits[0] - logits[1]).abs().max()) > NOISE * float(logits.std()):
+        raise ValueError(
+            f"`text_config` is a {name}, whose tokens see those after them: what can remember is a causal language model."
+        )
     if float((read_on - later).abs().max()) > NOISE * float(later.std()):
         raise ValueError(
             f"`text_config` is a {name}, which reads a token otherwise where the one before it is in a cache (it may count "
             "positions from there): use another base."
-        )
-    if float((logits[0] - logits[1]).abs().max()) > NOISE * float(logits.std()):
-        raise ValueError(
-            f"`text_config` is a {name}, whose tokens see those after them: what can remember is a causal language model."
         )
 
 
