@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from programs import run
 
 from transformers_xl import ByteTokenizer, StreamingTransformerConfig, StreamingTransformerForCausalLM
 from transformers_xl.runs.run_options import read_config
@@ -36,13 +37,21 @@ def test_a_text_that_is_read_once_is_read_without_dropout(options: list[str], ex
         text.write_text("abcdefghi\n" * 90)
         data = [f"--data.path={[str(text)]}", f"--data.eval_path={held_out}", "--data.batch_size=1"]
     config = read_config([*OPTIONS, *data, *options])
-    run = TrainingRun(config, tmp_path / "model", command="train")
-    assert run.model.config.dropout == config.model.dropout == expected
-    assert (run.note is not None) == (expected == 0)
+    training = TrainingRun(config, tmp_path / "model", command="train")
+    assert training.model.config.dropout == config.model.dropout == expected
+    assert (training.note is not None) == (expected == 0)
     assert f"dropout: {expected}" in config.to_yaml()
     again = tmp_path / "run.yaml"
     again.write_text(config.to_yaml())
     assert not read_config(files=[again]).dropout_is_default
+
+
+def test_the_command_says_so(tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefghi\n" * 100)
+    options = [f"--data.path={text}", "--data.batch_size=10", "--training.max_steps=1", *OPTIONS]
+    said = run("train", "-o", tmp_path / "model", *options).stderr
+    assert "the text is read 0.11 times, without dropout" in said
 
 
 def test_other_recipes_and_bases_keep_theirs(tmp_path: Path):

@@ -56,6 +56,13 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path, started: list):
     assert not started
 
 
+def test_a_conversation_and_its_answer_are_kept_at_least(tmp_path: Path, started: list):
+    result = run("serve", save_letters(tmp_path / "model"), "--sessions", tmp_path / "sessions", "--max-sessions", 1)
+    assert result.exit_code == 2
+    assert "max-sessions" in result.output
+    assert not started
+
+
 def test_a_variable_without_a_key_is_refused(tmp_path: Path, started: list, monkeypatch: pytest.MonkeyPatch):
     """It was meant to protect the server."""
     monkeypatch.setenv("TRANSFORMERS_XL_API_KEY", "")
